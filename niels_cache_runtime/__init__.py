@@ -1,9 +1,9 @@
-"""What training imports: memory-mapped token caches and samplers over them. Needs torch and numpy, nothing else.
+"""The part that training imports: memory-mapped token caches and samplers over them. It needs torch and numpy, nothing else.
 
     from niels_cache_runtime import TokenLoader                                     # order, blends, packing, resume
     from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset   # random windows and examples
 
-Names load their module when first used, so that reading a meta.json or verifying a cache does not import torch.
+A name loads its module at first use, so reading a meta.json or verifying a cache does not import torch.
 """
 
 import importlib

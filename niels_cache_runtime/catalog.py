@@ -1,10 +1,10 @@
-"""What a cache folder holds, by name, for notebooks and small scripts: sizes at a glance, and from there to batches.
+"""A cache folder by name, for notebooks and small scripts: sizes at a glance, and from there to batches.
 
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
 
-Costs a listing of two folders, and one meta.json for each data set that is looked at. A split costs nothing before it is asked; tokens are
-mapped then, and torch is imported with the first sampler or loader. Text is the tokenizer's business, order and blends are `loader`'s.
+The cost is a listing of two folders, and one meta.json for each data set that you open. A split maps its tokens at first use. torch is
+imported with the first sampler or loader. Decoding text belongs to the tokenizer; order and blends belong to `loader`.
 """
 
 import difflib
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
-_SHOWN_T = 1024  # what the snippets propose, where a split is long enough
+_SHOWN_T = 1024  # in the snippets, if the split is long enough
 
 
 class MissingDatasetError(NielsCacheError, KeyError):
-    """No data set of that name; a KeyError, so that `in` and `get` work as they do for any mapping."""
+    """A data set name that the cache does not have; a KeyError, so that `in` and `get` work as for any mapping."""
 
     __str__ = Exception.__str__  # KeyError's own would put the message in quotes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStream:
-    """A split's tokens, mapped, and where its rows lie.
+    """The mapped tokens of a split, and the offsets of its rows.
 
-    pieces: uint16, 1-D, read-only: the stream, in one piece where its shards lie back to back in memory. offsets: (rows + 1,) int64:
+    pieces: uint16, 1-D, read-only: the stream, in one piece if its shards lie back to back in memory. offsets: (rows + 1,) int64:
     row i, a document or an example, is the tokens from offsets[i] up to offsets[i + 1] of the stream.
     """
 
@@ -71,12 +71,13 @@ class TokenStream:
 
 
 class CacheSplit:
-    """One split of a data set: what it holds, and the ways to read it.
+    """One split of a data set: its sizes, and the ways to read it.
 
-    `folder` is what TokenLoader takes. `tokens`, `rows` (documents of a pretrain split, examples of an SFT split) and `bytes` (of its token
-    and offset files) are meta.json's. `split[i]`: the tokens of a row, (tokens,) uint16; `len(split)` is `rows`. If another program
-    wrote meta.json, `bytes` are those of the files, and `rows` of a pretrain split are the entries of its doc_ends file; without that file
-    they are meta.json's, or None if it does not count documents.
+    `folder` is the path that TokenLoader takes. `tokens`, `rows` (documents of a pretrain split, examples of an SFT split) and `bytes` (of
+    the token and offset files) come from meta.json. `split[i]` is the tokens of a row, (tokens,) uint16; `len(split)` is `rows`.
+
+    If another program wrote meta.json, `bytes` are those of the files, and `rows` of a pretrain split are the entries of its doc_ends file.
+    Without that file `rows` come from meta.json, or are None if it does not count documents.
     """
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
@@ -104,13 +105,16 @@ class CacheSplit:
         return len(map_offsets(ends, DOC_ENDS_DTYPE)) if ends.is_file() else counted
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
-        """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""
+        """Return a TokenLoader over this split alone: each window or packed row once per epoch, resumable.
+
+        settings: keyword arguments of TokenLoader. Raises NielsCacheError as TokenLoader does.
+        """
         from niels_cache_runtime.loader.loader import TokenLoader
 
         return TokenLoader(self.folder, T=T, B=B, seed=seed, **settings)
 
     def sampler(self, *, T: int, device: str = "cpu", verify: Verify = "size") -> "PretrainTokenStreamDataset | SFTExampleDataset":
-        """Random windows (`get_batch` -> x, y) of a pretrain split, random examples (x, y, y_masked) of an SFT split.
+        """Return a sampler: random windows (`get_batch` -> x, y) of a pretrain split, random examples (x, y, y_masked) of an SFT split.
 
         T: tokens per row. Raises NielsCacheError as those classes do.
         """
@@ -127,8 +131,10 @@ class CacheSplit:
 
     @cached_property
     def stream(self) -> TokenStream:
-        """The tokens, mapped, and the place of every row; 8 bytes a row of memory. Raises NielsCacheError as `opening.open_split` does,
-        and if the data set was rebuilt since it was looked up."""
+        """The mapped tokens, and the place of every row. Takes 8 bytes of memory per row.
+
+        Raises NielsCacheError as `opening.open_split` does, and if the data set was rebuilt since you looked it up.
+        """
         if self.dataset.family == "sft":
             from niels_cache_runtime.cache.sft import open_pair
 
@@ -142,7 +148,7 @@ class CacheSplit:
         return TokenStream(pieces=pieces, offsets=np.concatenate([np.zeros(1, np.int64), np.asarray(ends).astype(np.int64)]))
 
     def __len__(self) -> int:
-        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # the stream says why it has none
+        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # the stream raises if documents are unknown
 
     def __getitem__(self, index: int) -> NDArray[np.uint16]:
         stream = self.stream
@@ -165,7 +171,7 @@ class CacheSplit:
         return f"{self.tokens:,} tokens {in_rows}, {in_bytes(self.bytes)}" if self.tokens else "empty"
 
     def _snippet(self) -> str:
-        """Python that draws batches from this split; empty where there is nothing to draw."""
+        """Return Python code that draws batches from this split, or an empty string if the split is too short."""
         T = _SHOWN_T if self.dataset.family == "sft" else min(_SHOWN_T, self.tokens - 1)
         if T < 1 or not self.tokens:
             return ""
@@ -189,8 +195,8 @@ class CacheSplit:
 class CacheDataset:
     """One data set: its `meta`, `folder`, and the splits `train` and `val`.
 
-    Raises NielsCacheError if its meta.json is unreadable, says that it was never built, or names another data set than the folder, or
-    another tokenizer than the cache holds.
+    Raises NielsCacheError if its meta.json is unreadable, says that the data set was never built, or names another data set than the
+    folder, or another tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str) -> None:
@@ -203,13 +209,13 @@ class CacheDataset:
 
     def __repr__(self) -> str:
         lines = [f"  .{split.split}  {split._summary()}" for split in (self.train, self.val)]
-        return "\n".join([f"{self.family}/{self.name}: {self._whence()}", *lines])
+        return "\n".join([f"{self.family}/{self.name}: {self._origin()}", *lines])
 
     def _repr_html_(self) -> str:
         title, rows = f"{self.family}/{self.name}", [(f".{split.split}", split._summary()) for split in (self.train, self.val)]
-        return f"<p><b>{html.escape(title)}</b>: {html.escape(self._whence())}</p>{html_table(('split', 'holds'), rows)}"
+        return f"<p><b>{html.escape(title)}</b>: {html.escape(self._origin())}</p>{html_table(('split', 'holds'), rows)}"
 
-    def _whence(self) -> str:
+    def _origin(self) -> str:
         revision = self.meta.get("dataset_revision")
         if is_foreign(self.meta):
             return f"{self.name}, made by another program"
@@ -217,9 +223,9 @@ class CacheDataset:
 
 
 class CacheFamily(Mapping[str, CacheDataset]):
-    """The data sets of one family by name: `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` where a name can be an attribute.
+    """The data sets of one family by name: `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name can be an attribute.
 
-    Names are those of the folders with a meta.json, as they are when they are asked for.
+    The names are those of the folders with a meta.json. They are listed at each use.
     """
 
     def __init__(self, root: str, family: Family) -> None:
@@ -245,11 +251,11 @@ class CacheFamily(Mapping[str, CacheDataset]):
     def __len__(self) -> int:
         return len(self._names())
 
-    def __contains__(self, name: object) -> bool:  # Mapping's would open it, and a data set that cannot be opened is there, too
+    def __contains__(self, name: object) -> bool:  # Mapping's own would open it, but a damaged data set is a member too
         return name in self._names()
 
     def __getattr__(self, name: str) -> CacheDataset:
-        if name.startswith("_"):  # asked by copy and by notebooks, the former before there is a root
+        if name.startswith("_"):  # copy and notebooks look these up, copy before `_root` is set
             raise AttributeError(name)
         if name not in (names := self._names()):
             raise AttributeError(self._missing(name, names))
@@ -269,7 +275,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
         elif near:
             hint = f"did you mean {near[0]!r}?"
         else:
-            hint = f"choose from {', '.join(names)}" if names else "none is built yet"
+            hint = f"choose from {', '.join(names)}" if names else "no data set is built yet"
         return f"{self._root}: no {self._family} data set {name!r}; {hint}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
@@ -303,18 +309,21 @@ class Cache:
 
 
 def open_cache(root: str | Path = "cache") -> Cache:
-    """The cache in folder `root`, the one that holds `pretrain/` and `sft/`. Raises NielsCacheError where there is none."""
+    """Open the cache in folder `root`, the folder with `pretrain/` and `sft/`.
+
+    Raises NielsCacheError if the folder holds no cache.
+    """
     folder = Path(root).expanduser()
     if not folder.is_dir() or not any((folder / family).is_dir() for family in FAMILIES):
         found = describe(folder)
         advice = f"type open_cache({str(found.roots[0])!r})" if found.roots and found.kind != "root" else _HOW_TO_BUILD
-        said = "has no pretrain and no sft in it" if found.kind == "root" else found.said
+        said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.said
         raise NielsCacheError(f"{root}: {said}; {advice}")
     return Cache(str(folder))
 
 
 def _glance(root: str, family: Family, name: str) -> tuple[str, str]:
-    """What its splits hold, or instead why it cannot be opened: one data set that is broken hides no other."""
+    """Return the summaries of both splits, or the error if the data set cannot be opened: a broken one does not hide the others."""
     try:
         dataset = CacheDataset(root, family, name)
     except NielsCacheError as error:

@@ -1,9 +1,9 @@
-"""How `catalog` shows a cache: sizes, lines for a terminal, a table for a notebook. No files, no layout."""
+"""Text and tables with which `catalog` shows a cache: sizes, lines for a terminal, a table for a notebook. No files, no layout."""
 
 import html
 from collections.abc import Sequence
 
-_CELL = 'style="text-align:left"'  # no colours of its own: the notebook's theme decides
+_CELL = 'style="text-align:left"'  # no colours: the notebook's theme sets them
 
 
 def in_bytes(count: int) -> str:
@@ -14,13 +14,13 @@ def in_bytes(count: int) -> str:
 
 
 def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """`rows`: what to type after the name, what train holds or what is wrong, what val holds."""
+    """Return aligned lines. rows: (text to type after the name, contents of train or an error, contents of val)."""
     width = max((len(name) for name, _, _ in rows), default=0)
     return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
 
 
 def html_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Every cell escaped."""
+    """Return a table with every cell escaped."""
     head = "".join(f"<th {_CELL}>{html.escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td {_CELL}>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -9,4 +9,4 @@ class NielsCacheError(ValueError):
 
 
 class NotWrittenError(NielsCacheError):
-    """The place is to blame, not what was asked for: a folder that is full, read-only or without locks, a database that refuses."""
+    """An error of the place, not of the request: a full or read-only folder, a file system without locks, a database that refuses."""

@@ -1,13 +1,13 @@
-"""Training batches for Lightning, saved and resumed to the batch. Needs the package lightning, which nothing else here imports.
+"""Training batches for Lightning, saved and resumed to the batch. Needs the package lightning, which no other module here imports.
 
     tokens = LightningTokens(TokenLoader(...))
     trainer = L.Trainer(callbacks=[tokens], ...)
     trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
 
-Lightning asks a loader without a length for one batch more than it trains on, so a loader's own position is one ahead when a checkpoint is
-written, and a resumed run would leave out a batch. This callback counts the batches that were trained on, writes the position behind
-them, and puts the loader there whenever Lightning begins an epoch or goes on in the middle of one. The state is the loader's: the position
-does not depend on the rank, so that the checkpoint of rank 0 serves all.
+Lightning reads one batch more than it trains on from a loader without a length. So the loader's own position is one batch ahead when a
+checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
+them. It puts the loader there whenever Lightning begins an epoch or continues in the middle of one. The state is the loader's. Its
+position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from niels_cache_runtime.loader.loader import TokenLoader
 
 
 class LightningTokens(L.Callback):
-    """The callback that keeps the position of a TokenLoader, and in `batches` what `trainer.fit` takes as `train_dataloaders`.
+    """The callback that keeps the position of a TokenLoader. Pass its `batches` to `trainer.fit` as `train_dataloaders`.
 
     loader: a TokenLoader, or torchdata's StatefulDataLoader(TokenLoader(...), batch_size=None, num_workers=n). The TokenLoader's rank and
-    world_size must be the trainer's. Give it to `Trainer(callbacks=[...])` and `batches` to `fit`: either alone is refused when fit begins.
+    world_size must be the trainer's. Give the callback to `Trainer(callbacks=[...])` and `batches` to `fit`. One without the other is
+    refused when fit begins.
 
     Raises NielsCacheError for another object, a plain DataLoader with workers (its workers' positions can be neither saved nor restored),
     persistent workers (they do not see a restored position), and a StatefulDataLoader with a batch_size.
@@ -48,7 +49,7 @@ class LightningTokens(L.Callback):
         self.batches = TrainingBatches(self, loader)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the loader takes the part of the batch that this process is to take."""
+        """Check that the loader has the rank and world_size of this process."""
         self._is_callback = True
         given, wanted = (self._tokens.rank, self._tokens.world_size), (trainer.global_rank, trainer.world_size)
         if given != wanted:
@@ -61,11 +62,11 @@ class LightningTokens(L.Callback):
         """Check that the trainer reads `batches`."""
         if trainer.train_dataloader is not self.batches:
             raise NielsCacheError(
-                "the trainer reads another loader than this callback counts; fit(model, train_dataloaders=tokens.batches)"
+                "the trainer reads another loader than this callback counts; call fit(model, train_dataloaders=tokens.batches)"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a batch that was trained on."""
+        """Count a trained batch."""
         self._trained += 1
         self._trained_of_pass += 1
 
@@ -77,7 +78,7 @@ class LightningTokens(L.Callback):
         self._trained, self._trained_of_pass = 0, int(state["trained_of_pass"])
 
     def _rewind(self) -> None:
-        """Put the loader behind the last batch that was trained on; behind a whole pass, at the start of the next."""
+        """Put the loader after the last trained batch, or, after a whole pass, at the start of the next."""
         if not self._is_callback:
             raise NielsCacheError(
                 "this loader's position would not be saved; give its callback to the trainer: Trainer(callbacks=[tokens])"
@@ -96,10 +97,10 @@ class LightningTokens(L.Callback):
 
 
 class TrainingBatches:
-    """What Lightning iterates: each iteration begins behind the last batch that was trained on. Made by LightningTokens.
+    """The batches that Lightning iterates: each iteration begins after the last trained batch. LightningTokens makes it.
 
-    Its state, which Lightning keeps in the checkpoint, is the loader's behind that batch. Its length is that of a whole pass, as Lightning
-    goes on counting in the middle of one; TypeError for an endless loader, and for a blend, whose passes may differ by a batch.
+    Its state is the loader's after that batch; Lightning keeps it in the checkpoint. Its length is that of a whole pass, because Lightning
+    keeps counting in the middle of one. `len` raises TypeError for an endless loader, and for a blend, whose passes may differ by a batch.
     """
 
     def __init__(self, tokens: LightningTokens, loader: TokenLoader | DataLoader[Batch]) -> None:
@@ -113,11 +114,11 @@ class TrainingBatches:
         return self._tokens._batches_of_pass()
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state behind the last batch that was trained on, and how many of its pass those were. JSON-able."""
+        """Return the loader's state after the last trained batch, and the number of trained batches of its pass. JSON-able."""
         return self._tokens._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind the batches of a checkpoint. Raises NielsCacheError as TokenLoader.load_state_dict does."""
+        """Continue after the batches of a checkpoint. Raises NielsCacheError as TokenLoader.load_state_dict does."""
         self._tokens._load(state)
 
 
@@ -130,4 +131,4 @@ def _check_dataloader(loader: DataLoader[Batch]) -> None:
             "torchdata's StatefulDataLoader with the same arguments, or the TokenLoader itself"
         )
     if loader.persistent_workers:
-        raise NielsCacheError("persistent_workers=True: such workers do not see a restored position; leave it out")
+        raise NielsCacheError("persistent_workers=True: such workers do not see a restored position; leave this argument out")

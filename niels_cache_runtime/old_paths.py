@@ -2,9 +2,9 @@
 
     import niels_cache_runtime.mmap  -->  a DeprecationWarning, and the module niels_cache_runtime.cache.mmap itself
 
-`MOVED` is the table of this package. A path stays in it for one release; then its line goes. Paths that the documentation names
-(`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`) are not in it: they stay for ever, so each is a file
-that type checkers can read too. Cost: one look into the table for every module that a process imports.
+`MOVED` is the table of this package. A path stays in it for one release; then its line is removed. The paths that the documentation
+names (`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`) are not in it. They are permanent, so each
+is a file that type checkers can read too. The cost is one look into the table for every module that a process imports.
 """
 
 import importlib
@@ -45,11 +45,11 @@ MOVED = {
 
 
 class OldPaths:
-    """A finder, and loader, of modules under their former paths.
+    """A finder and loader of modules under their former paths.
 
-    moved: former to present path, both absolute. A module that became several has them all; its names are looked for in that order.
+    moved: former to present path, both absolute. A module that was split has several present paths. Its names are looked up in that order.
 
-    Not derived from the classes of importlib.abc: importing those would take twice as long as importing this package.
+    It does not derive from the classes of importlib.abc: importing those takes twice as long as importing this package.
     """
 
     def __init__(self, moved: Mapping[str, str | Sequence[str]]) -> None:
@@ -62,11 +62,11 @@ class OldPaths:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the present module in the place of `module`; `import` then gives that. Of several, `module` gets the names."""
+        """Put the present module in the place of `module`, so that `import` returns it. With several, copy their names into `module`."""
         old = module.__name__
         moved = self._moved[old]
         homes = (moved,) if isinstance(moved, str) else moved
-        warnings.warn(f"{old} is now {' and '.join(homes)}; the former path goes with the next release", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{old} is now {' and '.join(homes)}; the next release drops the former path", DeprecationWarning, stacklevel=2)
         present = [importlib.import_module(home) for home in homes]
         if len(present) == 1:
             sys.modules[old] = present[0]
@@ -80,13 +80,13 @@ def forward(moved: Mapping[str, str | Sequence[str]]) -> None:
 
 
 def former_names(module: str, *homes: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module whose names are in `homes` now: it gives each of them, with a DeprecationWarning."""
+    """Return a `__getattr__` that finds names in the modules `homes`, where they are now, with a DeprecationWarning."""
 
     def get(name: str) -> Any:
         if not name.startswith("__") and not _is_submodule(module, name):
             for home in homes:
                 if hasattr(importlib.import_module(home), name):
-                    told = f"{module}.{name} is now {home}.{name}; the former path goes with the next release"
+                    told = f"{module}.{name} is now {home}.{name}; the next release drops the former path"
                     warnings.warn(told, DeprecationWarning, stacklevel=2)
                     return getattr(importlib.import_module(home), name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -95,7 +95,7 @@ def former_names(module: str, *homes: str) -> Callable[[str], Any]:
 
 
 def _is_submodule(package: str, name: str) -> bool:
-    """Return whether `from package import name` will import a file: it asks for the attribute first."""
+    """Return whether `from package import name` imports a file. Python looks for the attribute first."""
     from importlib.util import find_spec
 
     return hasattr(sys.modules[package], "__path__") and find_spec(f"{package}.{name}") is not None

@@ -95,7 +95,7 @@ def test_what_numpy_writes_is_read_as_numpy_reads_it(tmp_path: Path, array: np.n
 def test_a_header_of_no_numbers_says_what_is_there(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "array.npy", array, allow_pickle=True)
     assert read_npy_header(tmp_path / "array.npy").dtype is None
-    with pytest.raises(NielsCacheError, match="no numbers"):
+    with pytest.raises(NielsCacheError, match="not numbers"):
         map_npy(tmp_path / "array.npy")
 
 
@@ -117,9 +117,9 @@ def write_signed(path: Path, text: str) -> None:
     ("text", "message"),
     [
         ('{"schema_version": 1, "a": 1, "a": 2, "meta_sha256": "HASH"}', "the key .a. twice"),
-        ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "no meta.json can hold"),
-        ('{"schema_version": 1, "a": 1e999, "meta_sha256": "HASH"}', "no float holds 1e999"),
-        ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "no meta.json can hold"),
+        ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "not allowed in a meta.json"),
+        ('{"schema_version": 1, "a": 1e999, "meta_sha256": "HASH"}', "1e999 is too large"),
+        ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "not allowed in a meta.json"),
         ('{"schema_version": true, "meta_sha256": "HASH"}', "no schema_version"),
         ('{"schema_version": 1, "a": ' + "9" * 5000 + ', "meta_sha256": "HASH"}', "not valid JSON"),
     ],

@@ -320,7 +320,7 @@ def test_cuda_batches_equal_those_of_the_cpu(notes: str, web: str, prefetch: int
         ({"fields": ("document_id",)}, "did you mean 'document_ids'"),
         ({"loss_on": "user"}, "loss_on='user'"),
         ({"overflow": "truncate"}, "overflow='truncate'"),
-        ({"weigh_by": "examples"}, "notes is a"),
+        ({"weigh_by": "examples"}, "notes has documents"),
         ({"device": "cpuu"}, "device='cpuu'"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"weights": {"note": 1}}, "note"),
@@ -344,7 +344,7 @@ def test_a_missing_cache_is_an_error_never_a_smaller_mix(tmp_path: Path, notes: 
         TokenLoader({"notes": notes}, T=T, B=4, seed=0, weights={"notes": 1, "web": 1})
     with pytest.raises(NielsCacheError, match="2 sources need weights"):
         TokenLoader({"notes": notes, "web": notes}, T=T, B=4, seed=0)
-    with pytest.raises(NielsCacheError, match="names no cache"):
+    with pytest.raises(NielsCacheError, match="no cache is named"):
         TokenLoader({}, T=T, B=4, seed=0)
 
 

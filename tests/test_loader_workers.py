@@ -120,7 +120,7 @@ def test_a_state_of_other_workers_is_refused_with_both_numbers(notes: str, count
     state = state_after_a_batch(notes, 2, epochs=epochs)
     other = StatefulDataLoader(loader(notes, epochs=epochs), batch_size=None, num_workers=count)
     other.load_state_dict(state)
-    wanted = f"saved with num_workers=2, loaded with num_workers={count}; resume with num_workers=2"
+    wanted = f"saved with num_workers=2, but loaded with num_workers={count}; resume with num_workers=2"
     with refused(wanted):
         iter(other)
 

@@ -273,7 +273,7 @@ def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Pa
             MegatronBlendedDataset(datasets, weights, size)
     for wrong, match in (
         ([1e308, 1e308], "add up to more than a 64-bit float"),
-        ([1e-300, 1e300], "weight 0 is 1e-300: no share"),
+        ([1e-300, 1e300], "weight 0 is 1e-300: too small"),
         ([1.0, 0], "weight 1 is 0: each must be a number above 0"),
         ([1.0, float("nan")], "weight 1 is nan"),
         ([float("inf"), 1.0], "weight 0 is inf"),

@@ -306,7 +306,7 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "DatasetLoader's version 1"),
+        ({"version": 2}, "DatasetLoader, version 1"),
         ({"batch": 2}, r"saved with batch=2, .* batch=1"),
         ({"seq_len": None}, "saved with seq_len=None"),
         ({"files": {"a.npy": 9, "b.npy": 9}}, r"b\.npy: .*no tokens, .* 9 \(1 files"),
@@ -328,7 +328,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(tmp_path: Path
     with pytest.raises(NielsCacheError, match=message):
         loader.load_state_dict({**state, **change})
     assert loader.state_dict() == state
-    with pytest.raises(NielsCacheError, match="none of DatasetLoader's"):
+    with pytest.raises(NielsCacheError, match="not one of DatasetLoader"):
         loader.load_state_dict(3)  # type: ignore[arg-type]
 
 

@@ -197,7 +197,7 @@ def test_a_pair_without_an_example_to_sample_is_refused(tmp_path: Path) -> None:
         (np.array([0, 4, 4], dtype=IDX_DTYPE), "entry 2 is 4 after 4"),
         (np.array([0, 5, 3], dtype=IDX_DTYPE), "entry 2 is 3 after 5"),
         (np.array([0, 6], dtype=IDX_DTYPE), "at 6, .* of 6"),
-        (np.array([], dtype=IDX_DTYPE), "no example for 6 tokens"),
+        (np.array([], dtype=IDX_DTYPE), "no example, .* 6 tokens"),
         (np.array([None, 1]), "not a readable"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_pair_that_is_not_what_meta_says_is_refused(tmp_path: Path) -> None:
     paths = write_pair(folder, "train", [[USR, U, EOT, ASST, A, EOT]])
     write_meta_of(folder, kind="sft")
     write_pair(folder, "train", [[USR, U, EOT, ASST, A, A, EOT]])
-    with pytest.raises(NielsCacheError, match=r"train_tokens.bin: has 14 bytes, meta.json says 12"):
+    with pytest.raises(NielsCacheError, match=r"train_tokens.bin: has 14 bytes, .* 12"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
     rewrite_meta(folder, built=False)
     with pytest.raises(NielsCacheError, match="never built"):

@@ -419,7 +419,7 @@ def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> 
     written = path.read_text()
     for old, new, expected in [
         ('"train_tokens": 20', '"train_tokens": 21', "meta_sha256"),
-        ('"train_tokens": 20', '"train_tokens":  20', "as it was written"),
+        ('"train_tokens": 20', '"train_tokens":  20', "not canonical"),
         ("{", '{"train_tokens": 20,', "key twice"),
     ]:
         assert old in written
@@ -470,7 +470,7 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
         Saying(f"note: {root}/pretrain/linked: ", "link", f"{elsewhere}/large"),
         Saying(f"note: {root}/reports: not verified"),
-        Saying(f"note: {root}: no part", ": README.md"),
+        Saying(f"note: {root}: not part", ": README.md"),
     ]
 
     (root / "pretrain" / "shard_00000.bin").write_bytes(b"ab")
@@ -480,7 +480,7 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     (root / "index").write_text("no folder")
     (root / "duplicates").symlink_to(tmp_path / "nowhere")
     found = {Path(finding.folder, finding.path).relative_to(root).as_posix(): finding.problem for finding in verify_cache(root)}
-    link, no_folder = Saying("is a link", "no data set"), Saying("is no folder")
+    link, no_folder = Saying("is a link", "data set"), Saying("is not a folder")
     expected = {"pretrain/shard_00000.bin": no_folder, "corpus/out": link, "index": no_folder, "duplicates": link}
     assert {path: problem for path, problem in found.items() if path in expected} == expected
     assert found.keys() - expected.keys() == {"sft/old/meta.json"}, "nothing is read through a link"
@@ -499,8 +499,8 @@ def test_what_was_not_looked_at_in_a_data_set_is_a_note_and_no_finding(tmp_path:
     (notes / "val" / "old" / "older").mkdir(parents=True)
     (chats / "train").mkdir()
     said = [
-        Saying(f"note: {notes}: no part", ": .DS_Store, train/.checkpoints, val/old/older/ (empty); remove"),
-        Saying(f"note: {chats}: no part", ": train/ (empty); remove"),
+        Saying(f"note: {notes}: not part", ": .DS_Store, train/.checkpoints, val/old/older/ (empty); remove"),
+        Saying(f"note: {chats}: not part", ": train/ (empty); remove"),
     ]
     assert main([str(root)]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == said
@@ -531,11 +531,11 @@ def test_what_a_builder_does_not_leave_under_its_names_is_a_note(tmp_path: Path,
     assert main([str(root)]) == 0
     assert [line.removeprefix(f"note: {root}") for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
         Saying("/.duplicates.partial: ", "remove it"),
-        Saying("/pretrain/.DS_Store: no part"),
+        Saying("/pretrain/.DS_Store: not part"),
         Saying("/pretrain/.off.lock: ", "remove it"),
         Saying("/pretrain/.off.partial: ", "remove it"),
         Saying("/sft/.chats.partial: ", "remove it"),
-        Saying(": no part", ": .dagster"),
+        Saying(": not part", ": .dagster"),
     ]
 
 

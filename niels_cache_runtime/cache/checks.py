@@ -1,4 +1,4 @@
-"""Settings that a caller gives: whole numbers, token ids, choices and indices, checked in one way. Needs neither torch nor numpy."""
+"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. Needs neither torch nor numpy."""
 
 import difflib
 import operator
@@ -8,7 +8,7 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
 
-MOST = 2**62 - 1  # of what is counted in int64: a sum of two still is one
+MOST = 2**62 - 1  # for int64 counts: the sum of two still fits
 
 
 def as_int(value: Any) -> int | None:
@@ -47,9 +47,9 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_index(index: Any, count: int, *, what: str, from_end: bool = False) -> int:
-    """Return `index` as an int from 0 to count - 1; with `from_end`, -1 is the last one.
+    """Return `index` as an int from 0 to count - 1. With `from_end`, -1 is the last one.
 
-    Raises TypeError if it is no whole number, and IndexError if there is no such `what`.
+    Raises TypeError if it is not a whole number, and IndexError if it is out of range; `what` names the items in the message.
     """
     number = as_int(index)
     if number is None:

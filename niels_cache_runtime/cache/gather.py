@@ -1,9 +1,9 @@
-"""From mapped uint16 tokens to int64 batches on a device: the few operations that every sampler shares.
+"""From mapped uint16 tokens to int64 batches on a device: the few operations that all samplers share.
 
-Tokens stay two bytes wide for as long as possible: gathered so, sent to an accelerator so, widened once at the end. On the CPU
-that is numpy on the calling thread: measured as fast as torch on two idle cores, and where other work keeps the cores busy or
-a container limits them, torch's pool of threads stalled for 16 ms at a time. Storing a large batch evicts the caches, so that each
-call into numpy or torch then costs a microsecond or more: there are few. Which rows to take is the samplers' business.
+Tokens stay two bytes wide as long as possible: they are gathered and sent to an accelerator that way, and widened once at the end. On
+the CPU numpy does the work on the calling thread. That is measured as fast as torch on two idle cores. With busy cores, or in a
+container with a CPU limit, torch's thread pool stalled for 16 ms at a time. Storing a large batch evicts the CPU caches, so each later
+call into numpy or torch costs a microsecond or more; there are few calls. The samplers choose the rows.
 """
 
 import weakref
@@ -25,12 +25,12 @@ _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device, or a NielsCacheError if torch does not know it or this machine does not have it."""
+    """Return the device. Raises NielsCacheError if torch does not know it or this machine does not have it."""
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise NielsCacheError(f"device={device!r}: torch knows no such device; use for example 'cpu' or 'cuda'") from error
-    if resolved.type == "cuda":  # asked without starting CUDA, which would forbid processes forked later to use it
+        raise NielsCacheError(f"device={device!r}: torch has no such device; use for example 'cpu' or 'cuda'") from error
+    if resolved.type == "cuda":  # checked without starting CUDA: after that, forked processes cannot use it
         if not torch.cuda.is_available():
             raise NielsCacheError(f"device={device!r}: torch finds no CUDA here; use device='cpu'")
         if (resolved.index or 0) >= torch.cuda.device_count():
@@ -44,17 +44,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def draw(count: int, *, B: int, generator: torch.Generator) -> NDArray[np.int64]:
-    """B numbers below `count`, with replacement: the one use of the generator per batch. They are those of `torch.randint`."""
+    """Return B numbers below `count`, drawn with replacement: those of `torch.randint`. It is the one use of the generator per batch."""
     B = check_positive("B", B)
     if generator.device != _CPU:
         return torch.randint(count, (B,), generator=generator, device=generator.device).cpu().numpy()
     numbers = np.empty(B, dtype=np.int64)
-    torch.from_numpy(numbers).random_(0, count, generator=generator)  # what torch.randint calls on a tensor of its own: half the time
+    torch.from_numpy(numbers).random_(0, count, generator=generator)  # torch.randint does the same on a new tensor, in twice the time
     return numbers
 
 
 class WindowReader:
-    """Windows of `length` tokens from anywhere in mapped shards."""
+    """A reader of windows of `length` tokens, from anywhere in mapped shards."""
 
     def __init__(self, mapped: MappedTokens, *, length: int) -> None:
         self._length = length
@@ -64,9 +64,9 @@ class WindowReader:
         self._by_shard = [_overlapping_windows(tokens, length) for tokens in mapped.shards] if self._all is None else []
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """`positions` (B,), each the start of a window inside one shard -> (B, length)."""
+        """Return the windows (B, length) at `positions` (B,), each the start of a window inside one shard."""
         if self._all is not None and self._tokens is not None:
-            # Reading one token of each window first lets the memory fetch all their pages at once: a quarter faster.
+            # Reading one token of each window first fetches all their pages at once: a quarter faster.
             self._tokens[positions]
             return self._all[positions].view(TOKEN_DTYPE).reshape(-1, self._length)
         rows = np.empty((len(positions), self._length), dtype=np.uint16)
@@ -79,22 +79,28 @@ class WindowReader:
 
 
 def _overlapping_windows(tokens: NDArray[np.uint16], length: int) -> NDArray[np.void]:
-    """Item i is tokens[i : i + length], nothing copied. As one opaque item, numpy copies a window as a block, not token by token."""
+    """Return an array whose item i is tokens[i : i + length], without a copy.
+
+    An item is one opaque value, so numpy copies a window as a block, not token by token.
+    """
     if len(tokens) < length:
         return np.empty(0, dtype=np.dtype((np.void, length * TOKEN_BYTES)))
     return np.ndarray((len(tokens) - length + 1,), dtype=np.dtype((np.void, length * TOKEN_BYTES)), buffer=tokens, strides=(TOKEN_BYTES,))
 
 
 class PairMaker:
-    """Makes x and y out of rows of tokens, on one device."""
+    """A maker of x and y from rows of tokens, on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # asking the device costs a microsecond a batch
+        self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
         self._memory = _RecycledMemory()
 
     def pairs(self, rows: NDArray[np.uint16] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rows` (B, T+1) -> x, y (B, T) int64, contiguous, on the device: all but the last token of each row, all but the first."""
+        """Return x, y (B, T) int64, contiguous, on the device, from `rows` (B, T+1).
+
+        x is all but the last token of each row, y all but the first.
+        """
         if self._is_cuda:
             tokens = send(rows, self._device)
             return tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
@@ -107,22 +113,21 @@ class PairMaker:
 
 
 class _RecycledMemory:
-    """int64 memory for batches, lent again once no tensor refers to it.
+    """int64 memory for batches, reused once no tensor refers to it.
 
     Fresh memory of this size is mapped anew and faulted in page by page, which takes longer than filling it (measured: 20x).
     """
 
-    _KEPT = 4  # the batch in use, the next one, and some for a loader that is ahead
-    _FROM_BYTES = 128 << 10  # what is smaller, malloc keeps for itself: fresh arrays are free of faults, and cheaper
+    _KEPT = 4  # the batch in use, the next one, and some for a loader that reads ahead
+    _FROM_BYTES = 128 << 10  # malloc keeps smaller blocks itself: fresh arrays cause no page faults, and are cheaper
 
     def __init__(self) -> None:
         self._lent: deque[tuple[_Pair, weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=self._KEPT)
 
     def take(self, rows: int, columns: int) -> _Pair:
-        """Two arrays (rows, columns) with arbitrary content. Their memory is free again when these very objects are gone.
+        """Return two arrays (rows, columns) with arbitrary content. Their memory is free again once these very objects are gone.
 
-        A tensor that `torch.from_numpy` makes of one holds it until the tensor's last view or autograd node goes. A numpy
-        view of one does not hold it.
+        A tensor from `torch.from_numpy` keeps its array alive until the tensor's last view or autograd node is gone. A numpy view does not.
         """
         shape = (rows, columns)
         if rows * columns * _INT64.itemsize < self._FROM_BYTES:
@@ -135,7 +140,7 @@ class _RecycledMemory:
         return x, y
 
     def _claim(self, shape: tuple[int, int]) -> _Pair | None:
-        """Memory of that shape that nobody holds. Taken out of the queue before it is looked at, so that no two threads claim it."""
+        """Return unused memory of that shape, or None. An entry leaves the queue before it is checked, so no two threads claim it."""
         for _ in range(len(self._lent)):
             try:
                 memory, x, y = self._lent.popleft()
@@ -148,7 +153,10 @@ class _RecycledMemory:
 
 
 def send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. To CUDA without waiting, from pinned memory, which torch keeps until the copy is done."""
+    """Return the array as a tensor on the device.
+
+    A copy to CUDA does not wait. It uses pinned memory, which torch keeps until the copy is done.
+    """
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor

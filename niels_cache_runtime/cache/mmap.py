@@ -1,12 +1,11 @@
-"""Memory-mapped token shards and the offset files beside tokens.
+"""Memory-mapped token shards, and the offset files beside the tokens.
 
-All shards of a split are mapped into one reserved address range, so that the split is one array: a batch of windows is then
-one gather, whatever the number of shards. Cost: a few system calls per shard when opened, one file descriptor at a time, no
-memory but page cache. Full shards are page multiples and lie back to back; a shard of another size is followed by zeros up to
-the next page. Where the system cannot do that (`tokens` is None), each shard is mapped by itself, which may keep a descriptor
-each.
+All shards of a split are mapped into one reserved address range, so the split is one array: a batch of windows is one gather, for any
+number of shards. Cost: a few system calls per shard when opened, one file descriptor at a time, no memory but page cache. Full shards
+are page multiples and lie back to back. After a shard of another size, zeros fill the rest of the page. If the system cannot reserve
+such a range (`tokens` is None), each shard has its own map, which may keep a descriptor each.
 
-Nothing here samples, and nothing here needs torch. Maps are never pickled: whoever holds one reopens it.
+This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
 """
 
 import ctypes
@@ -44,14 +43,13 @@ class Offsets(Protocol):
 class MappedTokens:
     """Token shards, read-only, as one range of positions.
 
-    `shard_starts` and `shard_lengths` (int64, tokens) say where each shard lies. `tokens` (uint16, 1-D, read-only) is the whole
-    range, or None where each shard had to be mapped by itself; `shards` always works. Positions between two shards, if
-    any, read as 0 and belong to nobody.
+    `shard_starts` and `shard_lengths` (int64, tokens) give the place of each shard. `tokens` (uint16, 1-D, read-only) is the whole range,
+    or None if each shard has its own map; `shards` is always set. Positions between two shards, if any, read as 0 and belong to no shard.
 
-    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a
-    file does not disturb a map; cutting one short does.
+    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb a
+    map. Truncating one does.
 
-    Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced by one of another size meanwhile.
+    Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced meanwhile by one of another size.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
@@ -62,7 +60,7 @@ class MappedTokens:
         if buffer is not None:
             self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
             self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
-            self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
+            self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
             self.shards = [
                 self.tokens[start : start + length]
                 for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
@@ -92,7 +90,7 @@ def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Itera
 
 
 def _tokens_size(path: str | Path) -> int:
-    """Size in bytes."""
+    """Return the size in bytes."""
     try:
         state = os.stat(path)
     except FileNotFoundError as error:
@@ -100,14 +98,14 @@ def _tokens_size(path: str | Path) -> int:
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
     if not stat.S_ISREG(state.st_mode):
-        raise NielsCacheError(f"{path}: is no regular file; rebuild this data set")
+        raise NielsCacheError(f"{path}: is not a regular file; rebuild this data set")
     if state.st_size % TOKEN_BYTES:
-        raise NielsCacheError(f"{path}: {state.st_size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
+        raise NielsCacheError(f"{path}: {state.st_size} bytes are not a whole number of uint16 tokens (cut short?); rebuild this data set")
     return state.st_size
 
 
 def _open_tokens(path: str | Path, size: int) -> int:
-    """File descriptor of a file that must still have that size: another file may have taken its place."""
+    """Open a file that must still have that size, because another file may have taken its place. Return the descriptor."""
     try:
         descriptor = open_regular(path)
     except OSError as error:
@@ -115,7 +113,7 @@ def _open_tokens(path: str | Path, size: int) -> int:
     found = os.fstat(descriptor).st_size
     if found != size:
         os.close(descriptor)
-        raise NielsCacheError(f"{path}: went from {size} to {found} bytes while it was being opened; open it again when it is complete")
+        raise NielsCacheError(f"{path}: changed from {size} to {found} bytes while it was being opened; open it again when it is complete")
     return descriptor
 
 
@@ -136,7 +134,7 @@ def _page_end(size: int) -> int:
 
 
 def _can_map_one_range() -> bool:
-    """Linux and macOS, and a byte order in which the file's tokens can be used as they are."""
+    """Return whether this is Linux or macOS, with the byte order of the files."""
     return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
 
 
@@ -151,10 +149,10 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
 
 
 def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Map every file, of that size in bytes, at consecutive pages of one reservation; None where the system refuses.
+    """Map every file, of that size in bytes, at consecutive pages of one reservation. Return None if the system refuses.
 
-    The array returned owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them goes. Only
-    one file is open at a time: a map needs no descriptor, and a process may have few of them.
+    The returned array owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them is gone. Only one file
+    is open at a time: a map needs no descriptor, and a process may have few of them.
     """
     map_pages, unmap_pages = _libc_mmap()
     total = sum(map(_page_end, sizes))
@@ -162,7 +160,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     if base is None or base == _MAP_FAILED:
         return None
     buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
-    # At interpreter exit views may outlive finalizers, and the system unmaps anyway.
+    # At interpreter exit views may outlive finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
     address = base
     for path, size in zip(paths, sizes, strict=True):
@@ -191,15 +189,15 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def check_offsets_form(path: str | Path, dtype: object, shape: tuple[int, ...], *, wanted: np.dtype[Any]) -> None:
-    """Raise NielsCacheError unless an array of offsets is one dimension of `wanted`."""
+    """Raise NielsCacheError unless an array of offsets has one dimension of dtype `wanted`."""
     if not isinstance(dtype, np.dtype) or dtype != wanted or len(shape) != 1:
         raise NielsCacheError(f"{path}: holds {dtype} of shape {shape}, expected one dimension of {wanted}; rebuild this data set")
 
 
 def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
-    """The start offset of every SFT example (int64, 1-D, in tokens; mapped): from 0, strictly increasing, below `token_count`.
+    """Map the start offset of every SFT example (int64, 1-D, in tokens): from 0, strictly increasing, below `token_count`.
 
-    Raises NielsCacheError if the file breaks any of that.
+    Raises NielsCacheError if the file breaks any of these rules.
     """
     starts = map_offsets(path, IDX_DTYPE)
     check_example_starts(path, starts, token_count=token_count)
@@ -207,10 +205,10 @@ def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int6
 
 
 def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int) -> None:
-    """Raise NielsCacheError unless they are what `map_example_starts` says."""
+    """Raise NielsCacheError unless the offsets follow the rules of `map_example_starts`."""
     if not len(starts):
         if token_count:
-            raise NielsCacheError(f"{path}: lists no example for {token_count} tokens; rebuild this data set")
+            raise NielsCacheError(f"{path}: lists no example, but there are {token_count} tokens; rebuild this data set")
         return
     if starts[0] != 0:
         raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
@@ -222,9 +220,9 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
 
 
 def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
-    """The exclusive end of every pretrain document (uint64, 1-D, in tokens; mapped): strictly increasing, ending at `token_count`.
+    """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens): strictly increasing, ending at `token_count`.
 
-    Raises NielsCacheError if the file breaks any of that.
+    Raises NielsCacheError if the file breaks any of these rules.
     """
     ends = map_offsets(path, DOC_ENDS_DTYPE)
     check_doc_ends(path, ends, token_count=token_count)
@@ -232,10 +230,10 @@ def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
 
 
 def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None:
-    """Raise NielsCacheError unless they are what `map_doc_ends` says."""
+    """Raise NielsCacheError unless the offsets follow the rules of `map_doc_ends`."""
     end = int(ends[-1]) if len(ends) else 0
     if end != token_count:
-        raise NielsCacheError(f"{path}: the last document ends at {end}, the split has {token_count} tokens; rebuild this data set")
+        raise NielsCacheError(f"{path}: the last document ends at {end}, but the split has {token_count} tokens; rebuild this data set")
     if len(ends) and ends[0] == 0:
         raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
     _check_increasing(path, ends)

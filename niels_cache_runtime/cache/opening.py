@@ -1,7 +1,7 @@
-"""Opening a cache: meta.json, where there is one, must describe the files, and all of them are of one build.
+"""Opening a cache: its meta.json, if any, must describe the files, and all files must be of one build.
 
-Costs one small read, and per shard what it takes to map it (`mmap`). Content is hashed only where `verify="sha256"` asks for it: then
-every file that is opened is read once, several at a time. All of a cache, and what must hold inside it, is the module `verify`'s business.
+Costs one small read, and the mapping of each shard (`mmap`). Only `verify="sha256"` hashes content: it reads every opened file once,
+several at a time. Checks of a whole cache, and of its inner rules, belong to `verify`.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,17 +32,17 @@ from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 FileEntries = dict[str, dict[str, Any]]
-Verify = Literal["size", "sha256"]  # what of the files is held against meta.json when a cache is opened
+Verify = Literal["size", "sha256"]  # the comparison with meta.json when a cache is opened
 _Opened = TypeVar("_Opened")
-TRIES = 5  # of whoever reads files of a data set that may be rebuilt meanwhile
+TRIES = 5  # for reading files of a data set that may be rebuilt meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSplit:
-    """A pretrain split, open.
+    """An open pretrain split.
 
     meta: the meta.json above it, None for a bare folder. shards: paths of its token files, in stream order. tokens: those files,
-    mapped. doc_ends: (documents,) uint64, mapped; None where it was not asked for or there is none.
+    mapped. doc_ends: (documents,) uint64, mapped; None if not requested or missing.
     """
 
     meta: Meta | None
@@ -52,9 +52,9 @@ class OpenedSplit:
 
 
 def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
-    """Open a split's folder, such as `cache/pretrain/NAME/train`, all of it from one build; `doc_ends`: also where documents end.
+    """Open a split's folder, such as `cache/pretrain/NAME/train`, with all files from one build. `doc_ends`: also open the document ends.
 
-    verify: "size" compares sizes with meta.json, "sha256" reads what is opened and compares its content.
+    verify: "size" compares sizes with meta.json, "sha256" reads the opened files and compares their content.
     Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
     never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split opens.
     """
@@ -87,7 +87,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
 
 
 def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
-    """The `doc_ends` of the split's folder as it was opened. Raises NielsCacheError where there are none."""
+    """Return the `doc_ends` of an open split's folder. Raises NielsCacheError without them."""
     if doc_ends is None:
         name = doc_ends_name(Path(folder).name)
         raise NielsCacheError(f"{folder}: its documents are unknown, because {name} is not beside it; rebuild this data set")
@@ -95,7 +95,7 @@ def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) ->
 
 
 def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """The split cut into ranges of whole documents with at most `max_tokens` each: first and end document, first and end token.
+    """Cut the split into ranges of whole documents with at most `max_tokens` each: first and end document, first and end token.
 
     Raises NielsCacheError for a document that is longer.
     """
@@ -111,16 +111,16 @@ def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: 
 
 
 def _splits_in(folder: Path, below: str) -> list[Path]:
-    """First shards of the splits of data sets in a folder: `below` is a glob of where these lie in it."""
+    """Return the first shards of the splits of data sets in a folder. `below`: a glob of the data sets' folders in it."""
     found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
-    """What `open_files` returns, with all that it opens in the data set's folder from one build.
+    """Return the result of `open_files`, with everything that it opens in the data set's folder from one build.
 
-    A rebuild exchanges the folder in one step, `open_files` opens its files one after the other. Where meta.json is another one
-    afterwards, all is opened again, also if opening failed; an error with the same meta.json before and after is the caller's.
+    A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed meanwhile, all
+    files are opened again, also after an error. An error with the same meta.json before and after is raised.
     """
     for _ in range(TRIES):
         build = read_build(folder)
@@ -136,7 +136,7 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
 
 
 def read_build(folder: str | Path) -> bytes | None:
-    """The bytes of meta.json, which hold its meta_sha256 and with it the sha256 of every file; None where there is none to read."""
+    """Return the bytes of meta.json, or None if it cannot be read. They hold its meta_sha256, and with it the sha256 of every file."""
     try:
         return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
     except (NielsCacheError, OSError):
@@ -144,24 +144,22 @@ def read_build(folder: str | Path) -> bytes | None:
 
 
 def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
-    """The meta.json of a data set's folder, None where there is none (a bare folder of tokens).
+    """Read the meta.json of a data set's folder; return None for a bare folder of tokens without one.
 
     Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
-    cache root holds now, or if there is none and `verify` asks for hashes.
+    cache root holds now, or if it is missing and `verify` is "sha256".
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
     if not path.exists():
         if verify == "sha256":
-            raise NielsCacheError(
-                f"{path}: no such file, so nothing says what the sha256 of these files must be; open them without verify="
-            )
+            raise NielsCacheError(f"{path}: no such file, so the sha256 of these files is unknown; open them without verify=")
         return None
     meta = check_form(read_meta(str(path)), path)
     if is_foreign(meta) and verify == "sha256":
         raise NielsCacheError(f"{path}: {UNVERIFIABLE}; open it without verify=")
     if meta.get("built") is False:
-        raise NielsCacheError(f'{path}: this data set was never built ("built": false); turn it on and build it')
+        raise NielsCacheError(f'{path}: this data set was never built ("built": false); switch it on and build it')
     problem = tokenizer_problem(meta, current_tokenizer_sha256(folder))
     if problem:
         raise NielsCacheError(f"{path}: {problem}")
@@ -169,7 +167,7 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
 
 
 def current_tokenizer_sha256(folder: str | Path) -> str | None:
-    """The sha256 of the tokenizer in the cache root above a data set's folder; None outside a cache root or without one."""
+    """Return the sha256 of the tokenizer in the cache root above a data set's folder; None outside a cache root or without a tokenizer."""
     folder = Path(folder).absolute()
     path = tokenizer_dir(folder.parent.parent) / META_NAME
     if folder.parent.name not in FAMILIES or not path.exists():
@@ -178,11 +176,11 @@ def current_tokenizer_sha256(folder: str | Path) -> str | None:
 
 
 def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
-    """One clause if the data set was built with another tokenizer than `current`, else None."""
+    """Return one clause if the data set was built with another tokenizer than `current`, or None."""
     used = meta.get("tokenizer_sha256")
     if used is None or current is None or used == current:
         return None
-    holds = f"built with tokenizer {short_sha256(used)}, the cache holds {short_sha256(current)} now"
+    holds = f"built with tokenizer {short_sha256(used)}, but the cache now holds {short_sha256(current)}"
     return f"{holds}; rebuild this data set or restore its tokenizer"
 
 
@@ -191,7 +189,7 @@ def short_sha256(sha256: object) -> str:
 
 
 def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
-    """The `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if it is not of that form."""
+    """Return the `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError for another form."""
     files = meta.get("files")
     well_formed = isinstance(files, dict) and all(
         isinstance(entry, dict) and is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str) for entry in files.values()
@@ -205,7 +203,7 @@ def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
 
 
 def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEntries:
-    """What meta.json lists of one pretrain split: its shards and, on request, its document ends."""
+    """Return the files that meta.json lists for one pretrain split: its shards and, with `doc_ends`, its document ends."""
     folder = Path(folder)
     prefix, ends = f"{folder.name}/", doc_ends_name(folder.name) if doc_ends else None
     listed = listed_files(meta, folder.parent)
@@ -213,8 +211,10 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
-    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, in their sizes; and in their content,
-    which is read for it, where `verify` is "sha256"."""
+    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, with their sizes.
+
+    With verify="sha256", read the files and compare their content too.
+    """
     for path in sorted(listed.keys() - found.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
@@ -223,16 +223,18 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         raise NielsCacheError(f"{Path(folder) / leaves[0]}: {leaves[1]}")
     for path, size in sorted(found.items()):
         if size != listed[path]["bytes"]:
-            raise NielsCacheError(f"{Path(folder) / path}: has {size} bytes, meta.json says {listed[path]['bytes']}; rebuild this data set")
+            raise NielsCacheError(
+                f"{Path(folder) / path}: has {size} bytes, but meta.json says {listed[path]['bytes']}; rebuild this data set"
+            )
     if verify == "sha256":
         _check_hashes(Path(folder), listed)
 
 
 def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
-    """Raise NielsCacheError if `key` of a meta.json that lists no files is not the number `found` in them. A missing key passes."""
+    """Raise NielsCacheError if `key` of a meta.json without a list of files is not the number `found` in them. A missing key passes."""
     if meta.get(key, found) != found:
         raise NielsCacheError(
-            f"{Path(folder) / META_NAME}: {key} is {meta[key]}, the files hold {found}; copy the cache again, or correct the count"
+            f"{Path(folder) / META_NAME}: {key} is {meta[key]}, but the files hold {found}; copy the cache again, or correct the count"
         )
 
 
@@ -256,6 +258,6 @@ def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) 
 
 
 def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
-    """Do as `check_same_build`, given each one's `build_id`."""
+    """Raise NielsCacheError as `check_same_build` does, from each one's `build_id`."""
     if opened != reopened:
         raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

@@ -1,9 +1,10 @@
-"""The two files of an SFT split, opened together, and which of their tokens are targets.
+"""The two files of an SFT split, opened together, and the targets among their tokens.
 
     sys ... EOT  usr ... EOT  asst A B EOT           an example
                                    A B EOT           its targets; every other target is -100
 
-What samples or packs examples asks here, so that targets are the same everywhere. Cost: the starts of all examples are read, 8 bytes each.
+All code that samples or packs examples uses these functions, so targets are the same everywhere. Cost: opening reads the starts of all
+examples, 8 bytes each.
 """
 
 from pathlib import Path
@@ -22,10 +23,10 @@ from niels_cache_runtime.format.meta import Meta
 
 
 def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
-    """Which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
+    """Return which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
 
     tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
-    target. Padding with EOT after an unclosed span must be masked by the caller, who knows where it starts.
+    target. The caller must mask padding with EOT after an unclosed span, because only the caller has its position.
     """
     row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
     return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
@@ -34,10 +35,10 @@ def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> ND
 def example_target_mask(
     tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
 ) -> NDArray[np.bool_]:
-    """`assistant_target_mask` of examples back to back: tokens (N,), the start of each in `starts` (K,), the first of them 0.
+    """Return `assistant_target_mask`, (N,) bool, of examples back to back: tokens (N,), the start of each in `starts` (K,), the first 0.
 
-    A span ends with its example, and the first token of an example is never a target. `resumed`: those of `starts` at which an
-    example was cut inside a span, so that the rest of the span still counts. Returns (N,) bool.
+    A span ends with its example, and the first token of an example is never a target. `resumed`: the items of `starts` at which an
+    example was cut inside a span, so that the rest of the span still counts.
     """
     opens = tokens == asst_id
     changes = opens | (tokens == eot_id)
@@ -46,7 +47,7 @@ def example_target_mask(
         begins_inside = opens.copy()
         begins_inside[resumed[~changes[resumed]]] = True
     changes[starts] = True
-    # Whether a token is inside a span is the same from one change to the next: few runs, painted in one pass.
+    # Between two changes all tokens are inside a span, or none is: few runs, filled in one pass.
     places = np.flatnonzero(changes)
     inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
     mask = np.zeros(len(tokens), dtype=np.bool_)
@@ -57,7 +58,7 @@ def example_target_mask(
 
 
 def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
-    """meta.json (None without one), the tokens, mapped, and the start of each example, of one build of a data set.
+    """Return meta.json (None without one), the mapped tokens, and the start of each example, all of one build of a data set.
 
     Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
     another tokenizer.
@@ -84,9 +85,9 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
-    """The id of that special token: as given, else as meta.json has it.
+    """Return the id of a special token: the given one, or else the one in meta.json.
 
-    Raises NielsCacheError if it is no token id, if the two disagree, or if there is neither.
+    Raises NielsCacheError if it is not a token id, if the two disagree, or if neither is known.
     """
     given = None if given is None else check_token_id(f"{role}_id", given)
     known = ((meta or {}).get("special_token_ids") or {}).get(role)
@@ -102,7 +103,7 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
 
 
 def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
-    """The ids of EOT and the assistant sentinel, as `resolve_id`. Raises NielsCacheError too where they are the same."""
+    """Return the ids of EOT and the assistant sentinel as `resolve_id` does. Raises NielsCacheError too if they are equal."""
     eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
     asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
     if asst == eot:

@@ -1,7 +1,7 @@
-"""The room of files: what a cache is on disk, what meta.json says, and how files that may be damaged or hostile are read.
+"""The room of files: the files of a cache, its meta.json, and safe reading of damaged or hostile files.
 
     layout: names, dtypes, paths        meta, meta_keys, foreign_meta, place: the commit record
-    npy_files, reading, safe_open: bytes        described: what lies at a path, in words
+    npy_files, reading, safe_open: bytes        described: the kind of a path, in words        commit: lock, staging and exchange of folders
 
-Needs numpy. Imports no other room. Mapping tokens is `cache`'s business, the checks of a whole cache are `verify`'s.
+Needs numpy. Imports no other room. Mapping tokens belongs to `cache`, the checks of a whole cache to `verify`.
 """

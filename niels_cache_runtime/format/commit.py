@@ -1,11 +1,11 @@
-"""How a folder appears whole or not at all: one writer under a lock, a partial folder beside, and an exchange in one step.
+"""Folders that appear whole or not at all: one writer under a lock, a staging folder beside the target, and an exchange in one step.
 
-    .NAME.lock       lies beside NAME and stays; flock says whether somebody writes, and the kernel frees it when its owner dies
-    .NAME.partial    where NAME is built
-    .NAME.old        the folder before, for an instant, where the system cannot exchange two folders in one step
+    .NAME.lock       lies beside NAME and stays; flock shows whether a process writes, and the kernel frees it when its owner dies
+    .NAME.partial    the staging folder of NAME
+    .NAME.old        the previous folder, for an instant, if the system cannot exchange two folders in one step
 
-Builds of caches and the indices of blends are committed by this. Readers need no lock. What the lock's file says (who, where, since when)
-is for messages, and believed only while the lock is held. What is built is not known here.
+Cache builds and the indices of blends commit this way. Readers need no lock. The content of the lock file (who, where, since when) is
+for messages, and is used only while the lock is held. This module does not depend on what is built.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_PATIENCE_SECONDS = 0.5  # for an owner that has not written its name yet, and for those who only look: what is written may be of one before
+_PATIENCE_SECONDS = 0.5  # an owner may not have written its name yet; a reader takes the lock for an instant
 _POLL_SECONDS = 0.02
 _COMMAND_WIDTH = 80
 _AT_FDCWD = -100
@@ -40,12 +40,12 @@ class Busy(NielsCacheError):
     """Another build of `target` holds its lock."""
 
     def __init__(self, target: Path, writer: Writer) -> None:
-        super().__init__(f"{target}: another build is writing it now: {writer}; wait for it to end (build-all --wait does), or stop it")
+        super().__init__(f"{target}: another build is writing it now: {writer}; wait until it ends (build-all --wait does), or stop it")
         self.target, self.writer = target, writer
 
 
 class LockRefused(NielsCacheError):
-    """The file system refuses a lock, or its file. `refusal` is what it said; no_locks: it has no locks at all."""
+    """A file system that refuses a lock or the lock file. `refusal`: its OSError; no_locks: it supports no locks at all."""
 
     def __init__(self, message: str, refusal: OSError, *, no_locks: bool) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class LockRefused(NielsCacheError):
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """Who holds a lock. `since`: when it was taken, UTC, as ISO 8601 has it to the second."""
+    """The owner of a lock. `since`: when it took the lock, UTC, in ISO 8601 to the second."""
 
     pid: int
     host: str
@@ -63,7 +63,7 @@ class Writer:
 
     def __str__(self) -> str:
         if self == UNKNOWN:
-            return "a process that has not said which it is"
+            return "an unknown process"
         return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
 
     @classmethod
@@ -92,7 +92,7 @@ def partial_path(target: Path) -> Path:
 
 
 def aside_path(target: Path) -> Path:
-    """Return the place of the old folder while two renames stand for an exchange."""
+    """Return the place of the old folder while two renames replace an exchange."""
     return target.parent / f".{target.name}.old"
 
 
@@ -100,14 +100,14 @@ def aside_path(target: Path) -> Path:
 def writer_lock(
     target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `target`, whose parent exists. `doing` replaces the command in what others are told of the owner.
+    """Hold the lock of `target`, whose parent exists. `doing` replaces the command in messages about the owner.
 
-    wait: called while another process holds the lock; the lock is tried again when it returns. Without it, raise Busy with who holds it.
-    Raises LockRefused if the file system has no locks, or if the lock's file cannot be written.
+    wait: called while another process holds the lock; the lock is tried again when it returns. Without it, raise Busy with the owner.
+    Raises LockRefused if the file system has no locks, or if the lock file cannot be written.
     """
     descriptor = _acquire(target, patience, wait)
     try:
-        with suppress(OSError):  # a full disk: the lock holds without its owner's name
+        with suppress(OSError):  # on a full disk the lock holds without its owner's name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(asdict(Writer.here(doing))).encode(), 0)
         yield
@@ -115,30 +115,26 @@ def writer_lock(
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave it to a fork that has the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to a forked process with the same descriptor
         os.close(descriptor)
 
 
 def writer_of(target: Path) -> Writer | None:
-    """Return who writes `target` now, UNKNOWN if the lock is held but its owner is not recorded, None if nobody writes."""
+    """Return the process that writes `target` now, UNKNOWN if the lock is held but its owner is not recorded, None if the lock is free."""
     try:
-        descriptor = os.open(
-            lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )  # a pipe would wait for its writer
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        descriptor = os.open(lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return (
-            None
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
-            else _owner(descriptor) or UNKNOWN
-        )
+        is_free = not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
+        return None if is_free else _owner(descriptor) or UNKNOWN
     finally:
         os.close(descriptor)
 
 
 def try_lock(descriptor: int, target: Path, kind: int) -> bool:
-    """Take a lock (LOCK_EX or LOCK_SH) if it is free. Raises LockRefused if the file system of `target` has none."""
+    """Take a lock (LOCK_EX or LOCK_SH) if it is free. Raises LockRefused if the file system of `target` supports no locks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -147,8 +143,8 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         raise LockRefused(
-            f"{target.parent}: its file system has no locks ({error.strerror}), so two processes could write at once; write to a "
-            "local disk and copy from there, or mount it with locks",
+            f"{target.parent}: its file system supports no locks ({error.strerror}), so two processes could write at once; "
+            "write to a local disk and copy from there, or mount it with locks",
             error,
             no_locks=True,
         ) from error
@@ -156,7 +152,7 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
 
 
 def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
-    """Return a descriptor of the lock's file that holds the lock."""
+    """Return a descriptor of the lock file that holds the lock."""
     path = lock_path(target)
     deadline = time.monotonic() + patience
     while True:
@@ -190,7 +186,7 @@ def _open(path: Path) -> int:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the file that is locked is the one that others would lock: someone may have deleted it."""
+    """Return whether the locked file is the one that others would lock: another process may have deleted it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -198,7 +194,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _owner(descriptor: int) -> Writer | None:
-    """Return what the file of a held lock says, or None if that is surely of an owner before."""
+    """Return the owner that the file of a held lock names, or None if it certainly names a previous owner."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
         writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
@@ -216,7 +212,7 @@ def _is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # another user's process
     return True
 
 
@@ -230,7 +226,7 @@ def sync(path: Path) -> None:
 
 
 def take_place(partial: Path, target: Path) -> None:
-    """Put `partial` in the place of `target`, in one step if the system can; what was there is then at `partial`, or gone."""
+    """Put `partial` in the place of `target`, in one step if the system can. The previous folder is then at `partial`, or removed."""
     if not target.exists():
         os.rename(partial, target)
     elif not exchange(partial, target):
@@ -251,7 +247,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def can_exchange(folder: Path) -> bool:
-    """Return whether two folders in `folder` can swap places in one step. Two are made there for it, and removed."""
+    """Return whether two folders in `folder` can be exchanged in one step. Makes two folders there for the test, and removes them."""
     first, second = folder / "first", folder / "second"
     try:
         first.mkdir()
@@ -276,7 +272,7 @@ def _rename_aside(partial: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with all that is in it. What is not there is removed already."""
+    """Remove a file, a link or a folder with everything in it. Do nothing if there is no such path."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():

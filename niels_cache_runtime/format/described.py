@@ -1,5 +1,7 @@
-"""What lies at a path, in words: a cache root, a data set, a split, a file of one, or none of these. For messages to who gave another path
-than is asked for; nothing else depends on it. Costs a few looks at names, and one meta.json.
+"""The kind of a path, in words: a cache root, a data set, a split, a file of one, or none of these.
+
+It is for error messages when a user gave another path than the expected one; nothing else depends on it. The cost is a few looks at
+names, and one meta.json.
 """
 
 import json
@@ -15,14 +17,15 @@ NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
 
 Described = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
 
-_NAMED = (*FAMILIES, "corpus", "index")  # their data sets have names
+_NAMED = (*FAMILIES, "corpus", "index")  # folders of named data sets
 _ONE = ("tokenizer", "duplicates")
 _MOST_NAMED = 3
 
 
 class Whereabouts(NamedTuple):
-    """said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that may be meant. dataset: the data set that it
-    is or lies in."""
+    """A described path. said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that may be meant. dataset: the
+    data set at the path or above it.
+    """
 
     kind: Described
     said: str
@@ -31,16 +34,16 @@ class Whereabouts(NamedTuple):
 
     @property
     def root_advice(self) -> str | None:
-        """Which root to give instead; None where none is near."""
+        """Advice to give a root near the path instead; None if there is no root near it."""
         return f"give the cache root: {' or '.join(map(str, self.roots[:_MOST_NAMED]))}" if self.roots else None
 
 
 def describe(given: str | Path) -> Whereabouts:
-    """Never raises: what cannot be looked at is "nothing"."""
+    """Return the kind of a path. Never raises: an unreadable path is of kind "nothing"."""
     try:
         return _describe(Path(given).expanduser())
     except (OSError, RuntimeError):  # no permission; no such home
-        return Whereabouts("nothing", "cannot be looked at", [])
+        return Whereabouts("nothing", "cannot be read", [])
 
 
 def _describe(path: Path) -> Whereabouts:
@@ -52,7 +55,7 @@ def _describe(path: Path) -> Whereabouts:
         what = f"the split {part}" if part in SPLITS and path.is_dir() else f"the {'folder' if path.is_dir() else 'file'} {part}"
         return Whereabouts("inside", f"is {what} of {_called(inside)}", _root_of(inside), inside)
     if path.is_file():
-        return Whereabouts("file", "is a file, no folder", [])
+        return Whereabouts("file", "is a file, not a folder", [])
     if _is_dataset(path):
         return Whereabouts("dataset", f"is {_called(path)}, no cache root", _root_of(path), path)
     if path.absolute().name in _NAMED and (built_names(path) or _is_root(path.absolute().parent)):
@@ -61,7 +64,7 @@ def _describe(path: Path) -> Whereabouts:
         return Whereabouts("root", "is a cache root", [path])
     below = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".") and _is_root(folder)]
     if below:
-        return Whereabouts("above", "is no cache root, there is one in it", below)
+        return Whereabouts("above", "is no cache root, but contains one", below)
     return Whereabouts("nothing", NO_CACHE, [])
 
 
@@ -74,7 +77,7 @@ def _is_root(path: Path) -> bool:
 
 
 def _above(path: Path, levels: int) -> Path:
-    """The folder so many levels above, written as the path is where it can be."""
+    """Return the folder `levels` above, relative if the path is relative and long enough."""
     return path.parents[levels - 1] if len(path.parts) >= levels and ".." not in path.parts else path.absolute().parents[levels - 1]
 
 
@@ -86,7 +89,7 @@ def _root_of(dataset: Path) -> list[Path]:
 
 
 def _called(dataset: Path) -> str:
-    """`the pretrain data set notes`, by its meta.json, which may be damaged."""
+    """Return `the pretrain data set notes`, from its meta.json, which may be damaged."""
     try:
         meta = json.loads(read_regular(dataset / META_NAME, most_bytes=MOST_META_BYTES))
         kind = meta.get("kind") if isinstance(meta, dict) else None

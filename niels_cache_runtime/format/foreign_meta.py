@@ -1,7 +1,7 @@
-"""A meta.json that another program wrote: enough to open a cache by, nothing to verify its files by.
+"""A meta.json that another program wrote: enough to open a cache, too little to verify its files.
 
-It has none of `schema_version`, `meta_sha256` and `files`, and at least what a reader of tokens needs. A meta.json of ours that lost only
-some of those three keys is damaged, not foreign. Costs a look at its keys; how files are then held against its counts is `opening`'s.
+It has neither `schema_version` nor `meta_sha256` nor `files`, but every key that a reader of tokens needs. A meta.json of ours without
+some of those three keys is damaged, not foreign. The cost is a look at its keys. `opening` compares files with its counts.
 """
 
 import os
@@ -13,8 +13,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, Family
 from niels_cache_runtime.format.meta_keys import FORM_OF, FORMS, is_count
 
-UNVERIFIABLE = "another program wrote this meta.json, which lists no files and has no hash of its own, so nothing can be verified"
-TOKEN_DTYPE_NAMES = ("uint16-le", "uint16", "<u2")  # what other programs call the one dtype that is read
+UNVERIFIABLE = "another program wrote this meta.json; it lists no files and has no hash of its own, so nothing can be verified"
+TOKEN_DTYPE_NAMES = ("uint16-le", "uint16", "<u2")  # names that other programs use for the one supported dtype
 
 _OWN_KEYS = ("schema_version", "meta_sha256", "files")
 _COUNTS: dict[Family, tuple[str, str]] = {"pretrain": ("train_tokens", "val_tokens"), "sft": ("train_examples", "val_examples")}
@@ -23,23 +23,23 @@ _warned: set[str] = set()
 
 
 class ForeignMetaError(NielsCacheError):
-    """A meta.json of another program that lacks what a reader of tokens needs."""
+    """A meta.json of another program without the keys that a reader of tokens needs."""
 
 
 def is_foreign(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether another program wrote it. False for None, which stands for a folder without a meta.json."""
+    """Return whether another program wrote `meta`. False for None, which means a folder without a meta.json."""
     return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
 
 
 def foreign_family(meta: Mapping[str, Any]) -> Family:
-    """Return the kind of cache that a foreign `meta` is of. What it counts tells that; no key has to."""
+    """Return the family of a foreign `meta`. Its counts decide that; no key names it."""
     return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
 
 
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return the foreign `meta` without keys that have our names and values of another form.
+    """Return the foreign `meta` without keys that have our names but values of another form.
 
-    Raises ForeignMetaError if what is needed is missing or of another form, or if its tokens are not little-endian uint16.
+    Raises ForeignMetaError if a needed key is missing or of another form, or if its tokens are not little-endian uint16.
     """
     if meta["token_dtype"] not in TOKEN_DTYPE_NAMES:
         raise ForeignMetaError(
@@ -65,7 +65,7 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
 
 
 def warn_unverifiable(path: str) -> None:
-    """Say once in this process that nothing of the cache with this meta.json can be verified."""
+    """Warn that the cache with this meta.json cannot be verified, once in this process."""
     known = os.path.abspath(path)
     if known not in _warned:
         _warned.add(known)

@@ -1,6 +1,6 @@
-"""What a cache looks like on disk: dtypes, file names, paths, limits.
+"""The layout of a cache on disk: dtypes, file names, paths, limits.
 
-The only place where a file name or a dtype is spelled; the asset package imports it from here. No I/O beyond listing a folder.
+Only this module spells a file name or a dtype; the asset package imports them from here. The only I/O is listing a folder.
 """
 
 import os
@@ -24,21 +24,22 @@ DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
 TOKEN_BYTES = TOKEN_DTYPE.itemsize
 MAX_VOCAB_SIZE = 65_536
-IGNORE_INDEX = -100  # what torch.nn.functional.cross_entropy ignores by default
+IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"
 TOKENIZER_MODEL_NAME = "spm.model"
 
 
 def shard_name(index: int) -> str:
-    """File name of the shard with that index in its split's folder."""
+    """Return the file name of the shard with that index in its split's folder."""
     return f"shard_{index:05d}.bin"
 
 
 def list_shards(folder: str | Path) -> list[Path]:
-    """The shards of a split's folder in stream order (by index, not by string: shard_100000 follows shard_99999); none without a folder.
+    """Return the shards of a split's folder in stream order, an empty list for a missing folder.
 
-    Raises NielsCacheError if one of them is missing or the folder cannot be listed.
+    The order is by index, not by string: shard_100000 follows shard_99999. Raises NielsCacheError if a shard is missing or the folder
+    cannot be listed.
     """
     folder = Path(folder)
     try:
@@ -57,32 +58,32 @@ def list_shards(folder: str | Path) -> list[Path]:
 
 
 def doc_ends_name(split: str) -> str:
-    """uint64 .npy: exclusive cumulative end of every document in the split's token stream."""
+    """Return the name of the uint64 .npy file with the exclusive cumulative end of every document in the split's token stream."""
     return f"{split}_doc_ends.npy"
 
 
 def documents_name(split: Split) -> str:
-    """Parquet: ordinal, source_id, file, row, tokens of every document of the split."""
+    """Return the name of the Parquet file with ordinal, source_id, file, row and tokens of every document of the split."""
     return f"{split}_documents.parquet"
 
 
 def tokens_name(split: Split) -> str:
-    """SFT: headerless uint16 tokens of every example of the split, back to back."""
+    """Return the name of the headerless uint16 file with the tokens of every SFT example of the split, back to back."""
     return f"{split}_tokens.bin"
 
 
 def idx_name(split: Split) -> str:
-    """SFT: int64 .npy, start offset in tokens of every example of the split."""
+    """Return the name of the int64 .npy file with the start offset, in tokens, of every SFT example of the split."""
     return f"{split}_idx.npy"
 
 
 def examples_name(split: Split) -> str:
-    """SFT parquet: ordinal, source_id, file, row, tokens of every example of the split."""
+    """Return the name of the Parquet file with ordinal, source_id, file, row and tokens of every SFT example of the split."""
     return f"{split}_examples.parquet"
 
 
 def built_names(folder: str | Path) -> list[str]:
-    """The data sets in a folder of them, such as `ROOT/pretrain`, sorted: what has a meta.json. A leading dot is an unfinished build's."""
+    """Return the data sets in a folder such as `ROOT/pretrain`, sorted: the folders with a meta.json and without a leading dot."""
     return sorted(path.parent.name for path in Path(folder).glob(f"*/{META_NAME}") if not path.parent.name.startswith("."))
 
 

@@ -1,7 +1,7 @@
 """meta.json: the commit record of a cache. Canonical bytes, self-hashed, written last.
 
-No clock, host or absolute path belongs in it: identical inputs give identical bytes. Reading costs one small file;
-`sha256_file` reads the whole file it is given.
+It holds no clock, host or absolute path: identical inputs give identical bytes. Reading costs one small file. `sha256_file` reads the
+whole file.
 """
 
 import hashlib
@@ -20,13 +20,16 @@ from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, tokenize
 from niels_cache_runtime.format.safe_open import read_regular
 
 Meta = dict[str, Any]
-_NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # what we never write, but for text that says so
 _SHOWN_KEY = 80  # characters of a key in a message
-MOST_META_BYTES = 1 << 25  # two hundred thousand files: thirty terabytes of full shards
+_NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # never in our files, except inside a text
+MOST_META_BYTES = 1 << 25  # enough for two hundred thousand files: thirty terabytes of full shards
 
 
 def canonical_json(value: Any) -> str:
-    """Sorted keys, two blanks of indentation, UTF-8 kept, one newline at the end: equal values give equal bytes."""
+    """Return `value` as canonical JSON: equal values give equal bytes.
+
+    Keys are sorted, the indentation is two spaces, UTF-8 is not escaped, and there is one newline at the end.
+    """
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -35,7 +38,10 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_file(path: str) -> str:
-    """Hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing). Raises NielsCacheError if it cannot be read."""
+    """Return the hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing).
+
+    Raises NielsCacheError if the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -44,25 +50,25 @@ def sha256_file(path: str) -> str:
 
 
 def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """sha256 over the sorted lines `path bytes sha256` of the token and doc_ends/idx files among `files`.
+    """Return the sha256 over the sorted lines `path bytes sha256` of the token and doc_ends/idx files among `files`.
 
-    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is left out: its bytes depend on the
-    parquet writer's version, the training content does not.
+    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is excluded: its bytes depend on the version of the
+    parquet writer, but the training content does not.
     """
     lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
     return sha256_text("".join(lines))
 
 
 def is_content(path: str) -> bool:
-    """Whether content_sha256 covers a file."""
+    """Return whether content_sha256 covers a file."""
     return path.endswith((".bin", ".npy"))
 
 
 def write_meta(path: str, meta: Meta) -> None:
     """Write `meta` as canonical JSON with its own hash (`meta_sha256`, over the same bytes with that field empty), fsynced.
 
-    Adds `schema_version` where the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one. Raises
-    NielsCacheError for more than 32 MiB, which no reader takes, and OSError for what the disk refuses.
+    Adds `schema_version` if the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one. Raises
+    NielsCacheError for more than 32 MiB, which no reader accepts, and OSError if the disk refuses.
     """
     record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
@@ -82,8 +88,8 @@ def write_meta(path: str, meta: Meta) -> None:
 def read_meta(path: str) -> Meta:
     """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
 
-    One that another program wrote has no such hash. It is read if it has what a reader of tokens needs (`foreign_meta`), with one
-    warning for each cache and process.
+    A meta.json of another program has no such hash. It is accepted if it has the keys that a reader of tokens needs (`foreign_meta`), with
+    one warning for each cache and process.
     """
     meta = load_meta(path)
     if is_foreign(meta):
@@ -97,7 +103,7 @@ def _how_to_build(folder: Path) -> str:
 
 
 def load_meta(path: str) -> Meta:
-    """Do as `read_meta`, without its warning: for code that says itself that nothing can be verified."""
+    """Read a meta.json as `read_meta` does, but without its warning: for code that reports unverifiable caches itself."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
@@ -112,7 +118,7 @@ def load_meta(path: str) -> Meta:
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
     if isinstance(meta, dict) and is_foreign(meta):
-        _own_sha256(meta, path)  # of what can be written: code that compares builds may take its hash
+        _own_sha256(meta, path)  # raises if it cannot be serialized: code that compares builds may need its hash
         return check_foreign(meta, path)
     if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
@@ -129,7 +135,7 @@ def load_meta(path: str) -> Meta:
 
 
 def build_id(meta: Meta | None) -> str | None:
-    """Return what differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. None for None."""
+    """Return a value that differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. None for None."""
     if meta is None or not is_foreign(meta):
         return (meta or {}).get("meta_sha256")
     return sha256_text(canonical_json(meta))
@@ -138,12 +144,12 @@ def build_id(meta: Meta | None) -> str | None:
 def _own_sha256(meta: Meta, path: str) -> str:
     try:
         return sha256_text(canonical_json({**meta, "meta_sha256": ""}))
-    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: parsed, but never written by us
-        raise NielsCacheError(f"{path}: holds a value that no meta.json can hold: {error}; rebuild this data set") from error
+    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: it parses, but we never write it
+        raise NielsCacheError(f"{path}: holds a value that is not allowed in a meta.json: {error}; rebuild this data set") from error
 
 
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
-    """Whether canonical `content` has that hash with its field empty: so found, thousands of files need not be serialized again."""
+    """Return whether canonical `content` with its hash field empty has that hash. This saves serializing thousands of files again."""
     if _NEVER_WRITTEN.search(content):
         return False
     field = f'"meta_sha256": "{meta_sha256}"'.encode()
@@ -155,6 +161,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
     Raises ValueError for a repeated key: programs differ in which of the values they keep.
     """
+    """Return the object of these pairs. Raises ValueError for a repeated key: programs differ in which value they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -165,5 +172,5 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"no float holds {text[:40]}")
+        raise ValueError(f"{text[:40]} is too large for a float")
     return number

@@ -1,8 +1,8 @@
-"""Every key that a meta.json of ours has: in which kinds of folders, what form its value has, and what it says.
+"""The table of every key in our meta.json files: the kinds of folders that have it, the form of its value, and its meaning.
 
-The one table of them. docs/meta.md is made of it, a test holds it to what is built, and `check_form` checks values by it once, where a
-folder is opened: somebody who edits a meta.json and hashes it again passes `read_meta`. Which keys are needed is known to those who need
-them. Whether values agree with each other and with the files is `verify`'s business.
+docs/meta.md is made from it, and a test compares it with built caches. `check_form` checks values by it once, when a folder is opened:
+a meta.json that was edited and hashed again passes `read_meta`. Which keys are needed is decided by their readers. `verify` checks
+whether values agree with each other and with the files.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates")
 
 
 class MetaKey(NamedTuple):
-    """`kinds`: in whose meta.json it may be. `meaning`: Markdown, a sentence without its full stop."""
+    """A key. `kinds`: the folders whose meta.json may have it. `meaning`: Markdown, a sentence without its full stop."""
 
     name: str
     form: Form
@@ -39,7 +39,7 @@ class MetaKey(NamedTuple):
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number that an int64 holds, 0 or more."""
+    """Return whether `value` is a whole number from 0 that an int64 holds."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -64,29 +64,29 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
 }
 
 META_KEYS: tuple[MetaKey, ...] = (
-    MetaKey("kind", "text", EVERY, "What the folder is; an index has `index/` and its kind"),
-    MetaKey("schema_version", "a whole number", EVERY, "1. A reader refuses a newer one than it knows"),
-    MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty: an edit by hand shows"),
-    MetaKey("files", "a table", EVERY, "Every file of the folder but this one: its path in it to its `bytes` and `sha256`"),
-    MetaKey("built", "true or false", _BUILT, "False where the data set is switched off (`enabled = false`): nothing is there"),
-    MetaKey("fingerprint", "text or null", _BUILT, "sha256 over all that decides the bytes; who asks for the same gets a cache hit"),
-    MetaKey("content_sha256", "text", _DATASETS, "sha256 over tokens and offsets (a corpus: its documents); lineage is left out"),
+    MetaKey("kind", "text", EVERY, "The kind of the folder; an index has `index/` and its kind"),
+    MetaKey("schema_version", "a whole number", EVERY, "1. A reader refuses a newer one"),
+    MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
+    MetaKey("files", "a table", EVERY, "Every other file of the folder: its relative path to its `bytes` and `sha256`"),
+    MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`): it has no files"),
+    MetaKey("fingerprint", "text or null", _BUILT, "sha256 over all inputs of the build; a build with the same one is a cache hit"),
+    MetaKey("content_sha256", "text", _DATASETS, "sha256 over tokens and offsets (a corpus: its documents); lineage is excluded"),
     MetaKey("content_sha256", "text", ("duplicates",), "sha256 over the lists of all data sets"),
-    MetaKey("seed", "a whole number or null", ("tokenizer", *_DATASETS), "`[build] seed`; null for what is imported or switched off"),
-    # Whence
-    MetaKey("dataset_name", "text or null", _DATASETS, "The data set's table; null, where a builder was given none, fits any folder"),
+    MetaKey("seed", "a whole number or null", ("tokenizer", *_DATASETS), "`[build] seed`; null if imported or switched off"),
+    # Origin
+    MetaKey("dataset_name", "text or null", _DATASETS, "The data set's table; null, if a builder got no name, fits any folder"),
     MetaKey("dataset_config", "text or null", _DATASETS, "Its configuration on the hub"),
-    MetaKey("dataset_revision", "text or null", _DATASETS, "What was read: the hub's commit, or a digest of local files"),
-    MetaKey("source", "a table", _DATASETS, "`kind` of the source, and what identifies the data; no absolute path"),
-    MetaKey("split_rule", "text or null", _FAMILIES, "How train and val were divided, in one line"),
-    MetaKey("decontaminate", "a table", ("pretrain",), "Where copies of val were kept out of train: `kind`, `threshold`, code version"),
+    MetaKey("dataset_revision", "text or null", _DATASETS, "The revision that was read: the hub's commit, or a digest of local files"),
+    MetaKey("source", "a table", _DATASETS, "`kind` of the source, and the keys that identify the data; no absolute path"),
+    MetaKey("split_rule", "text or null", _FAMILIES, "The rule that divided train and val, in one line"),
+    MetaKey("decontaminate", "a table", ("pretrain",), "If copies of val were removed from train: `kind`, `threshold`, code version"),
     # Tokens
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`"),
-    MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Ids are below it; null for imported tokens where unknown"),
-    MetaKey("tokenizer_sha256", "text or null", _FAMILIES, "Of the tokenizer's model; readers refuse another one than `tokenizer/` holds"),
-    MetaKey("special_token_ids", "a table", ("tokenizer", *_FAMILIES), "`sys`, `usr`, `asst`, `eot`: ids, or null where there is none"),
-    MetaKey("append_eot", "true or false", ("pretrain",), "Whether every document ends with EOT, and no EOT is elsewhere"),
-    MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Size of every shard but a split's last, in bytes"),
+    MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Ids are below it; null if unknown (imported tokens)"),
+    MetaKey("tokenizer_sha256", "text or null", _FAMILIES, "sha256 of the tokenizer's model; readers compare it with `tokenizer/`"),
+    MetaKey("special_token_ids", "a table", ("tokenizer", *_FAMILIES), "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one"),
+    MetaKey("append_eot", "true or false", ("pretrain",), "Whether every document ends with EOT, and no other token is EOT"),
+    MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Size in bytes of every shard, except the last one of a split"),
     # Counts
     MetaKey("train_tokens", "a whole number", _FAMILIES, "Tokens of train, special tokens included"),
     MetaKey("val_tokens", "a whole number", _FAMILIES, "Tokens of val"),
@@ -96,53 +96,53 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("documents", "a table of whole numbers", ("corpus",), "`read` from the source, and `kept`"),
     MetaKey("characters", "a table of whole numbers", ("pretrain",), "Characters of the documents of `train` and `val`"),
     MetaKey("characters", "a table of whole numbers", ("corpus",), "`before` and `after` cleaning"),
-    MetaKey("bytes", "a table of whole numbers", ("corpus",), "The same, as UTF-8"),
-    MetaKey("words", "a whole number", ("corpus",), "Words of what was kept"),
+    MetaKey("bytes", "a table of whole numbers", ("corpus",), "The same in bytes of UTF-8"),
+    MetaKey("words", "a whole number", ("corpus",), "Words of the kept documents"),
     MetaKey("cut", "a table of whole numbers", ("pretrain",), "Documents that a token budget cut: 0 or 1 in `train` and `val`"),
-    MetaKey("cut_document", "a table", ("pretrain",), "Which one that is, by its ordinal in the split; else null"),
-    MetaKey("dropped", "a table of whole numbers", _DATASETS, "What was left out, counted by reason"),
-    MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "Those of `dropped` that the source left out while reading"),
-    MetaKey("facts", "a table", _DATASETS, "What else the source had to say, such as trees that both splits share"),
+    MetaKey("cut_document", "a table", ("pretrain",), "The ordinal of that document in the split, or null"),
+    MetaKey("dropped", "a table of whole numbers", _DATASETS, "Documents that were left out, counted by reason"),
+    MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
+    MetaKey("facts", "a table", _DATASETS, "Other facts from the source, such as trees that both splits share"),
     # Tokenizer
     MetaKey("sha256", "text", ("tokenizer",), "Of `spm.model`; caches carry it as `tokenizer_sha256`"),
     MetaKey("model_type", "text", ("tokenizer",), "`unigram`, `bpe`, ..., or `imported`"),
-    MetaKey("special_tokens", "a table", ("tokenizer",), "Strings of the four special tokens; a text that spells one is dropped"),
-    MetaKey("sentencepiece_version", "text", ("tokenizer",), "The version that trained it, or looked into an imported one"),
+    MetaKey("special_tokens", "a table", ("tokenizer",), "Strings of the four special tokens; a text that contains one is dropped"),
+    MetaKey("sentencepiece_version", "text", ("tokenizer",), "The version that trained the tokenizer, or read an imported one"),
     MetaKey(
         "trained_on",
         "a table",
         ("tokenizer",),
-        "Of a trained one, its sample: `sources` (bytes of each), `revisions`, `skipped` (what could not be read), `bytes`, `sha256`; "
+        "The training sample: `sources` (bytes of each), `revisions`, `skipped` (unreadable items), `bytes`, `sha256`; "
         "with `prepare`, `read_as` (`prepared`: documents of a corpus that go to train; `members`: a mixture; `raw`); and "
-        "how it fits: `characters_per_token` by source (newlines count, EOT does not), `longest_words`",
+        "its quality: `characters_per_token` by source (newlines count, EOT does not), `longest_words`",
     ),
-    MetaKey("imported", "text", ("tokenizer",), "Of an imported one: the name of its file"),
+    MetaKey("imported", "text", ("tokenizer",), "The file name of an imported tokenizer"),
     # Corpus and duplicates
     MetaKey("prepare", "a list of texts", ("corpus",), "`clean`, `dedup`"),
-    MetaKey("cleaning", "a table or null", ("corpus",), "Settings that decided what was kept; null where nothing was cleaned"),
-    MetaKey("signatures", "a table or null", ("corpus",), "What decides the MinHash signatures; null where duplicates are not looked for"),
+    MetaKey("cleaning", "a table or null", ("corpus",), "Settings that decided which documents were kept; null if nothing was cleaned"),
+    MetaKey("signatures", "a table or null", ("corpus",), "Settings of the MinHash signatures; null without a search for duplicates"),
     MetaKey("signatures", "a table or null", ("duplicates",), "By data set: sha256 of its digests and signatures"),
     MetaKey("lengths", "a table", ("corpus",), "Documents by length, `before` and `after`, for the report's histogram"),
     MetaKey("splits", "a table", ("corpus",), "Documents by upstream's own split, or `unknown`"),
-    MetaKey("splits", "a table", ("duplicates",), "By data set: `val_frac` and `seed` of its split; null where upstream or budgets decide"),
-    MetaKey("languages", "a table of whole numbers", ("corpus",), "Documents by language, of those asked"),
+    MetaKey("splits", "a table", ("duplicates",), "By data set: `val_frac` and `seed` of its split; null if upstream or budgets decide"),
+    MetaKey("languages", "a table of whole numbers", ("corpus",), "Documents by configured language"),
     MetaKey("settings", "a table", ("duplicates",), "`[dedup]`"),
-    MetaKey("bands", "a whole number", ("duplicates",), "LSH bands that were used"),
-    MetaKey("rows", "a whole number", ("duplicates",), "Slots of a band"),
-    MetaKey("order", "a list of texts", ("duplicates",), "Data sets, in the order in which the first one wins"),
+    MetaKey("bands", "a whole number", ("duplicates",), "Number of LSH bands"),
+    MetaKey("rows", "a whole number", ("duplicates",), "Slots per band"),
+    MetaKey("order", "a list of texts", ("duplicates",), "Data sets in order of priority: the first one keeps a duplicate"),
     MetaKey("missing", "a list of texts", ("duplicates",), "Data sets that had no corpus yet"),
     MetaKey("inputs", "a table", ("duplicates",), "By data set: `content_sha256` of its corpus"),
-    MetaKey("datasets", "a table", ("duplicates",), "By data set: documents, exact and near duplicates, of whom, sizes of clusters"),
+    MetaKey("datasets", "a table", ("duplicates",), "By data set: documents, duplicates (exact, near) and their origin, cluster sizes"),
     # Index
-    MetaKey("index_version", "a whole number", ("index",), "Changes with the order that Megatron's indices give"),
-    MetaKey("parameters", "a table", ("index",), "What the index is of; the folder is named by their hash"),
+    MetaKey("index_version", "a whole number", ("index",), "Changes if the order of Megatron's indices changes"),
+    MetaKey("parameters", "a table", ("index",), "The parameters of the index; their hash is the folder's name"),
 )  # fmt: skip
 
-FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # one form for a name, whatever the kind
+FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # a name has one form in all kinds
 
 
 def form_problem(meta: dict[str, Any]) -> str | None:
-    """One clause about the first key with a value that no such key has, else None."""
+    """Return one clause about the first key whose value has a wrong form, or None."""
     for name, form in FORM_OF.items():
         if name in meta and not FORMS[form](meta[name]):
             return f"{name} is {meta[name]!r:.80}, expected {form}"
@@ -150,7 +150,7 @@ def form_problem(meta: dict[str, Any]) -> str | None:
 
 
 def check_form(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """`meta`, read from `path`. Raises NielsCacheError with its `form_problem`."""
+    """Return `meta`, read from `path`. Raises NielsCacheError with its `form_problem`."""
     if problem := form_problem(meta):
         raise NielsCacheError(f"{path}: {problem}; rebuild this data set")
     return meta

@@ -1,8 +1,8 @@
-"""Arrays of numbers in .npy files, mapped: the header is read by one pattern, and the file must be exactly as long as it says.
+"""Arrays of numbers in .npy files, mapped. One pattern reads the header, and the file must have exactly the length that it gives.
 
-numpy's own reader evaluates the header as Python, takes more exceptions than its documentation names to refuse one, and ignores what lies
-behind the array; arrays of objects it would unpickle where it is asked to. Here nothing of a file is evaluated: a file is a plain array, or
-refused. Format: numpy.lib.format, versions 1.0 to 3.0. Cost: a small read, a map and, as long as the array lives, a descriptor.
+numpy's own reader evaluates the header as Python, raises more exceptions than its documentation names, ignores bytes after the array,
+and unpickles arrays of objects on request. This module evaluates nothing: a file is a plain array, or it is refused. Format:
+numpy.lib.format, versions 1.0 to 3.0. Cost: a small read, a map and, as long as the array lives, a descriptor.
 """
 
 import errno
@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
 
 _MAGIC = b"\x93NUMPY"
-_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version, of the field that says how long the header is
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version, width of the field with the length of the header
 _MOST_HEADER_BYTES = 10_000  # as numpy
 _MOST_DIMENSIONS = 64  # as numpy
 _VALUE = r"'(?P<dtype>[<>=|]?[A-Za-z?]\d{0,9}(?:\[\w+\])?)'|(?P<fields>\[[^{}]*\])|(?P<order>True|False)|\((?P<shape>(?:\d{1,19},? ?)*)\)"
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
 
 @dataclass(frozen=True, kw_only=True)
 class NpyHeader:
-    """dtype: None where items are no plain numbers (text, dates, records, objects). offset: bytes before the first item."""
+    """A header. dtype: None if items are not plain numbers (text, dates, records, objects). offset: bytes before the first item."""
 
     dtype: np.dtype[Any] | None
     descr: str
@@ -41,12 +41,15 @@ class NpyHeader:
 
     @property
     def file_bytes(self) -> int:
-        """How long a file of plain numbers is."""
+        """The length that a file of plain numbers must have."""
         return self.offset + math.prod(self.shape) * (self.dtype.itemsize if self.dtype is not None else 0)
 
 
 def read_npy_header(path: str | Path) -> NpyHeader:
-    """Raises OSError for what the disk refuses, NielsCacheError for what is no header, or a file of another length than it says."""
+    """Read the header of an .npy file.
+
+    Raises OSError if the disk refuses, NielsCacheError for an invalid header or a file of another length than it gives.
+    """
     descriptor = open_regular(path)
     try:
         return _read_header(path, descriptor)
@@ -55,25 +58,29 @@ def read_npy_header(path: str | Path) -> NpyHeader:
 
 
 def map_npy(path: str | Path) -> NDArray[Any]:
-    """The array, read-only. Raises OSError for what the disk refuses, NielsCacheError as `read_npy_header`, and for no plain numbers."""
+    """Map the array, read-only.
+
+    Raises OSError if the disk refuses, NielsCacheError as `read_npy_header` does, and for items that are not plain numbers.
+    """
     descriptor = open_regular(path)
     try:
         header = _read_header(path, descriptor)
         if header.dtype is None:
-            raise _damaged(path, f"holds {header.descr}, no numbers")
+            raise _damaged(path, f"holds {header.descr}, not numbers")
         content = mmap.mmap(descriptor, header.file_bytes, access=mmap.ACCESS_READ)
         items = np.frombuffer(content, dtype=header.dtype, count=math.prod(header.shape), offset=header.offset)
         return items.reshape(header.shape, order="F" if header.fortran_order else "C")
-    except ValueError as error:  # cut short just now; a shape of 0 items that numpy has no numbers for
+    except ValueError as error:  # cut short just now; or a shape of 0 items whose extents numpy refuses
         raise error if isinstance(error, NielsCacheError) else _damaged(path, str(error)) from error
     finally:
         os.close(descriptor)
 
 
 def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array in a new file, mapped to be written; no extent is 0.
+    """Create a file with an array, mapped for writing. No extent may be 0.
 
-    Its room on the disk is taken now: a full disk is an OSError here, and a signal that ends the process when a map is written.
+    It reserves the space on the disk now. Without that, a full disk would kill the process with a signal at a later write to the map.
+    Raises OSError if the disk is full.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -82,9 +89,9 @@ def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> ND
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system without this call
                     raise OSError(error.errno, f"{error.strerror}: it takes {size:,} bytes", str(path)) from error
-    return np.asarray(mapped)  # a plain array: numpy shuffles a subclass item by item, through Python
+    return np.asarray(mapped)  # a plain array, because numpy shuffles a subclass item by item, through Python
 
 
 def _read_header(path: str | Path, descriptor: int) -> NpyHeader:
@@ -92,7 +99,7 @@ def _read_header(path: str | Path, descriptor: int) -> NpyHeader:
     size = os.fstat(descriptor).st_size
     width = _LENGTH_BYTES.get(start[len(_MAGIC) : len(_MAGIC) + 2])
     if not start.startswith(_MAGIC) or width is None:
-        raise _damaged(path, f"{size} bytes that do not begin as one")
+        raise _damaged(path, f"{size} bytes without the magic of such a file")
     begin = len(_MAGIC) + 2 + width
     length = int.from_bytes(start[begin - width : begin], "little")
     text = start[begin : begin + length]
@@ -123,11 +130,11 @@ def _parse(text: str, *, offset: int) -> NpyHeader | None:
     if descr is None or order is None or shape is None:
         return None
     extents = tuple(int(extent) for extent in re.findall(r"\d+", shape))
-    if len(extents) > _MOST_DIMENSIONS or (len(extents) == 1 and "," not in shape):  # (3) is no tuple
+    if len(extents) > _MOST_DIMENSIONS or (len(extents) == 1 and "," not in shape):  # (3) is not a tuple
         return None
     dtype = np.dtype(descr) if _NUMBERS.fullmatch(descr) else None
     return NpyHeader(dtype=dtype, descr=descr, shape=extents, fortran_order=order == "True", offset=offset)
 
 
 def _damaged(path: str | Path, reason: str) -> NielsCacheError:
-    return NielsCacheError(f"{path}: not a readable .npy file (cut short?): {reason}; rebuild what it belongs to")
+    return NielsCacheError(f"{path}: not a readable .npy file (cut short?): {reason}; rebuild its data set")

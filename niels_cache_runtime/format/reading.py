@@ -1,8 +1,8 @@
-"""Files of a cache, found and read whole: what lies in a folder, and the sha256 of many files at once.
+"""Whole files of a cache: listing a folder, and the sha256 of many files at once.
 
-Hashing is the cost, and it releases the GIL: as many files at a time as there are cores, the largest first, each in blocks into one buffer
-of its thread. Whoever wants to see the bytes is shown the same blocks, so that a file is read once and memory stays flat. What files must
-hold is not known here. Needs neither torch nor numpy.
+Hashing is the cost, and it releases the GIL. As many files as there are cores are read at a time, the largest first, each in blocks into
+one buffer per thread. A `Look` gets the same blocks, so each file is read once and memory stays flat. This module does not check the
+content of files. It needs neither torch nor numpy.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from typing import NamedTuple
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
 
-BLOCK_BYTES = 1 << 21  # calls of Python are few then, and a block that was just hashed is still in a cache when it is looked at
+BLOCK_BYTES = 1 << 21  # large enough for few Python calls, small enough to be still in the CPU cache after hashing
 
 Look = Callable[[memoryview], None]
 OnBytes = Callable[[int], None]
 
 
 class Found(NamedTuple):
-    """What lies below a folder, by relative path, sorted.
+    """The entries below a folder, by relative path, sorted.
 
-    sizes: bytes of every file. strange: one clause about each entry that is no such file. unread: what was not looked at, because its name
-    has a leading dot. empty: folders without any entry.
+    sizes: bytes of every regular file. strange: one clause about each entry that is no such file. unread: entries that were skipped because
+    their name has a leading dot. empty: folders without any entry.
     """
 
     sizes: dict[str, int]
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 def find_files(folder: Path) -> Found:
     """Find the files below `folder`. Links are not followed, wherever they lead.
 
-    An entry with a leading dot is the file manager's, or a build at work: neither it nor what is in it is looked at.
+    An entry with a leading dot belongs to a file manager or to a running build: it is skipped with everything in it.
     """
     sizes: dict[str, int] = {}
     strange: dict[str, str] = {}
@@ -70,7 +70,7 @@ def find_files(folder: Path) -> Found:
             elif stat.S_ISLNK(found.st_mode):
                 strange[relative] = "is a link, which is not followed; put the file itself there"
             elif not stat.S_ISDIR(found.st_mode):
-                strange[relative] = "is no regular file"
+                strange[relative] = "is not a regular file"
         folders[:] = [name for name in folders if not name.startswith(".")]
     return Found(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
 
@@ -82,19 +82,19 @@ def hash_files(
     threads: int | None = None,
     on_bytes: OnBytes | None = None,
 ) -> dict[Path, str | NielsCacheError]:
-    """The sha256 of each file, or why it cannot be read; several files at a time, each shown to its `Look` block by block.
+    """Return the sha256 of each file, or the error that prevents reading it. Several files are read at a time; each `Look` gets its blocks.
 
-    sizes: to begin with the largest, so that no core is left with it at the end. threads: None for as many as this process may use.
-    on_bytes: told of each block, by one thread at a time. An exception of a `Look` ends all of it.
+    sizes: to begin with the largest, so that no single core finishes late. threads: None for as many as this process may use.
+    on_bytes: called with the size of each block, by one thread at a time. An exception of a `Look` ends all reading.
     """
     if threads is not None and threads < 1:
-        raise NielsCacheError(f"threads={threads}: at least one file at a time must be read")
+        raise NielsCacheError(f"threads={threads}: must be at least 1")
     order = sorted(files, key=lambda path: -(sizes or {}).get(path, 0))
     stopped, lock, buffers = threading.Event(), threading.Lock(), threading.local()
 
     def read(path: Path) -> str | NielsCacheError:
         if not hasattr(buffers, "block"):
-            buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # begins with a page: the system copies into others at half the speed
+            buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned: the system copies into other memory at half the speed
         block, look, digest = buffers.block, files[path], hashlib.sha256()
         try:
             with FileIO(open_regular(path)) as file:
@@ -105,7 +105,7 @@ def hash_files(
                     if on_bytes is not None:
                         with lock:
                             on_bytes(count)
-        except NielsCacheError as error:  # no regular file any more
+        except NielsCacheError as error:  # not a regular file any more
             return error
         except OSError as error:
             return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}")
@@ -115,12 +115,12 @@ def hash_files(
         try:
             return dict(zip(order, pool.map(read, order), strict=True))
         finally:
-            stopped.set()  # after an interrupt nobody reads on
+            stopped.set()  # after an interrupt all threads stop
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _fill(file: FileIO, block: memoryview) -> int:
-    """Read until the block is full or the file ends, so that no block but the last is short; bytes read."""
+    """Read until the block is full or the file ends, so that only the last block is short. Return the number of bytes."""
     count = 0
     while count < len(block) and (more := file.readinto(block[count:])):
         count += more
@@ -128,5 +128,5 @@ def _fill(file: FileIO, block: memoryview) -> int:
 
 
 def available_threads() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""The room of TokenLoader: which sample comes when, and how it becomes a row of a batch.
+"""The room of TokenLoader: the order of samples, and how a sample becomes a row of a batch.
 
     order, blend, mixture: position -> samples      windows, packing: a sample -> tokens      batch: tokens -> tensors
-    settings, state, steps: what a run was given, what it saves, where it is      trace, report: what was read, what will be
+    settings, state, steps: the settings of a run, its saved state, its position      trace, report: origins of tokens, a planned run
 
-Imports `cache` and `format`. The class loads with its first use, as torch does: order and blend need numpy alone.
+Imports `cache` and `format`. TokenLoader loads at its first use, as torch does: order and blend need numpy alone.
 """
 
 import importlib
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenLoader"]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

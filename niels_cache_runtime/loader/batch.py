@@ -1,7 +1,7 @@
-"""One batch as training takes it, and how rows of several sources become one.
+"""One batch for training, and how rows of several sources become one.
 
-Tokens are gathered per source, laid into one array of two-byte rows, and widened once on the device. Costs one gather for each
-source in the batch. Which samples a batch holds is the loader's business.
+Tokens are gathered per source, put into one array of two-byte rows, and widened once on the device. Costs one gather for each
+source in the batch. The loader chooses the samples of a batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +23,14 @@ FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """B rows of T tokens on one device. What was not asked for is None.
+    """B rows of T tokens on one device. Fields that were not requested are None.
 
     x, y: (B, T) int64, contiguous, y[:, :-1] == x[:, 1:].
-    y_masked: (B, T) int64, y with -100 where nothing is to be learned (SFT, or mask_cross_document_targets).
+    y_masked: (B, T) int64, y with -100 for targets to ignore (SFT, or mask_cross_document_targets).
     document_ids: (B, T) int32, 0, 1, 2, ... from each row's first document; padding counts as a document.
-    position_ids: (B, T) int32, position within the document, or since the row's start where it began before.
+    position_ids: (B, T) int32, position within the document, or since the row's start if the document began before it.
     cu_seqlens: (documents + 1,) int32, starts of documents among the B * T flattened inputs and their end: the convention of
-        flash-attention's varlen functions, with max_seqlen, the longest of them.
+        flash-attention's varlen functions, with max_seqlen, the length of the longest.
     dataset_ids: (B,) int64, index into the loader's `names`.
     """
 
@@ -44,15 +44,15 @@ class Batch:
     dataset_ids: torch.Tensor | None = None
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "Batch":
-        """The batch with every tensor on that device."""
+        """Return the batch with every tensor on that device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        """The batch in pinned memory; what `DataLoader(pin_memory=True)` calls."""
+        """Return the batch in pinned memory; `DataLoader(pin_memory=True)` calls this."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor of the batch."""
+        """Yield every tensor of the batch."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, torch.Tensor):
@@ -65,7 +65,7 @@ class Batch:
 
 
 class BatchMaker:
-    """Reads samples from sources and makes a batch of them on a device."""
+    """A maker of batches: it reads samples from sources onto a device."""
 
     def __init__(
         self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
@@ -80,7 +80,7 @@ class BatchMaker:
         self._pairs = PairMaker(device)
 
     def check_boundaries(self) -> None:
-        """Raise the NielsCacheError that a batch would, if documents are wanted of a source that lists none."""
+        """Raise the NielsCacheError that a batch would raise, if documents are requested of a source that lists none."""
         for source in self._sources:
             if self._boundaries and not source.packs:
                 source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
@@ -93,7 +93,7 @@ class BatchMaker:
         self._pairs = PairMaker(self._device)
 
     def make(self, located: Located) -> Batch:
-        """The samples at `located` (n,), one row each, in that order."""
+        """Return the samples at `located` (n,), one row each, in that order."""
         rows = self._read(located)
         n = len(located)
         x, y = self._pairs.pairs(rows.tokens)
@@ -107,7 +107,7 @@ class BatchMaker:
         if self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
             targets = within if targets is None else targets & within
-        elif targets is None and self._packs:  # pretrain rows among packed ones: all is learned
+        elif targets is None and self._packs:  # pretrain rows among packed ones: all targets count
             targets = np.ones((n, self._T), dtype=np.bool_)
         if targets is not None:
             extra["y_masked"] = self._masked(y, targets)
@@ -128,8 +128,8 @@ class BatchMaker:
         return made
 
     def _masked(self, y: torch.Tensor, targets: NDArray[np.bool_]) -> torch.Tensor:
-        """(B, T) int64: y where `targets`, else -100."""
-        if self._device.type == "cpu":  # numpy, as everything here on the calling thread: see batches
+        """Return y (B, T) int64 with -100 outside `targets`."""
+        if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
             return torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
         return torch.where(self._send(targets), y, IGNORE_INDEX)
 
@@ -137,7 +137,7 @@ class BatchMaker:
         return send(array, self._device)
 
     def _read(self, located: Located) -> Rows:
-        """Rows of every (source, epoch) in the batch, each group with one read, laid back into the order asked for."""
+        """Read the rows of every (source, epoch) in the batch, each group with one read. Return them in the order of `located`."""
         if located.same is not None:
             source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)

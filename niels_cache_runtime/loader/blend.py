@@ -1,12 +1,12 @@
-"""Which source the next sample comes from: several sources mixed by weights, as evenly as whole samples can be.
+"""The source of the next sample: several sources mixed by weights, as evenly as whole samples allow.
 
     global sample --Blend.at--> source, how many samples of that source came before --Blend.position--> global sample
 
-At every prefix of a segment each source's count is its exact share rounded down or up. The greedy rule (take the source that lags
-most) misses that: with one source of weight 40 beside 60 of weight 1 it is 1.2 samples off. One period of a segment is computed when
-a blend is made, about a microsecond and 9 bytes per sample of the period (at most 2**20); every lookup is then O(1), vectorized, and
-exact at any position. What changes which source a sample has counts order.ORDER_VERSION up. Nothing is random here: the order inside
-a source is `order`, what happens at a source's end is the loader's business.
+At every prefix of a segment each source's count is its exact share rounded down or up. The greedy rule (take the source that is most
+behind) misses that: with one source of weight 40 beside 60 of weight 1 it is 1.2 samples off. Making a blend computes one period of each
+segment, about a microsecond and 9 bytes per sample of the period (at most 2**20). Every lookup is then O(1), vectorized, and exact at
+any position. A change of the source of any sample needs a new order.ORDER_VERSION. Nothing is random here. The order inside a source
+belongs to `order`; the end of a source belongs to the loader.
 """
 
 import difflib
@@ -25,24 +25,24 @@ from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_PERIOD = 2**20
-_MOST_SAMPLES = 2**60  # of a run: what is counted in int64 then stays one
+_MOST_SAMPLES = 2**60  # of a run, so that counts fit into int64
 
 
 class Blend:
     """The sources of all samples of a run, by a schedule of weights.
 
     names: of the sources, each once. schedule: (first sample, weight per name) of every segment, the first from sample 0, strictly
-    increasing; each segment names every source. Weights are positive numbers of any scale; 0 keeps a source out of a segment,
-    allowed where another segment has it. Raises NielsCacheError otherwise.
+    increasing; each segment names every source. Weights are positive numbers of any scale. A weight of 0 excludes a source from a
+    segment; some other segment must include it. Raises NielsCacheError otherwise.
 
-    weights: (first sample, whole weight per source in the order of `names`) of every segment: the given decimals exactly where their
-    ratio allows it with a sum of at most 2**20, else rounded by largest remainders to that sum, never to 0.
+    weights: (first sample, whole weight per source in the order of `names`) of every segment. They are the given decimals exactly if their
+    ratio has a sum of at most 2**20, else rounded by largest remainders to that sum, never to 0.
 
-    A segment begins a period of its own; how many samples of a source came before goes on from segment to segment.
+    Each segment begins a new period. The counts of earlier samples continue from segment to segment.
 
-    Why a prefix is never off by 1: with whole weights a of sum P, the j-th sample of a source may come at slots floor(jP/a) to
-    ceil((j+1)P/a) - 1 of the period. Serving every source at its constant rate fits these windows, so (matchings in a bipartite graph
-    being integral) some order of whole samples does, and then so does the one that always takes the open window that closes first.
+    Proof that a prefix is never off by 1: with whole weights a of sum P, the j-th sample of a source may come at slots floor(jP/a) to
+    ceil((j+1)P/a) - 1 of the period. Serving every source at its constant rate fits these windows. Matchings in a bipartite graph are
+    integral, so some order of whole samples fits them too. Then the order that always takes the open window that closes first also fits.
     After t slots the windows closed by then give at least floor(ta/P) samples, those opened by then at most ceil(ta/P).
     Tijdeman 1980, "The chairman assignment problem"; the windows are those of P-fair scheduling (Baruah et al. 1996).
     """
@@ -61,7 +61,7 @@ class Blend:
         self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For global `samples` (n,): index of the source, and how many samples of that source came before; both (n,) int64."""
+        """Return, for global `samples` (n,), the index of the source and its number of earlier samples; both (n,) int64."""
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
         if len(self._segments) == 1:
@@ -74,12 +74,12 @@ class Blend:
         return sources, numbers
 
     def counts(self, samples: int) -> NDArray[np.int64]:
-        """How many of the first `samples` global samples come from each source, (sources,) int64."""
+        """Return how many of the first `samples` global samples come from each source, (sources,) int64."""
         total = check_whole("samples", samples)
         return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
 
     def position(self, source: int, number: int) -> int | None:
-        """The global sample that is a source's `number`-th (from 0), None if the last segment leaves that source out before it."""
+        """Return the global sample that is a source's `number`-th (from 0), or None if the last segment excludes that source before it."""
         if not 0 <= source < self._sources:
             raise NielsCacheError(f"source {source}: there are {self._sources}, counted from 0")
         if number < 0:
@@ -95,7 +95,7 @@ class _Segment:
     """Samples from `first` on.
 
     before: (sources,) samples of each source in earlier segments. sources, numbers: (up to a period,) the source of every slot and
-    how many slots it had before; slots: all slots sorted by source, those of source i from slot_starts[i].
+    its number of earlier slots; slots: all slots sorted by source, those of source i from slot_starts[i].
     """
 
     first: int
@@ -125,7 +125,7 @@ class _Segment:
 
 
 def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.int64], length: int | None) -> _Segment:
-    """`length`: samples until the next segment, None for the last; no more slots than that are computed."""
+    """Return a segment. `length`: samples until the next segment, None for the last; no more slots are computed."""
     period = sum(weights)
     sources = _interleave(weights, slots=period if length is None else min(period, length))
     order = sources.argsort(kind="stable")
@@ -146,7 +146,7 @@ def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.in
 
 
 def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
-    """The source of each of the first `slots` slots of a period: of all windows that are open, the one that closes first."""
+    """Return the source of each of the first `slots` slots of a period: of all open windows, the one that closes first."""
     period = sum(weights)
     # The windows that open before `slots`: those with j * period / weight < slots.
     windows = [np.arange(-(-slots * weight // period), dtype=np.int64) for weight in weights]
@@ -154,7 +154,7 @@ def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
     closes = np.concatenate([-(-(j + 1) * period // max(weight, 1)) for j, weight in zip(windows, weights, strict=True)])
     source = np.repeat(np.arange(len(weights)), [len(j) for j in windows])
     by_opening = opens.argsort(kind="stable")
-    keys = iter((closes * len(weights) + source)[by_opening].tolist())  # one number to compare: when it closes, then which source
+    keys = iter((closes * len(weights) + source)[by_opening].tolist())  # one number to compare: the closing slot, then the source
     chosen: list[int] = []
     is_open: list[int] = []
     for opening in np.bincount(opens, minlength=slots).tolist():
@@ -165,9 +165,9 @@ def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
 
 
 def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, float]]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The schedule with whole weights, checked."""
+    """Check the schedule, and return it with whole weights."""
     if not names or len(set(names)) < len(names) or len(names) > MAX_PERIOD:
-        raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a name of its own")
+        raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a different name")
     if not schedule:
         raise NielsCacheError("schedule: empty; give at least (0, weights)")
     firsts = [as_int(first) for first, _ in schedule]
@@ -178,7 +178,7 @@ def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, flo
     for first, (given, weights) in zip(firsts, schedule, strict=True):
         if first is None or (checked and first <= checked[-1][0]) or first >= _MOST_SAMPLES:
             raise NielsCacheError(
-                f"schedule: a segment starts at sample {given!r:.40}; starts must be whole numbers that increase, below 2**60"
+                f"schedule: a segment starts at sample {given!r:.40}; starts must be increasing whole numbers below 2**60"
             )
         where = f"weights from sample {first}"
         _check_names(where, names, weights)
@@ -189,7 +189,7 @@ def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, flo
         checked.append((first, _whole_weights(fractions)))
     never = [name for name in names if name not in ever]
     if never:
-        raise NielsCacheError(f"weights of {', '.join(never)}: 0 in every segment; leave out a source that is never read")
+        raise NielsCacheError(f"weights of {', '.join(never)}: 0 in every segment; leave out a source without a positive weight")
     return tuple(checked)
 
 
@@ -201,24 +201,24 @@ def _check_names(where: str, names: list[str], weights: Mapping[str, float]) -> 
         raise NielsCacheError(f"{where}: no source is named {', '.join(map(str, unknown))}{hint}")
     missing = [name for name in names if name not in weights]
     if missing:
-        raise NielsCacheError(f"{where}: none for {', '.join(missing)}; every source needs one")
+        raise NielsCacheError(f"{where}: no weight for {', '.join(missing)}; every source needs one")
 
 
 def _fraction(where: str, name: str, weight: Any, *, zero: bool) -> Fraction:
-    """The weight as it was written: 0.1 is a tenth, not the nearest binary number."""
+    """Return the weight as it was written: 0.1 is a tenth, not the nearest binary number."""
     whole = as_int(weight)
     try:
         fraction = Fraction(whole) if whole is not None else Fraction(repr(float(weight)))
     except (TypeError, ValueError):
         fraction = Fraction(-1)
     if fraction < 0 or isinstance(weight, bool | str) or (fraction == 0 and not zero):
-        hint = "leave out a source that is never read" if fraction == 0 else "give a positive number"
+        hint = "leave out a source without a positive weight" if fraction == 0 else "give a positive number"
         raise NielsCacheError(f"{where}: {name} has {weight!r}; {hint}")
     return fraction
 
 
 def _whole_weights(fractions: Sequence[Fraction]) -> tuple[int, ...]:
-    """Whole numbers in the ratio of `fractions` or, where their sum would be above MAX_PERIOD, as near to it as that sum allows."""
+    """Return whole numbers in the ratio of `fractions`, or near it if their sum would be above MAX_PERIOD."""
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     shares = _divided_by_gcd([int(fraction * scale) for fraction in fractions])
     return shares if sum(shares) <= MAX_PERIOD else _divided_by_gcd(_largest_remainder(shares, total=MAX_PERIOD))
@@ -230,7 +230,10 @@ def _divided_by_gcd(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def _largest_remainder(shares: Sequence[int], *, total: int) -> list[int]:
-    """`total` in the ratio of `shares`, but at least 1 for every positive share: who would get less gets 1 and the rest is divided."""
+    """Divide `total` in the ratio of `shares`, with at least 1 for every positive share.
+
+    A source that would get less gets 1, and the rest is divided among the others.
+    """
     result = [0] * len(shares)
     divided = {index for index, share in enumerate(shares) if share}
     while True:

@@ -1,14 +1,14 @@
-"""Document boundaries of a batch, and what models take of them: ids, positions, cumulative lengths, attention masks.
+"""Document boundaries of a batch, and the arrays that models take: ids, positions, cumulative lengths, attention masks.
 
     doc_ends --find_boundaries--> Boundaries --cu_seqlens--> cu --document_ids, position_ids, max_seqlen--> arrays of a batch
-                                            `--cross_document_targets--> targets to leave out of the loss
+                                            `--cross_document_targets--> targets to exclude from the loss
     document_ids --document_mask, flex_block_mask--> attention inside documents only
 
-A token is never looked at: boundaries come from the offsets that a cache stores, not from a scan for EOT. The arrays are numpy's,
-made on the CPU beside the batch; the masks are torch's, made where the ids are. Cost at 64 rows of 2048 tokens and documents of
-some 600 tokens, where the batch itself takes 100 us: 70 us for ids and positions, and about as much or a little more to find the
-boundaries in 700,000 doc_ends. `flex_block_mask` grows with the square of the number of blocks, `document_mask` with that of the
-tokens. Which tokens are read is the sources' business.
+No token is read: boundaries come from the offsets that a cache stores, not from a scan for EOT. The arrays are numpy's, made on the CPU
+beside the batch. The masks are torch's, made on the device of the ids. Cost at 64 rows of 2048 tokens and documents of some 600 tokens,
+if the batch itself takes 100 us: 70 us for ids and positions, and about as much or a little more to find the boundaries in 700,000
+doc_ends. `flex_block_mask` grows with the square of the number of blocks, `document_mask` with the square of the number of tokens. The
+sources choose the tokens.
 """
 
 from typing import TYPE_CHECKING
@@ -28,26 +28,26 @@ _INT32_MAX = 2**31 - 1
 
 
 def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], *, T: int) -> Boundaries:
-    """Where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
+    """Find where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
 
     doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Two binary searches per window.
-    Raises NielsCacheError where a window is not inside the stream.
+    Raises NielsCacheError if a window is not inside the stream.
     """
-    doc_ends = np.asarray(doc_ends)  # a np.memmap takes longer at every step
+    doc_ends = np.asarray(doc_ends)  # an np.memmap is slower at every step
     # Unsigned like doc_ends: with int64 keys numpy would turn all of doc_ends into float64, slowly and rounded.
     starts = positions.astype(np.uint64)
     tokens = int(doc_ends[-1]) if len(doc_ends) else 0
-    if len(starts) and int(starts.max()) >= tokens - T:  # a negative position is far beyond the end, too
+    if len(starts) and int(starts.max()) >= tokens - T:  # as unsigned, a negative position is far beyond the end
         raise NielsCacheError(
             f"windows of T+1={T + 1} tokens at {positions.min()} to {positions.max()}: not inside the stream of {tokens} tokens"
-            " that doc_ends describes; give the doc_ends of the split that the windows are of"
+            " of doc_ends; give the doc_ends of the same split"
         )
     lasts = starts + np.uint64(T)
     first = doc_ends.searchsorted(starts, side="right")
     stop = doc_ends.searchsorted(lasts, side="left")
     counts = stop - first
     rows = np.arange(len(positions)).repeat(counts)
-    # Row by row the documents first, first + 1, ..., stop - 1: each row's distance from a running number is constant.
+    # Row by row the documents first, first + 1, ..., stop - 1: in each row they differ from a running number by a constant.
     documents = (stop - counts.cumsum()).repeat(counts)
     documents += np.arange(len(documents))
     columns = doc_ends[documents] - starts[rows]
@@ -55,9 +55,10 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], 
 
 
 def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32]:
-    """Cumulative lengths of the segments of a batch: 0, every start of a document or row in the rows * T flattened inputs, rows * T.
+    """Return the cumulative lengths of the segments of a batch: 0, every start of a document or row in the rows * T flattened inputs, rows
+    * T.
 
-    (segments + 1,) int32, the convention of flash-attention's varlen functions. Raises NielsCacheError where int32 cannot count them.
+    (segments + 1,) int32, the convention of flash-attention's varlen functions. Raises NielsCacheError if int32 cannot count them.
     """
     if rows * T > _INT32_MAX:
         raise NielsCacheError(f"{rows} rows of T={T}: cu_seqlens is int32 and counts up to {_INT32_MAX} tokens; use a smaller batch")
@@ -67,12 +68,12 @@ def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32
 
 
 def max_seqlen(cu: NDArray[np.int32]) -> int:
-    """Tokens of the longest segment, as flash-attention's varlen functions take it; 0 for an empty batch."""
+    """Return the tokens of the longest segment, as flash-attention's varlen functions take it; 0 for an empty batch."""
     return int((cu[1:] - cu[:-1]).max(initial=0))
 
 
 def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
-    """(rows, T) int32: which document of its row every input belongs to, counted 0, 1, 2, ... from the start of the row."""
+    """Return (rows, T) int32: the document of every input, counted 0, 1, 2, ... from the start of its row."""
     starts = cu[:-1]
     first_of_row = starts.searchsorted(np.arange(0, rows * T, T, dtype=np.int32)).astype(np.int32)
     ids = np.arange(len(starts), dtype=np.int32) - first_of_row[starts // T]
@@ -80,15 +81,15 @@ def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int3
 
 
 def position_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
-    """(rows, T) int32: the position of every input in its document, from 0 where the document or the row starts."""
+    """Return (rows, T) int32: the position of every input in its document, from 0 at the start of the document or row."""
     starts = cu[:-1]
     positions = np.repeat(starts % T, cu[1:] - starts).reshape(rows, T)
-    # In place, one ramp for all rows: a ramp over the whole batch is one more pass over memory, a third of the time.
+    # In place, with one ramp for all rows: a ramp over the whole batch is one more pass over memory, a third of the time.
     return np.subtract(np.arange(T, dtype=np.int32), positions, out=positions)
 
 
 def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.bool_]:
-    """(rows, T) bool: where the target is the first token of another document than the input's, which nothing in it foretells."""
+    """Return (rows, T) bool: whether a target is the first token of the next document, which its input cannot predict."""
     crosses = np.zeros((rows, T), dtype=np.bool_)
     crosses[boundaries.rows, boundaries.columns - 1] = True
     crosses[:, -1] = ~boundaries.continues
@@ -96,10 +97,10 @@ def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDAr
 
 
 def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
-    """`document_ids` (B, T), integers -> (B, 1, T, T) bool on their device, [b, 0, q, k]: whether input q may attend to input k.
+    """Return a mask (B, 1, T, T) bool from `document_ids` (B, T), integers, on their device; [b, 0, q, k]: whether input q may attend to k.
 
-    That is `attn_mask` of `scaled_dot_product_attention`: the same document, and with `causal` nothing later. B * T * T bytes: where T
-    is large, `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError where the ids are not two-dimensional.
+    It is `attn_mask` of `scaled_dot_product_attention`: the same document, and with `causal` nothing later. Takes B * T * T bytes. For a
+    large T use `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
     """
     _check_two_dimensional(document_ids)
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
@@ -107,20 +108,20 @@ def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.T
 
 
 def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_size: int = 128) -> "BlockMask":
-    """`document_ids` (B, T), integers -> what `flex_attention` takes as `block_mask`: the rule of `document_mask`, for any head.
+    """Return the `block_mask` of `flex_attention` from `document_ids` (B, T), integers: the rule of `document_mask`, for any head.
 
-    Found from the lowest and highest id of every block of `block_size` tokens, without the (B, T, T) mask that `create_block_mask`
-    fills first: blocks of which no pair shares a document are skipped, blocks inside one document need no mask. Any ids give the right
-    attention; ids that never fall in a row, as `document_ids` makes them, skip every block that can be skipped. Needs torch 2.7
-    or later. Raises NielsCacheError where the ids are not two-dimensional or `block_size` is no positive number.
+    It is found from the lowest and highest id of every block of `block_size` tokens, without the (B, T, T) mask that `create_block_mask`
+    fills first. Blocks without a common document are skipped, blocks inside one document need no mask. Any ids give the right attention.
+    Ids that never decrease in a row, as those of `document_ids`, skip every block that can be skipped. Needs torch 2.7
+    or later. Raises NielsCacheError if the ids are not two-dimensional or `block_size` is not a positive number.
     """
-    from torch.nn.attention.flex_attention import BlockMask  # loads torch's compiler, more than a second
+    from torch.nn.attention.flex_attention import BlockMask  # this import loads torch's compiler, more than a second
 
     _check_two_dimensional(document_ids)
     check_positive("block_size", block_size)
     batch, T = document_ids.shape
     blocks = -(-T // block_size)
-    # The last block is filled up with its last id, which changes neither its lowest nor its highest.
+    # Fill the last block with its last id, which changes neither its lowest nor its highest.
     filled = torch.nn.functional.pad(document_ids, (0, blocks * block_size - T))
     filled[:, T:] = document_ids[:, -1:]
     by_block = filled.reshape(batch, blocks, block_size)
@@ -130,7 +131,7 @@ def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_si
     full = (lowest_q == highest_k) & (lowest_k == highest_q)
     if causal:
         needed, full = needed.tril(), full.tril(-1)
-    if T % block_size:  # flex_attention looks at the end of a sequence in masked blocks only
+    if T % block_size:  # flex_attention checks the end of a sequence in masked blocks only
         full[:, -1, :] = full[:, :, -1] = False
 
     def may_attend(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -145,11 +146,11 @@ def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_si
 
 
 def _ordered(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, q, k) bool -> how many k each q has (B, 1, q) and which, they first (B, 1, q, k): int32, as BlockMask keeps them."""
+    """Return from (B, q, k) bool how many k each q has, (B, 1, q), and which, these first, (B, 1, q, k): int32, as BlockMask keeps them."""
     indices = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(dim=-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]
 
 
 def _check_two_dimensional(document_ids: torch.Tensor) -> None:
     if document_ids.dim() != 2:
-        raise NielsCacheError(f"document_ids of shape {tuple(document_ids.shape)}: must be (B, T); give a batch's document_ids as they are")
+        raise NielsCacheError(f"document_ids of shape {tuple(document_ids.shape)}: must be (B, T); give a batch's document_ids unchanged")

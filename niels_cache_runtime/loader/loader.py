@@ -1,4 +1,4 @@
-"""The loader that training uses: deterministic order, blends, exact and elastic resume, documents, packing.
+"""The loader for training: deterministic order, blends, exact and elastic resume, documents, packing.
 
     step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
 
@@ -62,27 +62,27 @@ class TokenLoader(IterableDataset[Batch]):
     weights: names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a weight
         may be 0. Needed for several sources; at every prefix each source is less than one sample from its share.
     shuffle: False reads each source in its own order.
-    rank, world_size: which part of the global batch of B * world_size rows this process takes.
-    device: where batches go; to CUDA, two-byte tokens travel and are widened there.
+    rank, world_size: the part of the global batch of B * world_size rows that this process takes.
+    device: the device of batches; two-byte tokens travel to CUDA and are widened there.
     stride: tokens from one window of a pretrain stream to the next; T when None. Windows cross shards.
-    epochs: iteration ends before a source would begin another `epochs` epochs, and the next iteration goes on from there.
+    epochs: iteration ends before a source would begin another `epochs` epochs, and the next iteration continues from there.
         None: endless.
-    on_exhausted: "restart" (the default without `epochs`) | "stop" (with them) | "raise": what happens when a source has been
+    on_exhausted: "restart" (the default without `epochs`) | "stop" (the default with it) | "raise": the action after a source has been
         read `epochs` times (once when None).
-    drop_last: whether the smaller batch that a pass may end with is left out. It is shared out evenly otherwise, and a rank may
-        have no row of it: set it where ranks must take equally many steps.
-    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT brings the first three.
-    mask_cross_document_targets: y_masked hides every target that begins another document than its input belongs to.
+    drop_last: whether to drop the smaller batch that a pass may end with. Otherwise its rows are divided evenly, and a rank may
+        get none: set it if ranks must take equally many steps.
+    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT always has the first three.
+    mask_cross_document_targets: y_masked hides every target that begins another document than that of its input.
     loss_on: SFT: "assistant", "last_assistant" (the last reply of each example) or "all".
-    overflow: SFT: what happens to examples longer than T+1: "truncate_right", "truncate_left" or "drop".
-    weigh_by: "tokens", or "examples" where all sources are SFT: what the weights are shares of.
-    prefetch: batches prepared ahead by a thread; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
+    overflow: SFT: the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
+    weigh_by: the unit of the weights: "tokens", or "examples" if all sources are SFT.
+    prefetch: batches that a thread prepares ahead; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
     verify: "size" compares sizes with meta.json, "sha256" reads every file of these splits once and compares its content.
 
-    Iterating goes on at the loader's position, which moves with every batch handed out. Under a DataLoader (batch_size=None)
-    each worker prepares whole batches in turn, in the same order for any number of workers; there the position moves in the
-    workers only: see `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True: new workers would
-    start at the main process's position again. `names` are the sources' names, `samples` and `step` the position.
+    Iteration continues at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None) each worker prepares
+    whole batches in turn, in the same order for any number of workers. There the position moves in the workers only: see `state_dict`. A
+    DataLoader that is iterated once per epoch needs persistent_workers=True, because new workers start at the main process's position
+    again. `names` are the sources' names, `samples` and `step` the position.
 
     Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, caches of
     different tokenizers, and settings out of range.
@@ -153,8 +153,8 @@ class TokenLoader(IterableDataset[Batch]):
             end_of_pass=self._end_of_pass if settings.epochs else None,
         )
         self._start = Position.start(B=self.B, world_size=self.world_size)
-        self._taken = 0  # batches since
-        self._iteration = 0  # the newest: older iterators are stale
+        self._taken = 0  # batches since `_start`
+        self._iteration = 0  # the newest one: older iterators are stale
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
         self._resumed = False  # whether `_worker` comes from a state
         self._maker = self._make_maker(self.device)
@@ -162,9 +162,9 @@ class TokenLoader(IterableDataset[Batch]):
 
     @classmethod
     def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
-        """A loader that goes on where the state was saved, with its settings.
+        """Return a loader that continues where the state was saved, with its settings.
 
-        sources: where the caches are now, if not where they were. changes: keyword arguments of the constructor, such as rank,
+        sources: the present folders of the caches, if they have moved. changes: keyword arguments of the constructor, such as rank,
         world_size, B, device, weights. Raises NielsCacheError as the constructor and `load_state_dict` do.
         """
         check_form(state)
@@ -175,7 +175,7 @@ class TokenLoader(IterableDataset[Batch]):
         folders |= name_sources(sources) if sources else {}
         settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
         if "epochs" in changes:
-            del settings["on_exhausted"]  # it follows from them
+            del settings["on_exhausted"]  # it depends on epochs
         settings |= changes
         loader = cls(folders, **settings)
         loader.load_state_dict(state)
@@ -183,7 +183,7 @@ class TokenLoader(IterableDataset[Batch]):
 
     @property
     def position(self) -> Position:
-        """How far the run has come."""
+        """The progress of the run."""
         return self._steps.advance(self._start, self._taken)
 
     @property
@@ -198,20 +198,20 @@ class TokenLoader(IterableDataset[Batch]):
 
     @property
     def samples_per_epoch(self) -> dict[str, int]:
-        """Name of each source to its samples (rows) per epoch."""
+        """The samples (rows) per epoch of each source, by name."""
         return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
 
     def __len__(self) -> int:
-        """Batches of this rank that are left of the pass. TypeError for an endless loader."""
+        """Return how many batches of this rank the pass has left. TypeError for an endless loader."""
         count = self._steps.count(self.position)
         if count is None:
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
 
     def begin_pass(self) -> bool:
-        """Move to the start of the next pass if this one has no batch left, as iterating to its end does. Returns whether it moved.
+        """Move to the start of the next pass if this one has no batch left, as iterating to its end does. Return whether it moved.
 
-        Raises NielsCacheError where on_exhausted="raise".
+        Raises NielsCacheError with on_exhausted="raise".
         """
         if self._steps.count(self.position) != 0:
             return False
@@ -220,20 +220,23 @@ class TokenLoader(IterableDataset[Batch]):
 
     @property
     def dataset(self) -> NoReturn:
-        """Not there: a TokenLoader is no DataLoader. AttributeError, which says so to Accelerate's functions that want one."""
+        """Not an attribute: a TokenLoader is not a DataLoader.
+
+        Raises AttributeError, with advice for Accelerate's functions that need a DataLoader.
+        """
         raise _NoDataLoaderError(
-            "a TokenLoader is no DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
+            "a TokenLoader is not a DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
             "DataLoader(loader, batch_size=None)"
         )
 
     def set_epoch(self, epoch: int) -> NoReturn:
-        """Raise NielsCacheError: a loader goes on to its next epoch by itself.
+        """Raise NielsCacheError: a loader begins its next epoch by itself.
 
-        Accelerate calls this before a DataLoader that it prepared reads its first batch. Such a DataLoader deals out the batches of
-        process 0 to all processes, or reads ahead of the loader's position.
+        Accelerate calls this before a DataLoader that it prepared reads its first batch. Such a DataLoader divides the batches of
+        process 0 among all processes, or reads ahead of the loader's position.
         """
         raise NielsCacheError(
-            "set_epoch: a TokenLoader goes on to its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
+            "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
             "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
             "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
         )
@@ -244,10 +247,10 @@ class TokenLoader(IterableDataset[Batch]):
         return self._iterate(self._iteration) if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
 
     def state_dict(self, *, steps: int | None = None) -> State:
-        """The position and what it depends on, JSON-able.
+        """Return the position and what it depends on, JSON-able.
 
         steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
-        move, and only the training loop knows how many batches it took: give that number, counting passes read to their end.
+        move, and only the training loop has the number of batches that it took: give that number, counting passes read to their end.
         """
         position = self.position
         if steps is not None:
@@ -258,12 +261,12 @@ class TokenLoader(IterableDataset[Batch]):
         return state if self._worker is None else state | {"worker": list(self._worker)}
 
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
-        """Go on where `state` was saved: the next batches are those of the run that was not interrupted.
+        """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
         B, world_size, rank, device, fields and the folders of the caches may differ; so may weights from the saved position on.
         allow_changed: names of sources that may have changed since.
 
-        Raises NielsCacheError if the state is none, a setting of the samples differs, the sources come in another order, or a cache is
+        Raises NielsCacheError if the state is invalid, a setting of the samples differs, the sources come in another order, or a cache is
         missing or changed.
         """
         check_form(state)
@@ -275,7 +278,7 @@ class TokenLoader(IterableDataset[Batch]):
         check_sources(state, self._source_states(), allow_changed=allowed)
         check_order(state, self.names)
         saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
-        if allowed:  # what the weights meant for the old cache cannot be computed any more, so they must be the same numbers
+        if allowed:  # shares of the old cache cannot be computed any more, so the weights must be the same numbers
             check_same_weights(state, saved_weights, self._settings.weights)
         elif saved_weights != self._settings.weights and len(self.names) > 1:
             known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
@@ -286,7 +289,7 @@ class TokenLoader(IterableDataset[Batch]):
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), B=self.B, world_size=self.world_size)
         position = position.resized(B=self.B, world_size=self.world_size)
         end = self._steps.end(position)
-        if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: this pass begins here
+        if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: a new pass begins here
             position = replace(position, pass_start=position.samples)
         self._start, self._taken = position, 0
         self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
@@ -294,30 +297,30 @@ class TokenLoader(IterableDataset[Batch]):
         self._iteration += 1
 
     def trace(self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None) -> BatchTrace | TokenOrigin:
-        """Where every token of this rank's batch at `step` comes from; with row and column (0..T), where that one does.
+        """Return the origin of every token of this rank's batch at `step`; with row and column (0..T), of that token.
 
-        step: as `self.step` counts, any step of the run, with the batch size it ran with. rank: another rank's batch.
+        step: as `self.step` counts, any step of the run, with the batch size of that step. rank: another rank's batch.
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
         number = check_whole("step", step)
         rank = self.rank if rank is None else check_whole("rank", rank)
         first, last = self._steps.find(self.position, number, rank=rank)
         if first == last:
-            raise NielsCacheError(f"step={number}: the last batch of a pass, of which rank {rank} had no row")
+            raise NielsCacheError(f"step={number}: the last batch of a pass, with no row for rank {rank}")
         samples = np.arange(first, last, dtype=np.int64)
         found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def report(self, steps: int) -> MixtureReport:
-        """What the next `steps` steps read: configured and actual shares, epochs and repetitions of every source. Printable."""
+        """Return a report of the next `steps` steps: configured and actual shares, epochs and repetitions of every source. Printable."""
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
         return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
 
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
-        """A map-style Dataset of single rows: item k is global sample k of this loader's order.
+        """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
 
-        samples: its length; None: one epoch of one source, of several until the first of them has been read once.
+        samples: its length; None: one epoch of a single source, or, of several, until the first of them has been read once.
         """
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
         return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
@@ -337,13 +340,13 @@ class TokenLoader(IterableDataset[Batch]):
 
     def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
         if self.device.type != "cpu":
-            raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' there")
+            raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' with workers")
         if self._worker is not None and not self._resumed and not self._settings.epochs:
             raise NielsCacheError(
-                "an endless loader was iterated again under persistent workers, which would read the same batches again; "
+                "an endless loader was iterated again under persistent workers, so they would read the same batches again; "
                 "keep one iterator of the DataLoader, or give epochs=n"
             )
-        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
+        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, even if the last was not read to its end
             self._start = self._steps.next_pass(self._start)
             self._worker = None
         done = self._worker[2] if self._worker else 0

@@ -1,6 +1,6 @@
-"""A loader's order as a map-style Dataset, for code that brings its own sampler or batching.
+"""A loader's order as a map-style Dataset, for code with its own sampler or batching.
 
-Every access reads the rows it is asked for and nothing else; `__getitems__` reads a whole list with one gather per source.
+Every access reads only the requested rows; `__getitems__` reads a whole list with one gather per source.
 """
 
 import numpy as np
@@ -16,10 +16,10 @@ _BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
 
 
 class SampleDataset(Dataset[Sample]):
-    """Item k is global sample k: a dict of `x`, `y` (T,) int64 and what else the loader was asked for, row by row.
+    """A Dataset whose item k is global sample k: a dict of `x`, `y` (T,) int64 and the loader's other fields, row by row.
 
-    Made by `TokenLoader.as_dataset`. In the loader's order already: use a sequential sampler, or DistributedSampler(shuffle=False).
-    cu_seqlens belongs to batches and is left out. Picklable. IndexError for k outside of 0..len - 1.
+    Made by `TokenLoader.as_dataset`. It already has the loader's order: use a sequential sampler, or DistributedSampler(shuffle=False).
+    cu_seqlens belongs to batches and is not included. Picklable. IndexError for k outside of 0..len - 1.
     """
 
     def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
@@ -32,7 +32,7 @@ class SampleDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """The samples of these indices, in their order."""
+        """Return the samples of these indices, in their order."""
         if not indices:
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Which sample of which source a run takes when: the blend, then epochs, then each source's own order.
+"""The samples of a run, in order: the blend, then epochs, then each source's own order.
 
     global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
 
-All of it is computed from k: no state, no files, constant memory. Reading the samples is not its business.
+Everything is computed from k: no state, no files, constant memory. Reading the samples belongs to the sources.
 
-`plan_batches` locates thousands of samples at once: what a batch of its own would pay in calls, thousands share; a run that just resumed
-waits for one batch only.
+`plan_batches` locates thousands of samples at once, so that many batches share the cost of the calls. A resumed run waits for one batch
+only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Located:
-    """Where samples are: source index, epoch of that source, sample number in it; all (n,) int64.
+    """The places of samples: source index, epoch of that source, sample number in it; all (n,) int64.
 
-    same: the source and epoch of all of them, where that was noticed.
+    same: the source and epoch of all of them, if known to be the same.
     """
 
     sources: NDArray[np.int64]
@@ -40,11 +40,11 @@ class Located:
         return len(self.sources)
 
     def part(self, first: int, last: int) -> "Located":
-        """Entries first..last-1."""
+        """Return entries first..last-1."""
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """(source, epoch, places (m,) int64) for every pair that occurs: what one read can take together."""
+        """Yield (source, epoch, places (m,) int64) for every pair that occurs: samples that one read can take together."""
         if not len(self):
             return
         if self.same is not None:
@@ -71,7 +71,7 @@ class Mixture:
         self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)] if shuffle else None
 
     def locate(self, samples: NDArray[np.int64]) -> Located:
-        """Global samples (n,) int64 -> where they are."""
+        """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
         groups = list(Located(sources, epochs, numbers).groups())
@@ -81,7 +81,7 @@ class Mixture:
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
-        """The first global sample from `start` on that would begin a source's next `epochs` epochs, and the name of that source."""
+        """Return the first global sample from `start` on that would begin a source's next `epochs` epochs, and the name of that source."""
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
             whole = epochs * int(self.samples[source])
@@ -89,12 +89,12 @@ class Mixture:
             if position is not None:
                 ends.append((position, name))
         if not ends:
-            raise NielsCacheError("weights: no source goes on forever, so there is no end to find; give the last weights a positive one")
+            raise NielsCacheError("weights: all of the last segment are 0, so no source ends the pass; give one of them a positive weight")
         return min(ends)
 
 
 def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
-    """Every `workers`-th batch of the pass from the `worker`-th after `position` on, without the first `done` of them."""
+    """Yield every `workers`-th batch of the pass from the `worker`-th after `position` on, without the first `done` of them."""
     full, last = steps.full(position), steps.last(position)
     rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)
     index, block = worker + done * workers, 1

@@ -1,11 +1,10 @@
-"""The order in which a source's samples are visited: a shuffled permutation per epoch, computed where it is asked for, never stored.
+"""The order of a source's samples: a shuffled permutation per epoch, computed on demand, never stored.
 
     position in epoch  --Order.at-->  sample number
 
-A few integers of state whatever the number of samples, so resuming at any position costs nothing. About 40 ns per sample in
-blocks of 4096; a call costs about 0.1 ms however few positions it is given, so ask in blocks. The order is part of the format:
-a test pins it, and whatever changes it counts ORDER_VERSION up. Which source is next (`blend`) and which rank reads what (the
-loader) are not decided here.
+The state is a few integers for any number of samples, so resuming at any position costs nothing. About 40 ns per sample in blocks of
+4096. A call costs about 0.1 ms even for few positions, so ask in blocks. The order is part of the format: a test pins it, and a change
+of it needs a new ORDER_VERSION. `blend` chooses the next source; the loader divides samples among ranks.
 """
 
 import hashlib
@@ -22,8 +21,8 @@ ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
 MAX_SEED = 2**64 - 1
 
-_ROUNDS = 8  # 4 already look random on long halves (Luby and Rackoff 1988) and pass our checks for n of 1000; 8 leave a margin
-_ROUNDS_OF_FEW = 24  # with halves of two or three values, 8 leave some permutations visibly more frequent, 12 none that we found
+_ROUNDS = 8  # 4 look random on long halves (Luby and Rackoff 1988) and pass our checks for n of 1000; 8 leave a margin
+_ROUNDS_OF_FEW = 24  # on halves of two or three values, 8 rounds prefer some permutations visibly, 12 none that we found
 _FEW = 1000
 _SIDES_TRIED = 256
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -36,10 +35,10 @@ class Order:
     n: samples per epoch, 1 to 2**62. seed: 0 to 2**64 - 1. name: sources with different names have unrelated orders.
     Raises NielsCacheError for other values.
 
-    A Feistel network over a rectangle of at least n numbers, its halves added to modulo the rectangle's sides, walked along until
+    A Feistel network over a rectangle of at least n numbers, whose halves are added modulo the rectangle's sides. It is applied again until
     the number is below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking).
-    The rectangle is chosen so tight that nearly no number has to walk; with sides of powers of two up to half of them would.
-    Not meant to resist anybody: it shuffles.
+    The rectangle is so tight that almost no number needs a second step; with sides of powers of two up to half of them would.
+    It is a shuffle, not a secure cipher.
     """
 
     def __init__(self, n: int, *, seed: int, name: str = "") -> None:
@@ -47,14 +46,14 @@ class Order:
         seed = check_whole("seed", seed, most=MAX_SEED)
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(2**62, (4,), generator=generator).tolist()
-        # torch's CPU generator keeps only the lower 32 bits of its seed: the whole seed goes in as well.
+        # torch's CPU generator keeps only the lower 32 bits of its seed, so the whole seed is included too.
         self._secret = f"niels-cache order {ORDER_VERSION} {drawn} {seed} {hashlib.sha256(name.encode()).hexdigest()}"
         self._sides = tuple(np.uint64(side) for side in _tight_rectangle(self._n))
         self._rounds = _ROUNDS_OF_FEW if self._n <= _FEW else _ROUNDS
         self._newest_keys = (0, self._derive_keys(0))
 
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """The sample number at each of `positions` (m,) of an epoch (from 0), (m,) int64.
+        """Return the sample number at each of `positions` (m,) of an epoch (from 0), (m,) int64.
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
@@ -71,7 +70,7 @@ class Order:
         return reached.view(np.int64)
 
     def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The Feistel network, in uint64 that wraps around: a permutation of all numbers of the rectangle."""
+        """Apply the Feistel network, in uint64 that wraps around: a permutation of all numbers of the rectangle."""
         halves = np.divmod(numbers, self._sides[1])
         mixed = np.empty_like(numbers)
         spare = np.empty_like(numbers)
@@ -85,7 +84,7 @@ class Order:
             np.right_shift(mixed, _HALF, out=mixed)  # 32 good bits, scaled to range(side): Lemire 2019, without the rejection
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
-            # Modulo the side: of the two candidates, the one that did not wrap around is the smaller.
+            # Modulo the side: the candidate that did not wrap around is the smaller one.
             np.add(changed, mixed, out=changed)
             np.subtract(changed, side, out=mixed)
             np.minimum(changed, mixed, out=changed)
@@ -99,7 +98,7 @@ class Order:
         return keys
 
     def _derive_keys(self, epoch: int) -> NDArray[np.uint64]:
-        """(rounds, 2) uint64: a summand and an odd factor for every round."""
+        """Return (rounds, 2) uint64: a summand and an odd factor for every round."""
         stream = hashlib.shake_256(f"{self._secret} {epoch}".encode()).digest(self._rounds * 16)
         keys = np.frombuffer(stream, dtype="<u8").reshape(self._rounds, 2).astype(np.uint64)
         keys[:, 1] |= np.uint64(1)
@@ -107,9 +106,9 @@ class Order:
 
 
 def _tight_rectangle(n: int) -> tuple[int, int]:
-    """Sides a >= b, neither far from sqrt(n), with a * b >= n and as close to it as a few tries can come.
+    """Return sides a >= b near sqrt(n), with a * b >= n, as close to n as a few tries find.
 
-    Not far: a side of one value would leave nothing but rotations, and a side above 2**32 would outgrow the 32 bits it is drawn from.
+    They are near sqrt(n) because a side of one value would leave only rotations, and a side above 2**32 would exceed its 32 random bits.
     """
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))

@@ -1,7 +1,7 @@
-"""Prepares items on a thread while the one before is used.
+"""Preparation of items on a thread, while the previous one is in use.
 
-numpy releases the interpreter's lock while it gathers and widens, so the thread costs the training loop little. One thread, so
-the order stays. Ends with its iterator: closing or dropping that stops the thread.
+numpy releases the interpreter's lock while it gathers and widens, so the thread costs the training loop little. There is one thread, so
+the order is kept. Closing or dropping the iterator stops the thread.
 """
 
 import queue
@@ -14,11 +14,11 @@ import torch
 from niels_cache_runtime.loader.batch import Batch
 
 _Item = TypeVar("_Item")
-_POLL_SECONDS = 0.1  # how long a thread whose iterator was dropped may wait for room before it looks whether it should stop
+_POLL_SECONDS = 0.1  # after this wait for room, the thread checks whether its iterator was dropped
 
 
 def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
-    """`items`, each prepared up to `ahead` items early. What `items` raises is raised where that item would have come."""
+    """Yield `items`, each prepared up to `ahead` items early. An exception of `items` is raised in the place of its item."""
     ready: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
     thread = threading.Thread(target=_prepare, args=(items, ready, stop), name="niels-cache-prefetch", daemon=True)
@@ -31,15 +31,15 @@ def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
                     raise item
                 return
             yield item
-            del item  # or its memory could not be used for the batch after next
+            del item  # otherwise its memory could not be reused for the batch after next
     finally:
         stop.set()
-        if thread is not threading.current_thread():  # as it is where the garbage collector closes this
+        if thread is not threading.current_thread():  # it is, if the garbage collector closes this generator there
             thread.join()
 
 
 def prefetched_batches(batches: Iterator[Batch], *, device: torch.device, ahead: int) -> Iterator[Batch]:
-    """`prefetched`; on CUDA the copies run on a stream of their own beside the training step, whose stream waits for its batch only."""
+    """Yield batches as `prefetched` does. On CUDA the copies run on a separate stream, and the training stream waits for its batch only."""
     if device.type != "cuda":
         yield from prefetched(batches, ahead=ahead)
         return
@@ -73,11 +73,11 @@ def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop:
             if not put(True, item):
                 return
             del item
-    except BaseException as error:  # handed to the thread that asked
+    except BaseException as error:  # raised in the thread that reads
         put(False, error)
     else:
         put(False, None)
-    finally:  # on this thread, where a CUDA stream that `items` has entered belongs
+    finally:  # on this thread, because `items` entered its CUDA stream here
         close = getattr(items, "close", None)
         if close is not None:
             close()

@@ -1,4 +1,7 @@
-"""What a planned run reads of every source, before it starts: shares, epochs, repetitions. Computed from the order, nothing is read."""
+"""A planned run in numbers, before it starts: shares, epochs and repetitions of every source.
+
+It is computed from the order; no tokens are read.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +17,9 @@ from niels_cache_runtime.loader.source import Source
 class SourceShare:
     """One source in a planned run. samples: rows. tokens: inputs that are not padding (for packed rows, by their average).
 
-    configured: the share asked for, over the plan's schedule, as a fraction of tokens (or examples). actual: the share that comes out.
+    configured: the requested share, over the plan's schedule, as a fraction of tokens (or examples). actual: the resulting share.
     epochs: how often its samples are read by the end of the plan, earlier steps of the run included. repetitions: how often the
-    sample read most often is read again.
+    most-read sample is read again.
     """
 
     name: str
@@ -32,7 +35,7 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureReport:
-    """Sources of a planned run from sample `first` up to `last`; `str` makes a table."""
+    """The sources of a planned run from sample `first` up to `last`; `str` gives a table."""
 
     first: int
     last: int
@@ -57,7 +60,7 @@ class MixtureReport:
 def make_report(
     names: Sequence[str], sources: Sequence[Source], mixture: Mixture, *, first: int, last: int, settings: LoaderSettings
 ) -> MixtureReport:
-    """The report of global samples first..last-1."""
+    """Return the report of global samples first..last-1."""
     before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
     tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
@@ -87,7 +90,7 @@ def make_report(
 def _configured_shares(
     names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
 ) -> dict[str, float]:
-    """Shares as the weights give them, each segment of the schedule counting with its part of first..last."""
+    """Return the shares that the weights give. Each segment of the schedule counts by its part of first..last."""
     shares = dict.fromkeys(names, 0.0)
     starts = [start for start, _ in settings.weights]
     for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):

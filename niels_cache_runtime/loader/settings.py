@@ -1,6 +1,6 @@
-"""What a loader is told: checked once, in one place, before a file is opened; and the sources that it names.
+"""The settings of a loader, checked in one place before a file is opened, and the sources that they name.
 
-Every message names the setting and the nearest valid choice. Making batches is not its business.
+Every message names the setting and the nearest valid choice. Making batches belongs to `batch`.
 """
 
 import math
@@ -28,14 +28,14 @@ _CHOICES = {
     "weigh_by": ("tokens", "examples"),
 }
 _PARTS = 1 << 16
-_MOST_WEIGHT = 10**100  # times what else is multiplied, still a float
+_MOST_WEIGHT = 10**100  # small enough for all later products to be floats
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """The keyword arguments of TokenLoader, checked; see there."""
+    """The checked keyword arguments of TokenLoader; see there."""
 
     T: int
     B: int
@@ -64,7 +64,7 @@ class LoaderSettings:
         on_exhausted: str | None,
         **given: Any,
     ) -> "LoaderSettings":
-        """Raises NielsCacheError for a setting out of range or unknown."""
+        """Return the settings. Raises NielsCacheError for a setting that is out of range or unknown."""
         _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
@@ -78,7 +78,7 @@ class LoaderSettings:
         if given["B"] * given["T"] >= 1 << 31:
             raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
         if not isinstance(given["fields"], Collection):
-            raise NielsCacheError(f"fields={given['fields']!r:.40}: must be names, of {', '.join(FIELDS)}")
+            raise NielsCacheError(f"fields={given['fields']!r:.40}: must be names among {', '.join(FIELDS)}")
         fields = (given["fields"],) if isinstance(given["fields"], str) else tuple(given["fields"])
         for field in fields:
             check_choice("fields", field, FIELDS)
@@ -87,32 +87,30 @@ class LoaderSettings:
             check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
         if on_exhausted == "restart":
             if epochs is not None:
-                raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave one of them out")
+                raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave out one of them")
         else:
             epochs = 1 if epochs is None else check_positive("epochs", epochs)
         return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
 
     def of_samples(self) -> dict[str, Any]:
-        """The settings that decide what every sample is: a state cannot go on with others."""
+        """Return the settings that decide the content of every sample: a run cannot resume with other values."""
         return {name: getattr(self, name) for name in _OF_SAMPLES}
 
     def of_constructor(self) -> dict[str, Any]:
-        """The keyword arguments that build such a loader again, JSON-able; without sizes, ranks, device and weights."""
+        """Return the keyword arguments that build such a loader again, JSON-able, without sizes, ranks, device and weights."""
         return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
 
 def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the constructor from `of_constructor`, as a state has them. Raises NielsCacheError unless it has these."""
+    """Return the constructor's keyword arguments from a state's `of_constructor`. Raises NielsCacheError for missing or unknown keys."""
     if set(settings) != {*_OF_SAMPLES, *_OF_RUN}:
         other = sorted(set(settings) ^ {*_OF_SAMPLES, *_OF_RUN})[0]
-        raise NielsCacheError(
-            f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it is cut or was edited"
-        )
+        raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
     return dict(settings)
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
-    """Raise what to type instead of B as a float, which is what a global batch divided by the ranks gives."""
+    """Raise NielsCacheError for B as a float, the usual result of dividing a global batch by the ranks, with the right value."""
     if not isinstance(B, float) or not 1 <= B < 1 << 31:
         return
     if B.is_integer():
@@ -124,12 +122,12 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
 
 
 def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
-    """Names to folders; a single folder is named after its data set."""
+    """Return names to folders. A single folder is named after its data set."""
     if not isinstance(sources, Mapping | str | os.PathLike):
-        raise NielsCacheError(f"sources={sources!r}: neither a split's folder nor names to folders")
+        raise NielsCacheError(f"sources={sources!r}: must be a split's folder, or a mapping of names to folders")
     if isinstance(sources, Mapping):
         if not sources:
-            raise NielsCacheError("sources={}: names no cache; give a split's folder, or names to folders")
+            raise NielsCacheError("sources={}: no cache is named; give a split's folder, or names to folders")
         return {str(name): str(folder) for name, folder in sources.items()}
     folder = str(sources)
     return {Path(folder).absolute().parent.name: folder}
@@ -147,25 +145,25 @@ def _schedule(
     try:
         segments = [(first, dict(shares)) for first, shares in weights]
     except (TypeError, ValueError) as error:
-        raise NielsCacheError(f"weights={weights!r}: neither {{name: weight}} nor [(first sample, {{name: weight}}), ...]") from error
+        raise NielsCacheError(f"weights={weights!r}: must be {{name: weight}} or [(first sample, {{name: weight}}), ...]") from error
     return [(first, check_shares(shares)) for first, shares in segments]
 
 
 def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
-    """The weights as Python's own numbers, which JSON can hold. Raises NielsCacheError for one that is none, or beyond all measure."""
+    """Return the weights as Python's own numbers, which are JSON-able. Raises NielsCacheError for an invalid or too large weight."""
     numbers: dict[str, float] = {}
     for name, weight in shares.items():
         whole = as_int(weight)
         if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
-            raise NielsCacheError(f"weights: {name} has {weight!r}; a weight is a positive number")
+            raise NielsCacheError(f"weights: {name} has {weight!r}; a weight must be a positive number")
         if abs(weight) > _MOST_WEIGHT:
-            raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter, give smaller ones")
+            raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter; give smaller numbers")
         numbers[str(name)] = float(weight) if whole is None else whole
     return numbers
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
-    """The source behind a folder: windows of a pretrain split, or packed examples of an SFT split.
+    """Open the source of a folder: windows of a pretrain split, or packed examples of an SFT split.
 
     Raises NielsCacheError as those do, and for a folder that is neither.
     """
@@ -174,9 +172,9 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
         os.stat(path.parent / tokens_name(path.name))  # type: ignore[arg-type]
     except (FileNotFoundError, NotADirectoryError):
         if splits := [split for split in SPLITS if (path / tokens_name(split)).exists()]:
-            raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}") from None
+            raise NielsCacheError(f"{folder}: is an SFT data set; name the split: {path / splits[0]}") from None
         return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
-    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+    except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     return PackedExamples(
         folder,
@@ -190,34 +188,37 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Raises NielsCacheError where two hold ids of different tokenizers. A source that does not say of which is taken as it is."""
+    """Raise NielsCacheError if two sources have different tokenizers. A source without this information is accepted."""
     said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
     used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
     if len(used) > 1:
         told = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
-        raise NielsCacheError(f"sources: built with different tokenizers, whose ids mean different text: {told}; build them with one")
+        raise NielsCacheError(f"sources: built with different tokenizers, so ids differ in meaning: {told}; build them with one tokenizer")
 
 
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
-    """The schedule with weights as shares of rows: those of tokens or examples, divided by what an average row of each source holds.
+    """Return the schedule with weights as shares of rows: those of tokens or examples, divided by the contents of an average row of each
+    source.
 
-    Raises NielsCacheError if examples are to be weighed and a source has none.
+    Raises NielsCacheError if examples are weighed and a source has documents.
     """
     contents = {}
     for name, source in zip(names, sources, strict=True):
         held = source.tokens if settings.weigh_by == "tokens" else source.examples
         if held is None:
-            raise NielsCacheError(f"weigh_by='examples': {name} is a stream of documents, not of SFT examples; use weigh_by='tokens'")
+            raise NielsCacheError(f"weigh_by='examples': {name} has documents, not SFT examples; use weigh_by='tokens'")
         contents[name] = Fraction(held, source.samples)
     return [(first, _shares_of_rows(shares, contents)) for first, shares in settings.weights]
 
 
 def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
-    """Where rows of all sources in use hold the same, the weights as given: exact, and untouched by sources that join later."""
+    """Return shares of rows. If rows of all used sources hold the same, they are the given weights: exact, and not changed by later
+    sources.
+    """
     used = {contents.get(name) for name, weight in shares.items() if weight}
     if len(used) <= 1 or any(weight < 0 for weight in shares.values()):
         return shares
     of_rows = {name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}
     total = sum(of_rows.values())
-    # In whole parts of 2**16, at least 1 each: averages deserve no finer ones, and the blend's period stays short.
+    # In whole parts of 2**16, at least 1 each: averages are no more precise, and the blend's period stays short.
     return {name: max(1, round(_PARTS * share / total)) if share > 0 else share for name, share in of_rows.items()}

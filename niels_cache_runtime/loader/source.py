@@ -1,10 +1,10 @@
-"""What the loader mixes: sources of samples, each a row of T+1 tokens with what is known about it.
+"""The sources that a loader mixes: numbered samples, each a row of T+1 tokens with its boundaries and targets.
 
     sample number, epoch  --Source.read-->  Rows: tokens, document boundaries, targets
                           --Source.origins-->  Origins: file, offset and document of every token
 
-A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packing`). Which samples
-are read, and when, is the loader's business.
+A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packing`). The loader chooses the samples
+and their order.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from niels_cache_runtime.format.meta import Meta
 
 @dataclass(frozen=True, kw_only=True)
 class Boundaries:
-    """Where documents begin inside rows of T inputs and T targets.
+    """The starts of documents inside rows of T inputs and T targets.
 
     rows, columns: (K,) int64, sorted by row and then column, one entry for every document that begins at an input column 1..T-1.
-        Column 0 begins one in every row and is not listed.
+        In every row a document begins at column 0; it is not listed.
     continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
     """
 
@@ -32,10 +32,10 @@ class Boundaries:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Samples as they were read.
+    """Samples that were read.
 
-    tokens: (n, T+1) uint16. boundaries: None unless asked for. targets: (n, T) bool, which of tokens[:, 1:] a model should learn;
-    None where it is all of them.
+    tokens: (n, T+1) uint16. boundaries: None unless requested. targets: (n, T) bool, whether a model should learn tokens[:, 1:];
+    None for all of them.
     """
 
     tokens: NDArray[np.uint16]
@@ -45,7 +45,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Origins:
-    """Where the tokens of samples come from; arrays (n, T+1) int64, -1 where a token is padding or its document is unknown.
+    """The origins of the tokens of samples; arrays (n, T+1) int64, -1 if a token is padding or its document is unknown.
 
     files: index into the source's `files`. offsets: in tokens from the start of that file. documents: ordinal of the document
     (or example) in its split. document_offsets: in tokens from the start of that document.
@@ -61,9 +61,9 @@ class Source(Protocol):
     """A split of a cache as numbered samples; picklable, a copy opens the files again and refuses another build.
 
     folder: as the user gave it. files: paths of its token files. meta: its meta.json, None without one.
-    fingerprint: hex, changes whenever a sample could. samples: per epoch. tokens: per epoch, inputs that are not padding.
+    fingerprint: hex, changes if any sample may have changed. samples: per epoch. tokens: per epoch, inputs that are not padding.
     examples: how many examples an epoch's rows hold, None for a stream of documents.
-    packs: whether rows hold several examples, so that boundaries and targets matter to every model.
+    packs: whether rows hold several examples, so that every model needs boundaries and targets.
     """
 
     folder: str
@@ -78,9 +78,9 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Samples `numbers` (n,) of an epoch. `boundaries`: whether to find document boundaries (a packed source always does)."""
+        """Read samples `numbers` (n,) of an epoch. `boundaries`: also find document boundaries (a packed source always does)."""
         ...
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
-        """Where every token of the samples `numbers` (n,) of an epoch comes from."""
+        """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
         ...

@@ -1,7 +1,6 @@
-"""The state of a loader as a checkpoint keeps it: a position, the settings it depends on, fingerprints of the caches.
+"""The state of a loader in a checkpoint: a position, the settings it depends on, fingerprints of the caches.
 
-JSON-able and small. Every check says what differs between the state and the loader that is to take it; making batches is not
-its business.
+It is small and JSON-able. Every check names the difference between the state and the loader. Making batches belongs to `batch`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -66,9 +65,10 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
-    """settings: what the samples depend on, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in order.
+    """Return a state. settings: those of the samples, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in
+    order.
 
-    The order is kept apart in `names`: a blend gives samples of equal rank to its first source, and JSON may be saved with sorted keys.
+    `names` keeps the order separately: a blend prefers its first source among equals, and JSON may be saved with sorted keys.
     """
     return {
         "format": FORMAT,
@@ -83,9 +83,9 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
 
 
 def check_values(state: Any) -> None:
-    """Raise NielsCacheError, naming its key, for a value that JSON has not: an array among them can be compared with nothing.
+    """Raise NielsCacheError, with its key, for a value that JSON does not have: an array, for example, cannot be compared.
 
-    What stands for one whole number of 64 bits, such as a tensor of one element, is taken for it.
+    A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
     """
     left: list[tuple[str, Any]] = [("state", state)]
     while left:
@@ -98,7 +98,7 @@ def check_values(state: Any) -> None:
             number = as_int(value)
             if number is None or number.bit_length() > 64:
                 what = "a whole number of more than 64 bits" if number is not None else f"a {type(value).__name__}"
-                raise NielsCacheError(f"{key}: is {what}, which no saved state holds; it is cut or was edited")
+                raise NielsCacheError(f"{key}: is {what}, which no saved state holds; it was cut or edited")
 
 
 def check_form(state: Any) -> None:
@@ -106,11 +106,11 @@ def check_form(state: Any) -> None:
     check_values(state)
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
-        raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give what loader.state_dict() returned")
+        raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
     if state.get("version") == VERSION:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
-            raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it is cut or was edited")
+            raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it was cut or edited")
         wrong = [key for key, is_of_form in _FORMS.items() if not is_of_form(state.get(key))]
         if not wrong and state.get("names") is not None and sorted(state["names"]) != sorted(state["sources"]):
             wrong = ["names"]
@@ -119,7 +119,7 @@ def check_form(state: Any) -> None:
     if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "
-            f"order {ORDER_VERSION}: go on with the release that saved it"
+            f"order {ORDER_VERSION}: resume with the release that saved it"
         )
 
 
@@ -133,15 +133,15 @@ def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
 
 
 def read_position(state: State) -> Position:
-    """The position of a checked state. Raises NielsCacheError if a number is missing or none."""
+    """Return the position of a checked state. Raises NielsCacheError if a number is missing or invalid."""
     try:
         return position_from_state(state)
     except (KeyError, TypeError, ValueError) as error:
-        raise NielsCacheError(f"state: its position cannot be read ({error!r}); it is cut or was edited") from error
+        raise NielsCacheError(f"state: its position cannot be read ({error!r}); it was cut or edited") from error
 
 
 def check_settings(state: State, settings: State) -> None:
-    """Raise NielsCacheError, naming the first setting of the samples that differs."""
+    """Raise NielsCacheError, with its name, for the first different setting of the samples."""
     saved = state.get("settings", {})
     for name, value in settings.items():
         if saved.get(name) != value:
@@ -149,13 +149,13 @@ def check_settings(state: State, settings: State) -> None:
 
 
 def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
-    """Raise NielsCacheError, naming the first source that is missing or changed. `allow_changed`: names that may have changed."""
+    """Raise NielsCacheError, with its name, for the first missing or changed source. `allow_changed`: names that may have changed."""
     saved = state.get("sources", {})
     for name in saved:
         if name not in sources:
             raise NielsCacheError(
-                f"{name}: the state has read from {saved[name].get('folder')} under this name, this loader has {', '.join(sources)}; "
-                f"give it too (with weight 0 from sample {state['samples']} on, if it should not be read any more)"
+                f"{name}: the state has read {saved[name].get('folder')} under this name, but this loader has {', '.join(sources)}; "
+                f"give it too (with weight 0 from sample {state['samples']} on, to stop reading it)"
             )
         if name in allow_changed:
             continue
@@ -168,37 +168,37 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
 
 
 def check_order(state: State, names: Sequence[str]) -> None:
-    """Raise NielsCacheError if the sources that state and loader share come in another order: the samples of a blend depend on it."""
+    """Raise NielsCacheError if the common sources of state and loader come in another order: the samples of a blend depend on it."""
     saved = [name for name in state.get("names") or () if name in names]
     if saved and saved != [name for name in names if name in saved]:
         raise NielsCacheError(
             f"sources: come in the order {', '.join(names)}, the state was saved with {', '.join(state['names'])}; "
-            f"other samples would follow: give them in that order"
+            f"other samples would follow; give them in that order"
         )
 
 
 def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
-    """Raise NielsCacheError unless `mixture` takes the samples before the state's position as the `saved` one does."""
+    """Raise NielsCacheError unless `mixture` takes the samples before the state's position as `saved` does."""
     samples = int(state["samples"])
     if _before(mixture, samples) != _before(saved, samples):
         raise NielsCacheError(
-            f"weights: the state was saved at sample {samples} under {_shown(state['weights'])}, which other weights would rewrite; "
-            f'to change the mix from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
+            f"weights: the state was saved at sample {samples} under {_shown(state['weights'])}, and other weights would change the past; "
+            f'to change the weights from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
         )
 
 
 def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int) -> None:
     """Raise NielsCacheError if a state from a worker of a DataLoader is loaded by other workers, or for batches of another size.
 
-    here: the worker that loads it and how many there are; None in the main process.
+    here: the number of the worker that loads it, and the number of workers; None in the main process.
     """
     worker = state.get("worker")
     if worker is None:
         return
     if here is not None and (worker[0], worker[1]) != here:
         raise NielsCacheError(
-            f"state: saved with num_workers={worker[1]}, loaded with num_workers={here[1]}; resume with "
-            f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, which any number resumes"
+            f"state: saved with num_workers={worker[1]}, but loaded with num_workers={here[1]}; resume with "
+            f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, for any number of workers"
         )
     if here is None:
         raise NielsCacheError(
@@ -207,8 +207,8 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
         )
     if position.batches[-1][2:] != (B, world_size):
         raise NielsCacheError(
-            f"B={B}, world_size={world_size}: a state from workers of a DataLoader goes on with its own "
-            f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size} only; for others, save "
+            f"B={B}, world_size={world_size}: a state from workers of a DataLoader resumes only with its own "
+            f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size}; for others, save "
             f"loader.state_dict(steps=batches taken) in the main process"
         )
 

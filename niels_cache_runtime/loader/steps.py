@@ -1,7 +1,7 @@
-"""Which global samples each step of a run takes, for every rank, whatever the batch size was when it ran.
+"""The global samples of each step of a run, for every rank, even if the batch size has changed.
 
 Step s of global batch size G = B * world_size takes G consecutive samples, and rank r the r-th B of them: the same global set for
-every (rank, world_size) of equal G. The position is counted in samples, so it stays true when B or world_size change. A pass
+every (rank, world_size) of equal G. The position is counted in samples, so it stays valid when B or world_size change. A pass
 (`epochs` of the sources) may end within a step: its last batch is then smaller, or dropped.
 """
 
@@ -17,7 +17,7 @@ _MOST_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
-    """From this step on, which begins at this sample: B rows on each of world_size ranks."""
+    """The batch sizes from this step on, which begins at this sample: B rows on each of world_size ranks."""
 
     step: int
     samples: int
@@ -27,9 +27,9 @@ class BatchSizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a run has come. samples, step: taken so far. pass_start: the sample at which this pass began.
+    """The progress of a run. samples, step: taken so far. pass_start: the first sample of this pass.
 
-    batches: every change of batch size, and every pass that ended within a step: what is needed to find any step again.
+    batches: every change of batch size, and every pass that ended within a step: the data to find any step again.
     """
 
     samples: int
@@ -42,7 +42,7 @@ class Position:
         return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size),))
 
     def resized(self, *, B: int, world_size: int) -> "Position":
-        """The same position, going on with another batch size."""
+        """Return the same position, continuing with another batch size."""
         last = self.batches[-1]
         if (last.B, last.world_size) == (B, world_size):
             return self
@@ -61,16 +61,16 @@ class Steps:
     end_of_pass: Callable[[int], int] | None
 
     def end(self, position: Position) -> int | None:
-        """The sample at which the pass of this position ends."""
+        """Return the sample at which the pass of this position ends."""
         return None if self.end_of_pass is None else self.end_of_pass(position.pass_start)
 
     def full(self, position: Position) -> int | None:
-        """How many full batches the pass has left."""
+        """Return how many full batches the pass has left."""
         end = self.end(position)
         return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
     def last(self, position: Position) -> tuple[int, int] | None:
-        """First and last + 1 sample of the batch after the full ones: this rank's even share of what is left. None if that is none."""
+        """Return first and last + 1 sample of this rank's even share of the rest after the full batches, or None if it is empty."""
         end, full = self.end(position), self.full(position)
         if end is None or full is None or self.drop_last:
             return None
@@ -80,12 +80,12 @@ class Steps:
         return mine if mine[0] < mine[1] else None
 
     def count(self, position: Position) -> int | None:
-        """How many batches this rank has left in the pass."""
+        """Return how many batches this rank has left in the pass."""
         full = self.full(position)
         return None if full is None else full + (self.last(position) is not None)
 
     def after_last(self, position: Position) -> Position:
-        """The position at the end of the pass, the same on every rank: its step counts a last batch even where this rank has none."""
+        """Return the position at the end of the pass, the same on every rank: its step counts a last batch even on ranks without one."""
         end, full = self.end(position), self.full(position)
         if end is None or full is None:
             return position
@@ -93,7 +93,7 @@ class Steps:
         return replace(position, samples=end, step=position.step + full + (rest > 0 and not self.drop_last))
 
     def next_pass(self, position: Position) -> Position:
-        """The start of the pass after that of `position`."""
+        """Return the start of the pass after that of `position`."""
         moved = self.after_last(position)
         moved = replace(moved, pass_start=moved.samples)
         last = moved.batches[-1]
@@ -103,7 +103,7 @@ class Steps:
         return replace(moved, batches=(*earlier, BatchSizes(moved.step, moved.samples, self.B, self.world_size)))
 
     def advance(self, position: Position, steps: int) -> Position:
-        """The position `steps` batches of this rank further on, through as many passes as that takes."""
+        """Return the position `steps` batches of this rank later, across any number of passes."""
         while True:
             left, full = self.count(position), self.full(position)
             if left is None or full is None or steps <= full:
@@ -116,7 +116,8 @@ class Steps:
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
     def find(self, position: Position, step: int, *, rank: int) -> tuple[int, int]:
-        """First and last + 1 of the samples that `rank` takes at `step`, earlier or later than `position`, in its batch size then.
+        """Return first and last + 1 of the samples that `rank` takes at `step`, before or after `position`, with the batch size of that
+        step.
 
         Raises NielsCacheError for a step before 0, after the end of this pass, or a rank that did not exist then.
         """
@@ -137,12 +138,14 @@ class Steps:
 
 
 def _even_share(first: int, rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """First and last + 1 of a rank's share of `rows` samples from `first` on. Rank 0, which usually saves the state, has one if any has."""
+    """Return first and last + 1 of a rank's share of `rows` samples from `first` on. If any rank has one, rank 0 has; it usually saves the
+    state.
+    """
     return first + -(-rank * rows // world_size), first + -(-(rank + 1) * rows // world_size)
 
 
 def position_to_state(position: Position) -> dict[str, Any]:
-    """JSON-able."""
+    """Return the position as JSON-able values."""
     return {
         "samples": position.samples,
         "step": position.step,
@@ -152,11 +155,11 @@ def position_to_state(position: Position) -> dict[str, Any]:
 
 
 def position_from_state(state: dict[str, Any]) -> Position:
-    """The position that `position_to_state` wrote. Raises ValueError where it is none that a run can come to."""
+    """Return the position that `position_to_state` wrote. Raises ValueError for a position that no run can reach."""
     batches = tuple(BatchSizes(*map(_number, sizes)) for sizes in state["batches"])
     samples, step, pass_start = (_number(state[name]) for name in ("samples", "step", "pass_start"))
     if not batches or batches[0][:2] != (0, 0) or pass_start > samples:
-        raise ValueError("it does not begin at sample 0, or its pass begins after it")
+        raise ValueError("it does not begin at sample 0, or its pass begins after the position")
     ends = [(later.step, later.samples) for later in batches[1:]] + [(step, samples)]
     for sizes, (next_step, next_samples) in zip(batches, ends, strict=True):
         rows = sizes.B * sizes.world_size
@@ -166,7 +169,7 @@ def position_from_state(state: dict[str, Any]) -> Position:
             or next_step < sizes.step
             or abs(next_samples - sizes.samples - (next_step - sizes.step) * rows) >= rows
         ):
-            raise ValueError(f"from step {sizes.step} to {next_step} it does not count as batches of {rows} rows do")
+            raise ValueError(f"from step {sizes.step} to {next_step} its count does not match batches of {rows} rows")
     return Position(samples=samples, step=step, pass_start=pass_start, batches=batches)
 
 

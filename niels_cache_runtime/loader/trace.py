@@ -1,7 +1,7 @@
-"""Where the tokens of a batch come from: data set, file, offset, document.
+"""The origin of the tokens of a batch: data set, file, offset, document.
 
-Computed from the step; nothing is recorded while training. What the document is (its source, its file there) is in the parquet
-files beside the tokens, which the asset package reads (`niels-cache trace`).
+It is computed from the step; nothing is recorded while training. The parquet files beside the tokens describe the documents (source, file
+there); the asset package reads them (`niels-cache trace`).
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from niels_cache_runtime.loader.source import Source
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOrigin:
-    """One token. file, offset: its tokens file and position there, in tokens. document: ordinal in its split; None for padding,
-    and where a bare folder lists no documents. document_offset: in tokens from the document's start. dataset: the source's name;
-    folder: its split. epoch, number: of the sample in its source. sample: of the run. token: its id."""
+    """The origin of one token. file, offset: its tokens file and position there, in tokens. document: ordinal in its split; None for
+    padding, and for a bare folder without documents. document_offset: in tokens from the document's start. dataset: the source's name;
+    folder: its split. epoch, number: of the sample in its source. sample: of the run. token: its id.
+    """
 
     dataset: str
     folder: str
@@ -35,11 +36,11 @@ class TokenOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTrace:
-    """Every token of one rank's batch. Row arrays (B,) int64, token arrays (B, T+1): column c is x[:, c] and y[:, c - 1].
+    """The origin of every token of one rank's batch. Row arrays (B,) int64, token arrays (B, T+1): column c is x[:, c] and y[:, c - 1].
 
     samples: of the run. dataset_ids: index into `names` and `folders`. epochs, numbers: of the samples in their sources.
     tokens: uint16. files: index into the source's list in `file_names`. offsets: in tokens from the file's start. documents: ordinal
-        in the split; document_offsets: in tokens from the document's start. These four int64, -1 where a token is padding or its
+        in the split; document_offsets: in tokens from the document's start. These four int64, -1 if a token is padding or its
         document is unknown.
     """
 
@@ -58,7 +59,7 @@ class BatchTrace:
     document_offsets: NDArray[np.int64]
 
     def token(self, row: int, column: int) -> TokenOrigin:
-        """One token, row 0..B-1, column 0..T. Raises NielsCacheError outside of these."""
+        """Return the origin of one token, row 0..B-1, column 0..T. Raises NielsCacheError outside these ranges."""
         rows, columns = self.tokens.shape
         if not 0 <= row < rows:
             raise NielsCacheError(f"row={row}: step {self.step} has rows 0 to {rows - 1}")
@@ -83,7 +84,7 @@ class BatchTrace:
 def trace_samples(
     names: Sequence[str], sources: Sequence[Source], *, step: int, samples: NDArray[np.int64], located: Located
 ) -> BatchTrace:
-    """The trace of the global `samples` (n,), which are at `located`."""
+    """Return the trace of the global `samples` (n,), which are at `located`."""
     found: list[tuple[NDArray[np.int64], tuple[NDArray[np.generic], ...]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]

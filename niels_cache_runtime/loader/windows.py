@@ -1,12 +1,12 @@
-"""Numbered windows of a pretrain split's whole stream: what an ordered loader reads.
+"""Numbered windows of a pretrain split's whole stream, for an ordered loader.
 
     shards      | shard 0         | shard 1         | shard 2   |
     stream      0 .............................................. tokens
     sample i          [i*stride, i*stride + T]                      T+1 tokens, across shards
 
-The stream is the split's tokens, shard after shard, so that a sample is the same whatever the size of the shards. Cost: constant
-per batch; one gather where the shards lie back to back in memory (full shards are page multiples), else the few windows that
-cross from one shard to the next are put together from their pieces. Order, epochs and batches are the loader's business.
+The stream is the split's tokens, shard after shard, so a sample does not depend on the size of the shards. Cost: constant per batch. If
+the shards lie back to back in memory (full shards are page multiples), a batch is one gather. Otherwise the few windows that cross from
+one shard to the next are copied in pieces. Order, epochs and batches belong to the loader.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ class PretrainWindows:
     folder: holds `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). A meta.json in its parent folder is
         checked against them; a bare folder works too.
     T: inputs per window; sample i is tokens [i*stride, i*stride + T] of the stream, both ends included.
-    stride: tokens from one window's start to the next, T by default: every token but the split's first is then a target once.
+    stride: tokens from one window's start to the next, T by default: every token except the split's first is then a target once.
     verify: "size" compares sizes with meta.json, "sha256" reads every file of the split and compares its content.
 
-    At the end of the stream up to `stride` - 1 tokens beyond the last whole window are not read. Where documents end is known from
-    `../NAME_doc_ends.npy`, NAME being the folder's; without that file boundaries cannot be asked for and origins know no document.
-    Picklable: a copy opens the files again and refuses another build. All is of one build, also where a rebuild replaces the data
+    At the end of the stream up to `stride` - 1 tokens after the last whole window are not read. The ends of documents come from
+    `../NAME_doc_ends.npy`, NAME being the folder's; without that file boundaries cannot be requested and origins have no document.
+    Picklable: a copy opens the files again and refuses another build. All files are of one build, even if a rebuild replaces the data
     set while it is being opened.
 
     Raises NielsCacheError if the split cannot be opened (`opening.open_split`), if it is empty or shorter than one window, or if T
@@ -65,20 +65,20 @@ class PretrainWindows:
             raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
         if total < T + 1:
             hint = f"; use T <= {total - 1}" if total > 1 else ""
-            raise NielsCacheError(f"{folder}: T={T} needs {T + 1} tokens and this split has {total}{hint}")
+            raise NielsCacheError(f"{folder}: T={T} needs {T + 1} tokens, but this split has {total}{hint}")
         self.samples = (total - T - 1) // self.stride + 1
         self.tokens = self.samples * T
         self.examples: int | None = None
         self.packs = False
         self._reader = WindowReader(split.tokens, length=T + 1)
-        self._gaps = split.tokens.shard_starts - self._stream_starts  # from a place in the stream to one in memory
+        self._gaps = split.tokens.shard_starts - self._stream_starts  # place in memory minus place in the stream
         self._back_to_back = split.tokens.stream is not None
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over `path bytes sha256` of the split's token and doc_ends files, as meta.json lists them.
 
-        Where no meta.json lists files, over their names, sizes, first and last 4 KiB: what was changed in the middle is not seen.
+        Without a list in meta.json, over their names, sizes, first and last 4 KiB: a change in the middle is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             return content_sha256(listed_of_split(self.meta, self._path, doc_ends=True))
@@ -88,7 +88,7 @@ class PretrainWindows:
         if self._doc_ends is not None:
             names.append(doc_ends_name(os.path.basename(self._path)))
             arrays.append(self._doc_ends)
-        for name, array in zip(names, arrays, strict=True):  # what is open, not what may have taken its place since
+        for name, array in zip(names, arrays, strict=True):  # the open files, not those that may have replaced them
             probed = _PROBE_BYTES // array.itemsize
             known.update(f"{name} {array.nbytes}\n".encode())
             known.update(array[:probed].tobytes())
@@ -96,8 +96,8 @@ class PretrainWindows:
         return known.hexdigest()
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Samples `numbers` (n,), each from 0 to samples-1; the epoch changes nothing. Raises NielsCacheError for another number,
-        and for `boundaries` where the split has no doc_ends file.
+        """Return samples `numbers` (n,), each from 0 to samples-1; the epoch changes nothing. Raises NielsCacheError for another number,
+        and for `boundaries` if the split has no doc_ends file.
         """
         starts = self._starts(numbers)
         if not boundaries:
@@ -106,27 +106,29 @@ class PretrainWindows:
         return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
-        """Shard, offset and document of every token of the samples `numbers` (n,); documents -1 where there is no doc_ends file."""
+        """Return shard, offset and document of every token of the samples `numbers` (n,); documents are -1 without a doc_ends file."""
         places = self._starts(numbers)[:, None] + np.arange(self.T + 1)
         files = self._stream_ends.searchsorted(places, side="right")
         unknown = np.full_like(places, -1)
         documents, document_offsets = unknown, unknown
         if self._doc_ends is not None:
-            ends = self._doc_ends.view(IDX_DTYPE)  # as uint64 a search for int64 places would go through float64
+            ends = self._doc_ends.view(IDX_DTYPE)  # as uint64, a search for int64 places would convert to float64
             documents = ends.searchsorted(places, side="right")
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
 
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where samples begin in the stream (n,)."""
+        """Return the starts of samples in the stream, (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
         # Seen as unsigned, a negative number is too large.
         if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:
-            raise NielsCacheError(f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, it has 0 to {self.samples - 1}")
+            raise NielsCacheError(
+                f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}"
+            )
         return numbers * self.stride
 
     def _read_tokens(self, starts: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """(n, T+1), one window for each place in the stream."""
+        """Return (n, T+1) tokens, one window for each place in the stream."""
         if self._back_to_back:
             return self._reader.read(starts)
         shards = self._stream_ends.searchsorted(starts, side="right")
@@ -141,7 +143,7 @@ class PretrainWindows:
         return rows
 
     def _copy_pieces(self, row: NDArray[np.uint16], start: int, shard: int) -> None:
-        """Fill a row from a shard, beginning at that place in the stream, and from the shards that follow."""
+        """Fill a row from a shard, from that place in the stream on, and from the shards after it."""
         done, offset = 0, start - int(self._stream_starts[shard])
         while done < len(row):
             piece = self._shards[shard][offset : offset + len(row) - done]

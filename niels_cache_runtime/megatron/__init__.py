@@ -2,7 +2,7 @@
 
     IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
 
-numpy and torch only; numba, if installed, builds large indices faster (`kernels`). Names load their module when first used.
+Needs numpy and torch only; numba, if installed, builds large indices faster (`kernels`). Names load their module at first use.
 """
 
 import importlib

@@ -2,19 +2,19 @@
 
     for i = 0, 1, ...   d = argmax of w_d * max(i, 1) - c_d, the first of equals;   dataset_index[i] = d, dataset_sample_index[i] = c_d++
 
-in 64-bit floats, each product and difference rounded, as `build_blending_indices` of megatron-core 0.16.1 (compiled without fused
-multiply-add, as its wheels for x86-64 are); the arrays are the same. With 32,767 data sets or more, which Megatron refuses,
+Numbers are 64-bit floats, and each product and difference is rounded, as in `build_blending_indices` of megatron-core 0.16.1 (compiled
+without fused multiply-add, as its wheels for x86-64 are); the arrays are the same. With 32,767 data sets or more, which Megatron refuses,
 dataset_index is int32.
 
-The rule is sequential, but it forgets: from counts that are a little off it falls into the one sequence that it has for these weights
-within some D steps (Adler et al., "Convex dynamics and applications", 2005, prove why), and w_d * i rounded to whole counts with the right
-sum is at most a little off. So a stretch is cut into lanes that begin at such a guess and go on side by side, one numpy call for a step of
-all; then every lane whose guess was not where the lane before it ended is done again from there, until it meets what it did before. What
-comes out is checked, not hoped for: every lane starts from the counts at which the lane before it ended.
+The rule is sequential, but it forgets. From counts that are slightly wrong it reaches the one sequence for these weights within some D
+steps (proof: Adler et al., "Convex dynamics and applications", 2005). And w_d * i, rounded to whole counts with the right sum, is at most
+slightly wrong. So a stretch is cut into lanes that begin at such a guess and advance side by side, with one numpy call per step for all
+lanes. A lane whose guess differs from the end of the lane before it is then done again from there, until it meets its earlier result. The
+result is checked: every lane starts from the counts at the end of the lane before it.
 
-Cost: for a sample some 20 ns and 2 ns per data set, on one core, which is two to three times what Megatron's compiled helper takes. A
-large blend is done by `kernels`, if numba is installed, which is ahead of the helper. Lanes pay from some eight of them on; fewer samples
-than that (2,048, and more of more than 32 data sets) are done one by one, at some 3 us. Beside the output, memory is that of a round of at
+Cost: about 20 ns per sample and 2 ns per data set of it, on one core, two to three times the time of Megatron's compiled helper. `kernels`
+builds a large blend, if numba is installed, faster than the helper. Lanes pay off from about eight lanes on. Fewer samples than that
+(2,048, and more with more than 32 data sets) are done one by one, at about 3 us each. Beside the output, memory is that of a round of at
 most 2^15 counts.
 """
 
@@ -29,22 +29,25 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
 from niels_cache_runtime.megatron.kernels import Floats, advance_for
 
-MANY_DATASETS = 32_767  # from here on Megatron refuses, and dataset_index is int32
+MANY_DATASETS = 32_767  # from this number on Megatron refuses, and dataset_index is int32
 
 Advance = Callable[[Floats, Floats, NDArray[np.int64], NDArray[Any], NDArray[np.int64]], None]
 
-_LANE_COUNTS = 1 << 15  # counts of all lanes together: what fits into a core's cache
+_LANE_COUNTS = 1 << 15  # counts of all lanes together: they fit into a core's cache
 _MOST_LANES = 1 << 13
 _FEWEST_STEPS = 256
 _MOST_STEPS = 4096
 _STEPS_AT_ONCE = 64
 _BLOCK = 1 << 20
-_FEWEST_LANES = 8  # with fewer, numpy's calls take longer than a plain loop: measured with 2 to 1,000 data sets
-_MANY = 64  # data sets, from here on a row of them is long enough
+_FEWEST_LANES = 8  # with fewer, numpy's calls take longer than a plain loop (measured with 2 to 1,000 data sets)
+_MANY = 64  # from this number of data sets on, a row of them is long enough
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Weights with sum 1, rounded as Megatron rounds. Raises NielsCacheError for one that is not above 0 or nothing beside the others."""
+    """Return the weights with sum 1, rounded as Megatron rounds.
+
+    Raises NielsCacheError for a weight that is not above 0, or too small beside the others.
+    """
     given = _checked(weights)
     with np.errstate(over="ignore"):
         total = np.sum(given)
@@ -53,22 +56,22 @@ def normalized(weights: Sequence[float]) -> list[float]:
     shares = given / total
     if not shares.all():
         wrong = int(np.argmin(shares))
-        raise NielsCacheError(f"weight {wrong} is {weights[wrong]}: no share of a sum of {total:g} that a 64-bit float holds; leave it out")
+        raise NielsCacheError(f"weight {wrong} is {weights[wrong]}: too small beside a sum of {total:g} for a 64-bit float; leave it out")
     return shares.tolist()
 
 
 def index_dtype(datasets: int) -> np.dtype[Any]:
-    """Of dataset_index."""
+    """Return the dtype of dataset_index."""
     return np.dtype(np.int16 if datasets < MANY_DATASETS else np.int32)
 
 
 def build_blending_indices(
     weights: Sequence[float], size: int, *, advance: Advance | None = None, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
+    """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
 
-    advance: does the steps, see `advance_lanes`; by default the compiled one of `kernels` for a large blend, if numba is installed. Raises
-    NielsCacheError for a weight that is not above 0.
+    advance: the function for the steps, see `advance_lanes`; by default the compiled one of `kernels` for a large blend, if numba is
+    installed. Raises NielsCacheError for a weight that is not above 0.
     """
     return _build(_checked(weights), size, advance=advance, allocate=allocate, progress=progress)
 
@@ -76,15 +79,15 @@ def build_blending_indices(
 def build_exhaustive_blending_indices(
     counts: Sequence[int], *, advance: Advance | None = None, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The same, (sum of counts,), with exactly `counts` samples of each data set: a data set that has given all is left out.
+    """Return the same arrays, (sum of counts,), with exactly `counts` samples of each data set: an exhausted data set is left out.
 
-    Raises NielsCacheError for a count that is no whole number above 0.
+    Raises NielsCacheError for a count that is not a whole number above 0.
     """
     sizes = np.array([check_positive("count", count) for count in counts], dtype=np.int64)
     total = int(sizes.sum())
     weights = sizes / float(total)
     dataset_index, sample_index = _build(weights, total, advance=advance, allocate=allocate, progress=progress)
-    # Until the first data set would give more than it has, nobody is missed who is left out.
+    # Until a data set would give more than it has, the result is the same as without exhaustion.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
         spent = np.bincount(dataset_index[:first], minlength=len(sizes)).astype(np.float64)
@@ -99,7 +102,7 @@ def build_exhaustive_blending_indices(
 
 
 def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
-    """The first sample that its data set does not have; all samples where there is none."""
+    """Return the first sample that its data set does not have, or the number of all samples."""
     for start in range(0, len(sample_index), _BLOCK):
         block = slice(start, start + _BLOCK)
         excess = sample_index[block] >= sizes[dataset_index[block]]
@@ -109,10 +112,10 @@ def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], 
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:
-    """Some steps of the rule in each lane: fills `chosen` and `numbers`, both (lanes, steps), with data sets and sample numbers.
+    """Do some steps of the rule in each lane: fill `chosen` and `numbers`, both (lanes, steps), with data sets and sample numbers.
 
-    weights: (D,). counts: (D, lanes), C-contiguous, what each data set has given before; brought up to date in place. samples: (lanes,),
-    the sample that each lane is at.
+    weights: (D,). counts: (D, lanes), C-contiguous, the earlier samples of each data set; updated in place. samples: (lanes,),
+    the present sample of each lane.
     """
     lanes, steps = chosen.shape
     flat = np.ascontiguousarray(counts.T).reshape(-1) if len(weights) >= _MANY else counts.reshape(-1)
@@ -137,9 +140,9 @@ def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], c
 
 
 def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """What gives the data set of each lane for its max(i, 1), and how to find its count in `counts` (D, lanes): stride and offsets."""
+    """Return a function from max(i, 1) of each lane to its data set, and stride and offsets to find its count in `counts` (D, lanes)."""
     datasets, lanes = counts.shape
-    # The largest code among those with the largest error is that of the first of them.
+    # Among the data sets with the largest error, the first has the largest code.
     codes, by_dataset = np.arange(datasets, 0, -1, dtype=np.uint8)[:, None], weights[:, None]
     errors, largest, is_largest = np.empty(counts.shape), np.empty(lanes), np.empty(counts.shape, dtype=np.bool_)
     coded, code, chosen = np.empty(counts.shape, dtype=np.uint8), np.empty(lanes, dtype=np.uint8), np.empty(lanes, dtype=np.int64)
@@ -159,7 +162,7 @@ def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], 
 def _choose_of_many(
     weights: Floats, flat: Floats, lanes: int
 ) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """As `_choose_of_few`, of counts (lanes, D), flattened: data sets side by side, where a search for the largest of a row is fast."""
+    """Return the same as `_choose_of_few`, for counts (lanes, D), flattened: the search for the largest of a contiguous row is fast."""
     counts = flat.reshape(lanes, len(weights))
     errors, chosen = np.empty(counts.shape), np.empty(lanes, dtype=np.int64)
 
@@ -176,14 +179,17 @@ def _checked(weights: Sequence[float]) -> Floats:
     wrong = ~(np.isfinite(known) & (known > 0))
     if not len(known) or wrong.any():
         which = f"weight {int(np.argmax(wrong))} is {weights[int(np.argmax(wrong))]}" if len(known) else "weights: none given"
-        raise NielsCacheError(f"{which}: each must be a number above 0; leave out what is never read")
+        raise NielsCacheError(f"{which}: each must be a number above 0; leave out data sets without a positive weight")
     return known
 
 
 def _build(
     weights: Floats, size: int, *, advance: Advance | None, allocate: Allocate, progress: Progress | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Round by round: as many lanes as there are, of equal length; the next round begins where the last lane ended. Too few: one by one."""
+    """Fill both arrays, round by round: as many lanes as possible, of equal length; the next round begins at the end of the last lane.
+
+    A rest with too few lanes is filled one by one.
+    """
     dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
     advance = advance or advance_for(datasets=len(weights), samples=size)
@@ -207,7 +213,7 @@ def _build(
 
 
 def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index: NDArray[Any], sample_index: NDArray[np.int64]) -> None:
-    """The rule as it stands, from sample `first` on, where `counts` is known."""
+    """Apply the rule literally, from sample `first` on, with known `counts`."""
     given, errors, chosen, numbers = counts.copy(), np.empty(len(weights)), [], []
     for sample in range(first, len(dataset_index)):
         np.multiply(weights, max(float(sample), 1.0), out=errors)
@@ -221,8 +227,10 @@ def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index:
 
 
 def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
-    """(D, len(samples)): about what each data set has given before those samples. Rounded down, and one more for those with the largest
-    remainders, so that they add up."""
+    """Return (D, len(samples)): an estimate of the samples of each data set before those samples.
+
+    Shares are rounded down, and the data sets with the largest remainders get one more, so that they add up.
+    """
     exact = weights[:, None] * samples
     counts = np.floor(exact)
     missing = samples - counts.sum(axis=0)
@@ -231,7 +239,7 @@ def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
 
 
 class _Round:
-    """Lanes of equal length, side by side: fills `datasets` and `numbers`, both (lanes, steps), from sample `first` on."""
+    """Lanes of equal length, side by side, from sample `first` on: `datasets` and `numbers`, both (lanes, steps), to be filled."""
 
     def __init__(self, weights: Floats, first: int, datasets: NDArray[Any], numbers: NDArray[np.int64], advance: Advance) -> None:
         self._weights, self._advance = weights, advance
@@ -239,7 +247,7 @@ class _Round:
         self._samples = first + datasets.shape[1] * np.arange(len(datasets))
 
     def fill(self, counts: Floats) -> Floats:
-        """Fill all lanes from what each data set has given before, (D,); return that at the end."""
+        """Fill all lanes, from the earlier samples of each data set, (D,). Return those at the end."""
         begins = guess_counts(self._weights, self._samples)
         begins[:, 0] = counts
         ends = begins.copy()
@@ -252,8 +260,10 @@ class _Round:
             self._redo(wrong, np.ascontiguousarray(begins[:, wrong]), before, ends)
 
     def _redo(self, lanes: NDArray[np.int64], now: Floats, before: Floats, ends: Floats) -> None:
-        """Do these lanes again, from counts `now` (D, lanes) instead of `before`, each until its counts are what they were: from there on
-        nothing changes."""
+        """Do these lanes again, from counts `now` (D, lanes) instead of `before`.
+
+        A lane is finished once its counts equal the earlier ones: nothing changes after that.
+        """
         steps = self._datasets.shape[1]
         for start in range(0, steps, _STEPS_AT_ONCE):
             stop = min(start + _STEPS_AT_ONCE, steps)

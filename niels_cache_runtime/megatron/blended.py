@@ -1,8 +1,8 @@
 """Megatron-LM's BlendedDataset: samples of several data sets in the proportions of their weights, in Megatron's order.
 
-`[i]` is sample `dataset_sample_index[i]` of data set `dataset_index[i]`, with that number beside it. How the two arrays come about, and
-what they cost, is in `blend_indices`. `open_blend` builds what Megatron's BlendedMegatronDatasetBuilder builds for one split of a list of
-prefixes: the data sets, each with the samples that its weight asks for and a surplus, and the blend of them.
+`[i]` is sample `dataset_sample_index[i]` of data set `dataset_index[i]`, together with that number. `blend_indices` describes the two
+arrays and their cost. `open_blend` builds the same as Megatron's BlendedMegatronDatasetBuilder for one split of a list of prefixes: the
+data sets, each with the samples for its weight and a surplus, and the blend of them.
 """
 
 import math
@@ -32,7 +32,7 @@ SPLITS = ("train", "valid", "test")
 
 
 class MapStyle(Protocol):
-    """What a blend is made of: numbered samples, each a dict."""
+    """A member of a blend: numbered samples, each a dict."""
 
     def __len__(self) -> int: ...
 
@@ -40,11 +40,11 @@ class MapStyle(Protocol):
 
 
 class MegatronBlendedDataset(Dataset[dict[str, Any]]):
-    """`size` samples of `datasets`, blended by `weights`; with size None, weights are counts and each data set gives exactly so many.
+    """`size` samples of `datasets`, blended by `weights`. With size None, weights are counts, and each data set gives exactly so many.
 
-    [i] is a dict: `dataset_id`, a numpy integer, and what the data set gives for its sample. index_cache, advance: where the two arrays
-    are kept, and what builds them; pickled whole without a cache.
-    Raises NielsCacheError for weights or counts that are not above 0, and where a data set has fewer samples than the blend takes of it.
+    [i] is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample. index_cache, advance: where the two arrays
+    are kept, and the function that builds them. Without a cache the arrays are pickled too.
+    Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes of it.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         counts: list[int] = []
         if size is None:
             if any(not math.isfinite(weight) or weight != int(weight) for weight in weights):
-                raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, whole numbers")
+                raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, and must be whole numbers")
             counts = [int(weight) for weight in weights]
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
         else:
             shares = normalized(weights)
-            size = check_whole("size", size, most=MOST)  # of Python's: numpy's is no JSON
+            size = check_whole("size", size, most=MOST)  # a Python int: numpy's integers are not JSON-able
             self.parameters = {"weights": shares, "size": size}
 
         def build(allocate: Allocate) -> object:
@@ -76,7 +76,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
                 built = build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
             else:
                 built = build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
-            self._check_sizes(*built)  # before it is kept
+            self._check_sizes(*built)  # before the cache keeps it
             return built
 
         if index_cache is None:
@@ -90,7 +90,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
     def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
-        """Numbers of a data set's samples only rise, so the last of each tells: looked for from the end, mostly near it."""
+        """Check the last sample of each data set, because sample numbers only rise. Search from the end, which mostly stops soon."""
         block, unseen = 1 << 16, set(range(len(self.datasets)))
         for stop in range(len(dataset_index), 0, -block):
             start = max(stop - block, 0)
@@ -105,18 +105,20 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
     def _check_size(self, number: int, taken: int) -> None:
         has = len(self.datasets[number])
         if has < taken:
-            raise NielsCacheError(f"the blend takes {taken} samples of data set {number}, which has {has}; give it more (a larger surplus)")
+            raise NielsCacheError(
+                f"the blend takes {taken} samples of data set {number}, but it has {has}; give it more (a larger surplus)"
+            )
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return len(self.dataset_index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Sample `index`. IndexError for one outside of 0 to len - 1."""
+        """Return sample `index`. IndexError for one outside of 0 to len - 1."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of these indices, in their order: those of a data set together, where it takes a list."""
+        """Return the samples of these indices, in their order. Samples of one data set are read together, if it takes a list."""
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             number = check_index(index, len(self), what="sample")
@@ -159,16 +161,16 @@ def open_blend(
     progress: Progress | None = None,
     **settings: Any,
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
-    """One part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
+    """Return one part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
 
     prefixes: of .bin and .idx, or folders of a split of a cache.
-    weights: the blend takes `num_samples` by them, and a little more: each data set's share is rounded up. Without weights, data sets are
-    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend. For num_samples=0
+    weights: the blend takes `num_samples` by them, and a few more: each data set's share is rounded up. Without weights, data sets are
+    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is not a blend. For num_samples=0
     (Megatron-LM's --eval-iters 0) a blend is empty; one prefix without weights gives its one epoch, as for None.
     settings: of every `MegatronGPTDataset`.
 
-    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set that has no
-    sample to blend, and for weights without num_samples.
+    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set without
+    a sample to blend, and for weights without num_samples.
     """
     if part not in SPLITS:
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
@@ -191,10 +193,10 @@ def open_blend(
             progress=progress,
             **settings,
         )
-        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only a blend of no samples takes none of it
+        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only an empty blend takes none of it
             tokens = tokens_of(indexed.sequence_lengths, sequences)
             raise NielsCacheError(
-                f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or take less"
+                f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or use fewer"
             )
         return found
 
@@ -218,9 +220,9 @@ def open_blend(
 def prebuild_blend(
     prefixes: Sequence[str | Path], weights: Sequence[float] | None = None, *, index_cache: IndexCache, **settings: Any
 ) -> list[Path]:
-    """Build ahead what `open_blend` with these arguments and this cache then only maps; returns where each index lies, the blend's last.
+    """Build ahead the indices that `open_blend` with these arguments and this cache then only maps. Return their folders, the blend's last.
 
-    A directory's name is the index's hash. progress: told (name of the array, done, total).
+    A directory's name is the index's hash. progress: called with (name of the array, done, total).
     """
     opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)
     parts = [*opened.datasets, opened] if isinstance(opened, MegatronBlendedDataset) else [opened]

@@ -1,8 +1,8 @@
-"""A split of a cache where an IndexedDataset is wanted: samples and indices of it as of its export, without an export.
+"""A split of a cache in place of an IndexedDataset: the same samples and indices as from its export, without an export.
 
-Lengths, pointers and fingerprint are those of the files that `indexed_writer` writes of the split as one part, so an index that was built
-of the one is found by the other, wherever the files lie. Opening costs a pass over doc_ends and 4 bytes a document in memory; reading
-samples another 8.
+Lengths, pointers and fingerprint are those of the files that `indexed_writer` writes of the split as one part. So an index that was built
+from one is found from the other, wherever the files lie. Opening costs a pass over doc_ends and 4 bytes of memory per document; reading
+samples costs another 8.
 """
 
 import mmap
@@ -41,11 +41,11 @@ from niels_cache_runtime.megatron.indexed import (
 class CacheSplit:
     """The documents of a split's folder, such as `cache/pretrain/NAME/train`, each a sequence with its EOT.
 
-    `sequence_lengths` (S,) int32 and `sequence_pointers` (S,) int64, `tokens`, `dtype`, `fingerprint`: as of an `IndexedDataset`, as much
-    as MegatronGPTDataset reads. Picklable: a copy opens the folder again and refuses another build, told by its meta.json (without one,
+    `sequence_lengths` (S,) int32 and `sequence_pointers` (S,) int64, `tokens`, `dtype`, `fingerprint`: as those of an `IndexedDataset`, as
+    far as MegatronGPTDataset reads them. Picklable: a copy opens the folder again and refuses another build, by its meta.json (without one,
     by its files, see `IndexedDataset`).
 
-    Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or a document that an int32 cannot count.
+    Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
     """
 
     dtype = TOKEN_DTYPE
@@ -60,7 +60,7 @@ class CacheSplit:
         if not len(ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
         self._mapped, self._ends = split.tokens, ends
-        # A meta.json of ours has the sha256 of every file; without one there is nothing but the files.
+        # A meta.json of ours has the sha256 of every file. Without one only the files can be compared.
         vouched = split.meta is not None and not is_foreign(split.meta)
         self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: NDArray[np.int32] = np.empty(len(ends), dtype=LENGTHS_DTYPE)
@@ -70,17 +70,17 @@ class CacheSplit:
             done += len(block)
 
     def __len__(self) -> int:
-        """Sequences: documents."""
+        """Return the number of sequences: documents."""
         return len(self.sequence_lengths)
 
     @cached_property
     def sequence_pointers(self) -> NDArray[np.int64]:
-        """Where each begins, in bytes."""
+        """The begin of each sequence, in bytes."""
         return (self._ends.astype(np.int64) - self.sequence_lengths) * TOKEN_BYTES
 
     @cached_property
     def tokens(self) -> NDArray[Any]:
-        """The stream, mapped. Raises NielsCacheError where shards are not whole pages, so that no map shows them as one."""
+        """The stream, mapped. Raises NielsCacheError if shards are not whole pages, so that they cannot be mapped as one array."""
         stream, shards = self._mapped.stream, self._mapped.shards
         if stream is not None or len(shards) == 1:
             return shards[0] if stream is None else stream
@@ -91,13 +91,13 @@ class CacheSplit:
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the IndexedDataset of these documents."""
+        """The fingerprint of the IndexedDataset of these documents."""
         header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
         size = int(self._ends[-1]) * TOKEN_BYTES
         return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
 
     def _sections(self) -> Iterator[memoryview]:
-        """Lengths and document indices, as .idx holds them."""
+        """Yield lengths and document indices, as .idx holds them."""
         yield self.sequence_lengths.data.cast("B")
         for block in count_up(len(self) + 1):
             yield block.data.cast("B")
@@ -120,12 +120,12 @@ Indexed = IndexedDataset | CacheSplit
 
 
 def open_indexed(path: str | Path) -> Indexed:
-    """What lies there: PREFIX of an .idx and a .bin, or the folder of a split of a cache. Raises NielsCacheError where neither does."""
+    """Open the PREFIX of an .idx and a .bin, or the folder of a split of a cache. Raises NielsCacheError for another path."""
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():
         return CacheSplit(path)
     prefix, ending = os.path.splitext(path)
     if ending in (".bin", ".idx") and Path(f"{prefix}.idx").exists():
-        raise NielsCacheError(f"{path}: leave out {ending}: a prefix is that of both files, {prefix}")
+        raise NielsCacheError(f"{path}: leave out {ending}; the prefix of both files is {prefix}")
     raise NielsCacheError(f"{path}: no such folder of a split, and no {path}.idx; build this data set first, or check the path")

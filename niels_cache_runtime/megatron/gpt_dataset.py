@@ -2,12 +2,13 @@
 
     k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
 
-`[k]` is what megatron-core's GPTDataset gives without an attention mask (`create_attention_mask=False`, what is advised where the kernel
-makes its own): the same tokens, labels, loss mask and position ids. One thing differs: where no mask depends on the sample, megatron-core
-keeps the loss mask of the first sample that it reads, padding included, and applies it to all that follow; here each has its own.
+`[k]` equals the sample of megatron-core's GPTDataset without an attention mask (`create_attention_mask=False`, the advised setting if the
+kernel makes its own): the same tokens, labels, loss mask and position ids. One thing differs. If no mask depends on the sample,
+megatron-core keeps the loss mask of the first sample that it reads, padding included, and applies it to all later ones. Here each sample
+has its own.
 
-Cost: a few microseconds per sample, some of it per document in it; a DataLoader takes whole batches (`__getitems__`). How the order comes
-about is in `gpt_indices`.
+Cost: a few microseconds per sample, some of it per document in it; a DataLoader takes whole batches (`__getitems__`). `gpt_indices`
+describes the order.
 """
 
 import hashlib
@@ -37,26 +38,26 @@ from niels_cache_runtime.megatron.gpt_indices import (
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
 Sample = dict[str, torch.Tensor]
-NO_PAD = -1  # no token's id: what Megatron pads with where the tokenizer has no pad token of its own
+NO_PAD = -1  # not a token id: Megatron's padding if the tokenizer has no pad token
 
 
 class MegatronGPTDataset(Dataset[Sample]):
     """Samples of `sequence_length` tokens of the sequences `indices` of `indexed` (all by default; `gpt_indices.split_ranges`).
 
     [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
-    may share memory, position_ids is shared by all samples; a collated batch is a copy.
+    may share memory, and all samples share position_ids; a collated batch is a copy.
 
-    num_samples: at least so many, over as many epochs as that takes; None, or 0, for one epoch. seed: as Megatron's `random_seed`.
+    num_samples: at least so many, over as many epochs as needed; None, or 0, for one epoch. seed: as Megatron's `random_seed`.
     add_extra_token, drop_last: Megatron's `add_extra_token_to_sequence` and, for valid, `drop_last_partial_validation_sequence`.
-    pad_token: fills the last partial sample; padding, and any token of that id, is 0 in tokens and labels and not in the loss.
-    eod_token: needed for eod_mask_loss (the document's end is not in the loss, as an input) and reset_position_ids (positions begin anew
-    after it).
-    place: what fills the sample index; by default the compiled loop of `kernels` where it is faster, if numba is installed. The numbers
-    are the same.
-    index_cache: where the indices are kept and looked for; without it they are built here, in memory, and pickled whole.
-    progress: told (name of the array, done, total) while indices are built.
+    pad_token: fills the last partial sample. Padding, and any token of that id, is 0 in tokens and labels and not in the loss.
+    eod_token: needed for eod_mask_loss (the end of a document, as an input, is not in the loss) and reset_position_ids (positions begin
+    again after it).
+    place: the function that fills the sample index; by default the compiled loop of `kernels` if it is faster and numba is installed. The
+    numbers are the same.
+    index_cache: where the indices are kept; without it they are built here, in memory, and pickled too.
+    progress: called with (name of the array, done, total) while indices are built.
 
-    Raises NielsCacheError for settings out of range and where no sample can be made.
+    Raises NielsCacheError for settings out of range, and if no sample can be made.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class MegatronGPTDataset(Dataset[Sample]):
     ) -> None:
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
-        # Whole numbers of Python's: numpy's are no JSON, and their products overflow.
+        # Python ints: numpy's integers are not JSON-able, and their products overflow.
         num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MOST) or None  # 0 has the index of None
         sequence_length = check_sequence_length(sequence_length)
         seed = check_seed(seed)
@@ -112,21 +113,21 @@ class MegatronGPTDataset(Dataset[Sample]):
         self._position_ids = torch.arange(self.sequence_length)
 
     def __len__(self) -> int:
-        """Samples: num_samples or more."""
+        """Return the number of samples: num_samples or more."""
         return len(self.shuffle_index)
 
     def __getitem__(self, index: int) -> Sample:
-        """Sample `index`. IndexError for one outside of 0 to len - 1."""
+        """Return sample `index`. IndexError for one outside of 0 to len - 1."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of these indices, in their order: what a DataLoader asks for."""
+        """Return the samples of these indices, in their order. A DataLoader calls this."""
         batch = self.read(indices)
         columns = [rows.unbind() for rows in batch.values()]
         return [dict(zip(batch, sample, strict=True)) for sample in zip(*columns, strict=True)]
 
     def read(self, indices: Sequence[int]) -> Sample:
-        """The samples of these indices as one dict of tensors (len(indices), sequence_length), without a collate function."""
+        """Return the samples of these indices as one dict of tensors (len(indices), sequence_length), without a collate function."""
         rows, filled = self.read_tokens(indices)
         length = self.sequence_length
         if self.add_extra_token:
@@ -143,7 +144,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         if self.pad_token >= 0 or not self.add_extra_token or min(filled, default=rows.shape[1]) < rows.shape[1]:
             padded = labels == self.pad_token
             loss_mask[padded] = 0
-            labels[padded] = 0  # padding needs an id that an embedding has
+            labels[padded] = 0  # padding needs an id with an embedding
             tokens[tokens == self.pad_token] = 0
         return {
             "tokens": torch.from_numpy(tokens),
@@ -153,9 +154,10 @@ class MegatronGPTDataset(Dataset[Sample]):
         }
 
     def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
-        """(len(indices), sequence_length + a) int64 tokens of these samples, a: 1 with the extra token; and how many of each row are not
-        padding."""
-        # Bound methods, and Python's integers: at some 3 documents a sample, numpy's scalars would be most of the time.
+        """Return (len(indices), sequence_length + a) int64 tokens of these samples, a: 1 with the extra token; and the length of each row
+        without padding.
+        """
+        # Bound methods and Python ints: with about 3 documents per sample, numpy's scalars would take most of the time.
         sample_of, place = self.shuffle_index.item, self.sample_index.item
         document, length_of, pointer_of = self.document_index.item, self.indexed.sequence_lengths.item, self.indexed.sequence_pointers.item
         tokens, itemsize, extra, samples = self.indexed.tokens, self.indexed.dtype.itemsize, int(self.add_extra_token), len(self)
@@ -176,9 +178,9 @@ class MegatronGPTDataset(Dataset[Sample]):
                     offset = 0
                 if done < len(row) and sample < samples - 1:  # the last one may be partial
                     raise IndexError
-            except (IndexError, ValueError) as error:  # places that are not there, more tokens than a sample has
+            except (IndexError, ValueError) as error:  # missing places, or more tokens than a sample has
                 where = self.index_directory or "the index"
-                raise NielsCacheError(f"{where}: sample {sample} is of no such documents; the index is damaged, remove it") from error
+                raise NielsCacheError(f"{where}: sample {sample} does not match its documents; the index is damaged, remove it") from error
             row[done:] = self.pad_token
             filled.append(done)
         return rows, filled
@@ -197,7 +199,9 @@ class MegatronGPTDataset(Dataset[Sample]):
 
 
 def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(rows, T) bool, whether a token ends a document -> (rows, T) int64: position of each token since the row or its document began."""
+    """Return (rows, T) int64, the position of each token since its row or document began, from (rows, T) bool, whether a token ends a
+    document.
+    """
     places = np.arange(ends.shape[1])
     begins = np.zeros(ends.shape, dtype=np.int64)
     begins[:, 1:] = np.where(ends[:, :-1], places[1:], 0)
@@ -212,7 +216,7 @@ def _checked_documents(indices: Any) -> Documents:
 
 
 def _describe(documents: Documents) -> list[int] | str:
-    """What a hash can hold of them: [start, stop] of a range (or of an array that counts up by one), else the sha256 of the numbers."""
+    """Return a hashable form: [start, stop] of a range (or of an array that counts up by one), else the sha256 of the numbers."""
     if isinstance(documents, range) and documents.step == 1:
         return [documents.start, documents.stop]
     numbers = np.ascontiguousarray(documents, dtype="<i8")

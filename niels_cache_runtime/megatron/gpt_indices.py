@@ -1,18 +1,17 @@
-"""Megatron-LM's three GPT indices, number by number: which documents, where samples begin in them, in what order they are taken.
+"""Megatron-LM's three GPT indices, number by number: the documents, the begin of samples in them, and the order of the samples.
 
-    document_index  (E * D,) int32      E epochs of the documents, shuffled; the last epoch apart where little of it is needed
+    document_index  (E * D,) int32      E epochs of the documents, shuffled; the last epoch separately if little of it is needed
     sample_index    (n + 1, 2) int32    place in document_index and offset in that document where each sample begins, tokens
     shuffle_index   (n,) uint32         item k of the data set is sample shuffle_index[k]
 
-The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1, and the arrays are the same, number
-of epochs, dtypes and numpy's legacy RandomState included: the one place in this package that uses it. One thing differs: where the last
-partial sample is kept, Megatron counts samples in 32-bit floats, which beyond 2^24 tokens gives a count that is off; here it is whole
-numbers.
+The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1. The arrays are the same, with number
+of epochs, dtypes and numpy's legacy RandomState; no other module of this package uses it. One thing differs: if the last partial sample
+is kept, Megatron counts samples in 32-bit floats, which is inexact beyond 2^24 tokens. Here the count uses whole numbers.
 
-Cost: shuffling takes most of it; the sample index takes some 10 ns per document and 5 per sample, less than Megatron's compiled helper
-where there are as many samples as documents or more, and more where there are far fewer. There a large index is done by `kernels`, if
-numba is installed, which is ahead of the helper. Memory beside the output is that of a block. Where the arrays are kept is the business of
-`index_cache`, what is read by them that of `gpt_dataset`.
+Cost: shuffling takes most of it. The sample index takes some 10 ns per document and 5 per sample: less than Megatron's compiled helper
+with at least as many samples as documents, and more with far fewer samples. In that case `kernels` builds a large index, if numba is
+installed, faster than the helper. Memory beside the output is that of a block. `index_cache` keeps the arrays, and `gpt_dataset` reads by
+them.
 """
 
 import re
@@ -52,19 +51,18 @@ class GPTIndices:
 
 
 def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndices:
-    """The indices of arrays that lie there. Raises NielsCacheError where they have other names, types or shapes than the three."""
+    """Return the indices of arrays from the path `where`. Raises NielsCacheError for other names, types or shapes than the three."""
     shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
     document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
     of_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
     if not of_forms or arrays["sample_index"].shape != (len(arrays["shuffle_index"]) + 1, 2):
-        raise NielsCacheError(f"{where}: its arrays are not those of a GPT index; remove it, and it is built again")
+        raise NielsCacheError(f"{where}: its arrays are not those of a GPT index; remove it to build it again")
     return GPTIndices(**arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """How often the documents are read. samples: n. shuffled_apart: samples of all epochs but the last, where that one is shuffled
-    apart, else None."""
+    """The epochs to read. samples: n. shuffled_apart: samples of all epochs but the last, if that one is shuffled separately, else None."""
 
     tokens_per_epoch: int
     epochs: int
@@ -73,22 +71,22 @@ class EpochPlan:
 
 
 def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An `Allocate`: memory for the array of that name."""
+    """Allocate memory for the array of that name; an `Allocate`."""
     return np.empty(shape, dtype=dtype)
 
 
 def check_sequence_length(sequence_length: int) -> int:
-    """As an int, or a NielsCacheError: Megatron counts the tokens of a sample, and one more, in an int32."""
+    """Return an int. Raises NielsCacheError beyond an int32, in which Megatron counts the tokens of a sample and one more."""
     return check_whole("sequence_length", sequence_length, least=1, most=_INT32_MAX - 1)
 
 
 def check_seed(seed: int) -> int:
-    """As an int that numpy's RandomState takes, or a NielsCacheError."""
+    """Return an int that numpy's RandomState takes. Raises NielsCacheError for another value."""
     return check_whole("seed", seed, most=2**32 - 1)
 
 
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
-    """Megatron's "99,1,0": the sequences of train, valid and test, contiguous, in that order; an empty range for a part of weight 0.
+    """Return, for Megatron's "99,1,0", the sequences of train, valid and test, contiguous, in that order; an empty range for a weight of 0.
 
     Rounded as Megatron rounds. Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
     """
@@ -97,12 +95,12 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
 
 
 def split_bounds(split: str) -> list[tuple[float, float]]:
-    """Return where train, valid and test begin and end in a split string, as shares of all. The first begin is the int 0, as Megatron's.
+    """Return the begin and end of train, valid and test in a split string, as shares of all. The first begin is the int 0, as Megatron's.
 
     Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
     """
     try:
-        if re.search(r"[^\d.,/\s\[\]]", split):  # Megatron takes the digits out of anything: 1e-3 would be 1 and 3
+        if re.search(r"[^\d.,/\s\[\]]", split):  # Megatron extracts digits from any text: 1e-3 would be 1 and 3
             raise ValueError
         weights = [float(number) for number in re.findall(r"[.0-9]+", split)]
     except ValueError:
@@ -121,9 +119,9 @@ def split_bounds(split: str) -> list[tuple[float, float]]:
 def plan_epochs(
     tokens_per_epoch: int, *, num_samples: int | None, sequence_length: int, add_extra_token: bool = True, drop_last: bool = True
 ) -> EpochPlan:
-    """As many epochs as `num_samples` need (one for None and for 0), and the samples that they give: num_samples or more.
+    """Return as many epochs as `num_samples` need (one for None and for 0), and the samples that they give: num_samples or more.
 
-    drop_last: leave out what is left when whole samples are taken. Raises NielsCacheError where there is no token to read.
+    drop_last: leave out the rest after whole samples. Raises NielsCacheError if there is no token to read.
     """
     sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
@@ -157,12 +155,12 @@ def build_gpt_indices(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> GPTIndices:
-    """The indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
+    """Return the indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
 
     num_samples: at least so many samples; None, or 0, for one epoch. drop_last: False keeps the last partial sample, as Megatron does for
-    valid where drop_last_partial_validation_sequence is off. place: see `build_sample_index`. allocate: gives the memory of each array,
-    such as a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no
-    token to read.
+    valid without drop_last_partial_validation_sequence. place: see `build_sample_index`. allocate: gives the memory of each array,
+    such as a file. progress: called with (name of the array, done, total). Raises NielsCacheError for settings out of range, and if there
+    is no token to read.
     """
     known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
@@ -190,7 +188,7 @@ def build_gpt_indices(
 
 
 def tokens_of(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
-    """Tokens of those documents. Raises NielsCacheError for a document that is not there."""
+    """Return the number of tokens of those documents. Raises NielsCacheError for a document that does not exist."""
     count = len(documents)
     if count:
         lowest, highest = (documents[0], documents[-1]) if isinstance(documents, range) else (documents.min(), documents.max())
@@ -247,14 +245,14 @@ def build_sample_index(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
-    """(samples + 1, 2): the place in `document_index` and the offset in that document, tokens, where each sample begins; the last row
-    is where the last one ends.
+    """Return (samples + 1, 2): the place in `document_index` and the offset in that document, tokens, where each sample begins; the last
+    row is the end of the last sample.
 
     Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order (L: sequence_length, a: 1 with the extra token), and
-    row i + 1 names the document of the last of them; an empty document is never named, but in row 0. Where the tokens end before the last
-    sample does, the last row is the last document's end less a.
-    place: takes each block of documents, see `place_samples`; by default the compiled one of `kernels` where it is faster, if numba is
-    installed.
+    row i + 1 has the document of the last of them. An empty document appears only in row 0. If the tokens end before the last
+    sample does, the last row is the last document's end minus a.
+    place: the function for each block of documents, see `place_samples`; by default the compiled one of `kernels` if it is faster and numba
+    is installed.
     """
     extra = int(add_extra_token)
     rows = samples + 1
@@ -278,15 +276,16 @@ def build_sample_index(
 def place_samples(
     sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Write the rows of `index` whose samples begin in `block`, a part of the document index; return (rows written, tokens) with it.
+    """Write the rows of `index` whose samples begin in `block`, a part of the document index. Return (rows written, tokens), block
+    included.
 
     start, tokens: documents, and their tokens, before the block. done: rows written before it. extra: 1 with the extra token.
 
-    Document by document, k = ceil((end - a + 1) / L) is how many samples begin before it ends, so counting the documents that share a k
-    gives the document of every sample: no search. 32 bits wide within a block, as long as its tokens can be counted so.
+    Document by document, k = ceil((end - a + 1) / L) samples begin before its end, so counting the documents that share a k
+    gives the document of every sample, without a search. Numbers in a block have 32 bits if these can count its tokens.
     """
     lengths = sequence_lengths.take(block)
-    # What is left of a sample that began before the block, counted from the end: 0 to sequence_length.
+    # The rest of a sample that began before the block, counted from its end: 0 to sequence_length.
     lead = tokens + sequence_length - extra - done * sequence_length
     narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
     word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
@@ -306,7 +305,7 @@ def place_samples(
         documents = np.bincount(begun_here, minlength=stop - first).cumsum()
         if low:
             documents += low
-        # Of the first of these samples, from the block's first token. With starts taken off, what is left fits, even if this wraps.
+        # Offset of the first of these samples from the block's first token. It may wrap, but minus its document's start it fits.
         place = (first + 1) * sequence_length - extra - lead
         offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
         offsets -= starts.take(documents)

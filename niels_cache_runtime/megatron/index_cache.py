@@ -1,14 +1,13 @@
-"""Indices on disk, built once and mapped by all: FOLDER/<hash>/ with an .npy file for each array and meta.json, which says of what.
+"""Indices on disk, built once and mapped by all: FOLDER/<hash>/ with an .npy file for each array, and meta.json with its parameters.
 
     hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
 
-A folder under its hash is complete: it is built beside, `.HASH.partial`, under a lock, opened once, and renamed. Of many processes that
-ask at once one builds, the others wait; a builder that dies gives its lock back to the system, and the next begins anew. Finished indices
-are found without a lock, so a prebuilt folder may lie on a read-only file system or on one without locks. One that is damaged is renamed
-aside and built again; whoever has it mapped keeps it.
+A folder under its hash is complete: it is built beside, in `.HASH.partial`, under a lock, opened once, and renamed. If many processes
+need one index at once, one builds and the others wait. If a builder dies, the system frees its lock, and the next one starts again.
+Finished indices are found without a lock, so a prebuilt folder may be read-only or on a file system without locks. A damaged index is
+renamed and built again; processes that have mapped it keep it.
 
-What the arrays are is the business of their builders (`gpt_indices`, `blended`). Asking for a finished index costs a small read and a
-map for each array.
+The builders define the arrays (`gpt_indices`, `blended`). Opening a finished index costs a small read and a map for each array.
 """
 
 import os
@@ -34,12 +33,12 @@ from niels_cache_runtime.format.place import index_name
 from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 
-INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
+INDEX_VERSION = 1  # of the algorithms: it is part of every hash, so a change of their results needs a new version
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
 _ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}(-[A-Za-z]+-[a-z]+)?\.(partial|damaged)")  # with a class and a part for megatron-core
-_QUIET_SECONDS = 2.0  # nobody is told of a shorter wait
+_QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
 Arrays = dict[str, NDArray[Any]]
 Notify = Callable[[str], None]
@@ -48,8 +47,8 @@ Notify = Callable[[str], None]
 class IndexCache:
     """A folder of indices, such as `cache/index`, made when the first is built.
 
-    wait_seconds: how long to wait for another process that builds the same index. notify: told in one line that and for what this process
-    waits (standard error by default).
+    wait_seconds: how long to wait for another process that builds the same index. notify: called with one line about such a wait (standard
+    error by default).
     """
 
     def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None) -> None:
@@ -58,7 +57,7 @@ class IndexCache:
         self._notify = notify or (lambda message: print(message, file=sys.stderr, flush=True))
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Where that index lies, or will; its name is the hash."""
+        """Return the present or future folder of that index; its name is the hash."""
         return self.folder / index_hash(kind, parameters)
 
     def of(self, prefix: str | Path) -> "IndexCache":
@@ -70,10 +69,10 @@ class IndexCache:
         return [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
-        """The arrays of an index by name, mapped read-only; built here first where nobody has.
+        """Return the arrays of an index by name, mapped read-only. Build it here first if it does not exist.
 
-        parameters: all that decides the arrays, as JSON can hold it. build: is given an `Allocate` and fills what it gets from it.
-        Raises NotWrittenError where the folder cannot be written, NielsCacheError after waiting for another builder in vain.
+        parameters: everything that decides the arrays, JSON-able. build: gets an `Allocate` and fills the arrays from it.
+        Raises NotWrittenError if the folder cannot be written, NielsCacheError if another builder takes longer than wait_seconds.
         """
         directory = self.directory(kind, parameters)
         arrays = self._find(directory, kind, parameters)
@@ -84,7 +83,7 @@ class IndexCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
             with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
-                os.listdir(self.folder)  # a file system on a network may remember from before the wait that it was not there
+                os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
                 arrays = self._find(directory, kind, parameters)
                 if arrays is not None:
                     return arrays
@@ -106,7 +105,7 @@ class IndexCache:
         return arrays
 
     def _find(self, directory: Path, kind: str, parameters: Mapping[str, Any]) -> Arrays | None:
-        """The arrays of this index if it is finished and whole, else None."""
+        """Return the arrays of this index if it is finished and whole, else None."""
         return _finished(directory)
 
     def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
@@ -118,16 +117,16 @@ class IndexCache:
         _exchange(partial, directory)
 
     def _clear_abandoned(self) -> None:
-        """Remove what builders left that were killed: their locks are free.
+        """Remove the folders of killed builders: their locks are free.
 
-        The user chooses the folder, so other programs may keep names like these in it: they stay.
+        The user chooses the folder, so other programs may have folders with similar names in it: they stay.
         """
         for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
             with suppress(Busy, LockRefused), writer_lock(left.with_name(left.stem.removeprefix(".")), patience=0.0):
                 remove(left)
 
     def _wait_for(self, directory: Path) -> Callable[[Writer], None]:
-        """Return what is called as long as another process builds this index."""
+        """Return a function to call repeatedly while another process builds this index."""
         began, told = time.monotonic(), False
 
         def wait(writer: Writer) -> None:
@@ -151,7 +150,7 @@ def _not_locked(directory: Path, error: LockRefused) -> NotWrittenError:
     if not error.no_locks:
         return _not_written(directory, error.refusal)
     return NotWrittenError(
-        f"{directory.parent}: its file system has no locks ({error.refusal.strerror}), so nothing can be built there; "
+        f"{directory.parent}: its file system supports no locks ({error.refusal.strerror}), so nothing can be built there; "
         "build the index ahead elsewhere and copy it"
     )
 
@@ -159,17 +158,17 @@ def _not_locked(directory: Path, error: LockRefused) -> NotWrittenError:
 def _not_written(directory: Path, error: OSError) -> NotWrittenError:
     return NotWrittenError(
         f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
-        "choose another folder, or build it ahead where it can"
+        "choose another folder, or build it ahead on another machine"
     )
 
 
 def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
-    """The name of an index: the same for equal parameters, whatever their order."""
+    """Return the name of an index: the same for equal parameters in any order."""
     return index_name(kind, version=INDEX_VERSION, parameters=dict(parameters))
 
 
 def open_arrays(directory: str | Path) -> Arrays:
-    """The arrays of a finished index by name, mapped read-only. Raises NielsCacheError if it is not there or not whole."""
+    """Return the arrays of a finished index by name, mapped read-only. Raises NielsCacheError if it is missing or not whole."""
     arrays = _finished(Path(directory))
     if arrays is None:
         raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
@@ -177,8 +176,7 @@ def open_arrays(directory: str | Path) -> Arrays:
 
 
 def _finished(directory: Path) -> Arrays | None:
-    """Its arrays, if they are of what its name says and every file has the size that its description says; None if it is damaged or not
-    there."""
+    """Return its arrays, if its name fits its parameters and every file has the listed size. None if it is damaged or missing."""
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files(meta, directory)
@@ -191,20 +189,20 @@ def _finished(directory: Path) -> Arrays | None:
         return None
     try:
         return {name.removesuffix(".npy"): map_npy(directory / name) for name in sorted(files)}
-    except (NielsCacheError, FileNotFoundError):  # no such header; gone meanwhile
+    except (NielsCacheError, FileNotFoundError):  # an invalid header, or a file that was removed meanwhile
         return None
-    except OSError as error:  # too many maps, no permission: the index is not to blame
+    except OSError as error:  # too many maps, or no permission: the index is not damaged
         raise NielsCacheError(f"{directory}: cannot be mapped: {error.strerror or error}") from error
 
 
 def _exchange(partial: Path, directory: Path) -> None:
-    """Put what was built into its place, unless another process did first, whom a lock did not reach."""
+    """Put a new index into its place, unless another process did first, on a file system where the lock did not work."""
     if _finished(directory) is not None:
         return
     damaged = directory.parent / f".{directory.name}{_DAMAGED}"
     remove(damaged)
     if directory.exists():
-        os.rename(directory, damaged)  # in one step: nobody finds it half removed
+        os.rename(directory, damaged)  # in one step, so no process finds it half removed
     take_place(partial, directory)
     sync(directory.parent)
     remove(damaged)
@@ -212,8 +210,8 @@ def _exchange(partial: Path, directory: Path) -> None:
 
 def _files_in(folder: Path) -> Allocate:
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        shape = tuple(int(extent) for extent in shape)  # numpy writes its own integers into the header so that it cannot read them
-        if 0 in shape:  # cannot be mapped
+        shape = tuple(int(extent) for extent in shape)  # numpy writes its own integers into the header in a form that it cannot read
+        if 0 in shape:  # an empty array cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
             return np.empty(shape, dtype=dtype)
         return create_npy(folder / f"{name}.npy", dtype, shape)
@@ -222,7 +220,7 @@ def _files_in(folder: Path) -> Allocate:
 
 
 def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
-    """Return the record of the arrays that were built there, once they are on the disk."""
+    """Return the record of the arrays in a folder, after they are on the disk."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)
@@ -232,4 +230,4 @@ def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Me
 
 def cannot_be_read(partial: Path) -> NielsCacheError:
     """Return the error for a new index that does not open."""
-    return NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
+    return NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")

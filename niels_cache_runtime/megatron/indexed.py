@@ -1,12 +1,12 @@
-"""Megatron-LM's IndexedDataset, read: PREFIX.bin holds tokens, back to back; PREFIX.idx says where sequences and documents lie.
+"""Megatron-LM's IndexedDataset, read: PREFIX.bin holds tokens, back to back; PREFIX.idx gives the places of sequences and documents.
 
     .idx   magic 9 | version u64 = 1 | dtype code u8 | S u64 | D + 1 u64     34 bytes, little endian
            sequence lengths S x i32 (tokens) | pointers S x i64 (bytes into .bin) | document indices (D + 1) x i64 | modes S x i8
     .bin   tokens of every sequence
 
-Modes are there in multimodal data sets only, told by the size of the file. Opening costs two maps and one pass over the index, in
-blocks, for what Megatron takes on trust: sizes, pointers, document indices. Reading a sequence is a slice of the map. What samples
-are made of sequences is the business of `gpt_dataset`.
+Only multimodal data sets have modes; the size of the file shows it. Opening costs two maps and one pass over the index, in blocks, to
+check values that Megatron trusts: sizes, pointers, document indices. Reading a sequence is a slice of the map. `gpt_dataset` makes
+samples of sequences.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ POINTERS_DTYPE = np.dtype("<i8")
 DOCUMENTS_DTYPE = np.dtype("<i8")
 MODES_DTYPE = np.dtype("i1")
 MAX_SEQUENCE_TOKENS = np.iinfo(LENGTHS_DTYPE).max
-BLOCK = 1 << 18  # entries of an index that are looked at or written at a time
+BLOCK = 1 << 18  # entries of an index that are checked or written at a time
 
 _NAMES_BY_CODE = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
@@ -45,15 +45,15 @@ PROBE_BYTES = 4096
 
 
 class IndexedDataset:
-    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped; `idx_path`: the index, where it lies elsewhere (a local disk).
+    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped. `idx_path`: the path of the index if it lies elsewhere (a local disk).
 
     dtype: of a token. `tokens` (all of .bin) is 1-D of it, `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64 in bytes,
     `document_indices` (D + 1,) int64: document i is sequences document_indices[i] to document_indices[i + 1] - 1. `sequence_modes`
-    (S,) int8, None unless the data set is multimodal. `[i]` gives tokens alone, also where there are modes.
+    (S,) int8, None unless the data set is multimodal. `[i]` gives only tokens, even with modes.
 
-    Picklable: a copy maps the files again and refuses others, told by inode, size and time of change on the same host, and on any by blocks
-    of their content. Raises NielsCacheError that names the field if a file is missing, cut short
-    or too long, or if header, lengths, pointers and document indices do not fit together.
+    Picklable: a copy maps the files again and refuses others. It compares inode, size and time of change on the same host, and blocks of
+    their content on any host. Raises NielsCacheError with the field if a file is missing, cut short or too long, or if header, lengths,
+    pointers and document indices do not fit together.
     """
 
     def __init__(self, prefix: str | Path, *, idx_path: str | Path | None = None) -> None:
@@ -94,7 +94,7 @@ class IndexedDataset:
         self.tokens: NDArray[Any] = np.frombuffer(content, dtype=self.dtype)
 
     def _check(self) -> None:
-        """One pass over the index, in blocks."""
+        """Check the index in one pass, in blocks."""
         documents, sequences = self.document_indices, len(self)
         if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
             found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
@@ -105,7 +105,7 @@ class IndexedDataset:
             if falls.any():
                 entry = start + int(np.argmax(falls)) + 1
                 raise NielsCacheError(
-                    f"{self.idx_path}: document index {entry} is {documents[entry]} after {documents[entry - 1]}: they must not fall"
+                    f"{self.idx_path}: document index {entry} is {documents[entry]} after {documents[entry - 1]}: they must not decrease"
                 )
         place = 0  # bytes into .bin
         for start in range(0, sequences, BLOCK):
@@ -126,11 +126,11 @@ class IndexedDataset:
             place = int(ends[-1])
 
     def __len__(self) -> int:
-        """Sequences."""
+        """Return the number of sequences."""
         return len(self.sequence_lengths)
 
     def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
-        """Tokens of a sequence, or of each sequence of a slice: read-only views of the map. IndexError beyond the last."""
+        """Return the tokens of a sequence, or of each sequence of a slice: read-only views of the map. IndexError beyond the last."""
         if isinstance(index, slice):
             return [self.get(sequence) for sequence in range(*index.indices(len(self)))]
         return self.get(index)
@@ -139,8 +139,9 @@ class IndexedDataset:
         return (self.get(sequence) for sequence in range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
-        """`length` tokens of a sequence from `offset`, all that follow by default. IndexError beyond the last sequence, NielsCacheError
-        where the sequence is shorter than that."""
+        """Return `length` tokens of a sequence from `offset` on, by default all of the rest. IndexError beyond the last sequence,
+        NielsCacheError if the sequence is shorter.
+        """
         sequence = check_index(index, len(self), what="sequence", from_end=True)
         tokens = int(self.sequence_lengths[sequence])
         taken = tokens - offset if length is None else length
@@ -153,7 +154,8 @@ class IndexedDataset:
     def fingerprint(self) -> str:
         """sha256 over header, lengths, document indices, modes (pointers follow from them), and the size and 64 blocks of 4 KiB of .bin.
 
-        What decides an index is hashed in full; of tokens, a change between the blocks is not seen. The same wherever the files lie.
+        Everything that decides an index is hashed in full. A change of tokens between the blocks is not detected. It does not depend on the
+        place of the files.
         """
         arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
         sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
@@ -161,7 +163,7 @@ class IndexedDataset:
 
     @cached_property
     def _identity(self) -> str:
-        """What a copy in another process is checked with: as `fingerprint`, of blocks of the index too."""
+        """The hash that a copy in another process is compared with: as `fingerprint`, also of blocks of the index."""
         return hashlib.sha256(_probe(np.frombuffer(self._index, dtype=np.uint8)) + _probe(self.tokens)).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class IndexedDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.prefix, self.idx_path = state["prefix"], state["idx_path"]
         self.bin_path = f"{self.prefix}.bin"
-        self._open()  # the pass over the index is not repeated: the same files were checked when they were first opened
+        self._open()  # the check is not repeated: the same files passed it when they were first opened
         if self._identity != state["identity"] or differ(self._files, state["files"]):
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
 
@@ -198,7 +200,7 @@ def count_up(count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
-    """Of an IndexedDataset: the bytes of its header and of the sections behind it but the pointers, the `probe` of its .bin."""
+    """Return the fingerprint of an IndexedDataset from its header, the later sections except the pointers, and the `probe` of its .bin."""
     known = hashlib.sha256(header)
     for section in sections:
         known.update(section)
@@ -207,7 +209,7 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
 
 
 def probe(size: int, read: Callable[[int], bytes]) -> bytes:
-    """Digest of the size and of evenly spaced blocks, the first and the last among them; `read` gives the PROBE_BYTES from a place on."""
+    """Return a digest of the size and of evenly spaced blocks, the first and the last included; `read` gives PROBE_BYTES from a place."""
     known = hashlib.sha256(f"{size}\n".encode())
     last = max(size - PROBE_BYTES, 0)
     for place in sorted({last * number // (_PROBES - 1) for number in range(_PROBES)}):
@@ -221,28 +223,28 @@ def _probe(array: NDArray[Any]) -> bytes:
 
 
 def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]:
-    """dtype, sequences, entries of the document indices."""
+    """Return dtype, sequences, and entries of the document indices."""
     if len(index) < HEADER.size:
         raise NielsCacheError(f"{path}: has {len(index)} bytes, its header alone takes {HEADER.size} (cut short?); write or copy it again")
     magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size])
     if magic != MAGIC:
-        raise NielsCacheError(f"{path}: magic is {magic!r}, not {MAGIC!r}: no index of Megatron's (or one of the legacy format)")
+        raise NielsCacheError(f"{path}: magic is {magic!r}, not {MAGIC!r}: not an index of Megatron (or one of the legacy format)")
     if version != VERSION:
-        raise NielsCacheError(f"{path}: version is {version}; this reads version {VERSION}")
+        raise NielsCacheError(f"{path}: version is {version}; only version {VERSION} is supported")
     if code in _FLOATS:
-        raise NielsCacheError(f"{path}: dtype code is {code} ({_FLOATS[code]}): no tokens; embeddings are not read here")
+        raise NielsCacheError(f"{path}: dtype code is {code} ({_FLOATS[code]}): embeddings; only tokens are supported")
     if code not in DTYPES:
         raise NielsCacheError(f"{path}: dtype code is {code}; known are {sorted(DTYPES)}")
     return DTYPES[code], sequences, entries
 
 
 def states_here(files: Sequence[os.stat_result]) -> dict[str, Any]:
-    """What tells these files from others on this host; on another, numbers of the same file may differ."""
+    """Return values that identify these files on this host. On another host, numbers of the same file may differ."""
     return {"host": os.uname().nodename, "files": [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]}
 
 
 def differ(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Whether two `states_here` are of other files, as far as can be told."""
+    """Return whether two `states_here` are certainly of different files."""
     return here != there and here.get("host") == there.get("host")
 
 

@@ -1,9 +1,9 @@
-"""Megatron-LM's IndexedDataset, written: the bytes of megatron-core's IndexedDatasetBuilder, of any sequences or of a split of a cache.
+"""Megatron-LM's IndexedDataset, written: the bytes of megatron-core's IndexedDatasetBuilder, from any sequences or from a split of a cache.
 
 `IndexedWriter` writes sequences as they come; lengths, document indices and modes wait in spools beside the output. `write_indexed` writes
-a split, one sequence for each document: tokens are copied as they are, or linked where a part is one shard, and lengths come from doc_ends,
-in blocks. So memory does not grow with the number of sequences. Files appear when they are complete, .bin first: an .idx that is there is
-that of its .bin. A document ends with its EOT, as in the cache; which token that is, and names on a command line, are not known here.
+a split, one sequence for each document: tokens are copied unchanged, or linked if a part is one shard, and lengths come from doc_ends,
+in blocks. So memory does not grow with the number of sequences. Files appear when they are complete, .bin first: an .idx always belongs
+to its .bin. A document ends with its EOT, as in the cache. This module does not need the id of EOT.
 """
 
 import fcntl
@@ -48,11 +48,11 @@ _FICLONE = 0x40049409  # ioctl(2) on Linux: share the blocks of another file
 
 
 class IndexedWriter:
-    """Writes PREFIX.bin and PREFIX.idx as megatron-core's IndexedDatasetBuilder does, sequence by sequence. A context manager: the files
-    appear when its block ends well.
+    """A writer of PREFIX.bin and PREFIX.idx, sequence by sequence, as megatron-core's IndexedDatasetBuilder. A context manager: the files
+    appear when its block ends without an error.
 
-    dtype: of a token, one of the format's. multimodal: each sequence has a mode, an int8. Raises NielsCacheError if a file is there and
-    not `force`, if a token does not fit into dtype, or if a file cannot be written.
+    dtype: of a token, one of the format's. multimodal: each sequence has a mode, an int8. Raises NielsCacheError if a file exists and
+    `force` is not set, if a token does not fit into dtype, or if a file cannot be written.
     """
 
     def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, multimodal: bool = False, force: bool = False) -> None:
@@ -67,13 +67,15 @@ class IndexedWriter:
         self._entries = 1
 
     def add_sequence(self, tokens: NDArray[Any] | Sequence[int], *, mode: int = 0) -> None:
-        """One more sequence of the document that is open; a document of one sequence is `add_document`."""
+        """Add a sequence to the open document. For a document of one sequence use `add_document`."""
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
         if len(given) and not np.array_equal(converted, given):
-            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has a token that is no {self.dtype}")
+            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has a token that does not fit into {self.dtype}")
         if len(given) > MAX_SEQUENCE_TOKENS:
-            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has {len(given)} tokens; an int32 counts them")
+            raise NielsCacheError(
+                f"{self._output.prefix}: sequence {self._sequences} has {len(given)} tokens, more than an int32 can count"
+            )
         self._bin.write(converted.tobytes())
         self._lengths.write(np.array(len(given), dtype=LENGTHS_DTYPE).tobytes())
         if self._multimodal:
@@ -81,14 +83,14 @@ class IndexedWriter:
         self._sequences += 1
 
     def end_document(self) -> None:
-        """The document ends here. One without sequences is allowed."""
+        """End the document here. One without sequences is allowed."""
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
     def add_document(
         self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
     ) -> None:
-        """A whole document: one sequence, or one for each of `lengths`, tokens, which must add up."""
+        """Add a whole document: one sequence, or one for each of `lengths`, in tokens, which must add up."""
         lengths = [len(tokens)] if lengths is None else lengths
         if sum(lengths) != len(tokens):
             raise NielsCacheError(f"{self._output.prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")
@@ -103,7 +105,7 @@ class IndexedWriter:
         with ExitStack() as files:
             files.callback(self._output.discard)
             self._bin = open(self._output.bin_path, "wb")
-            folder = os.path.dirname(self._output.bin_path)  # where there is room for the output
+            folder = os.path.dirname(self._output.bin_path)  # the disk of the output has room
             self._lengths, self._documents, self._modes = (tempfile.TemporaryFile(dir=folder) for _ in range(3))  # noqa: SIM115
             files.pop_all()
         self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
@@ -138,7 +140,7 @@ def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]
 def write_index(
     file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks, modes: Blocks | None
 ) -> None:
-    """An .idx, section by section. Each of `lengths` (asked for twice), `document_indices` and `modes` gives its numbers in blocks."""
+    """Write an .idx, section by section. `lengths` (called twice), `document_indices` and `modes` give their numbers in blocks."""
     file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
     for block in lengths():
         file.write(block.astype(LENGTHS_DTYPE).tobytes())
@@ -153,14 +155,14 @@ def write_index(
 
 
 def refuse_existing(prefix: str) -> None:
-    """Raise NielsCacheError if either file is there."""
+    """Raise NielsCacheError if either file exists."""
     for path in (f"{prefix}.bin", f"{prefix}.idx"):
         if os.path.lexists(path):
-            raise NielsCacheError(f"{path}: is there already; choose another prefix, or replace it (force)")
+            raise NielsCacheError(f"{path}: already exists; choose another prefix, or replace it (force)")
 
 
 class Output:
-    """PREFIX.bin and PREFIX.idx, written under other names, which they get when the block ends well and lose when it does not."""
+    """PREFIX.bin and PREFIX.idx under temporary names. They are renamed if the block ends without an error, else removed."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -188,7 +190,7 @@ class Output:
                     os.fsync(descriptor)
                     os.close(descriptor)
                 with suppress(FileNotFoundError):
-                    os.unlink(f"{self.prefix}.idx")  # that of a .bin which is about to go
+                    os.unlink(f"{self.prefix}.idx")  # the old .bin is about to be replaced
                 os.replace(self.bin_path, f"{self.prefix}.bin")
                 os.replace(self.idx_path, f"{self.prefix}.idx")
         except OSError as problem:
@@ -227,11 +229,11 @@ class Part:
 
 
 def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTES, key: str | None = None) -> list[Part]:
-    """The parts that a split's folder, such as `cache/pretrain/NAME/train`, is written as: one, or several of whole documents with at most
+    """Return the parts of a split's folder, such as `cache/pretrain/NAME/train`: one, or several of whole documents with at most
     `max_bytes` of tokens each, PREFIX_00000, PREFIX_00001, ...; `key`: Megatron's naming, PREFIX_<key>_document.
 
-    Nothing is written. Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, if a document is larger
-    than max_bytes or longer than an int32 can say.
+    It writes nothing. Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, if a document is larger
+    than max_bytes or longer than an int32 can count.
     """
     return _plan(prefix, folder, _open(folder)[1], max_bytes=max_bytes, key=key)
 
@@ -246,11 +248,11 @@ def write_indexed(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Part]:
-    """Write the parts that `plan_indexed` says, one sequence for each document.
+    """Write the parts of `plan_indexed`, one sequence for each document. Return them.
 
-    link: where a part is exactly one shard, "hardlink" makes .bin another name of it, "reflink" a copy that shares its blocks; where
-    the file system cannot, and everywhere else, bytes are copied. progress: told (bytes of .bin done, total).
-    Each part appears when it is complete. Raises NielsCacheError as `plan_indexed` does, if a file is there and not `force`, or if one
+    link: if a part is exactly one shard, "hardlink" makes .bin another name of it, "reflink" a copy that shares its blocks. If
+    the file system cannot, and for all other parts, bytes are copied. progress: called with (bytes of .bin done, total).
+    Each part appears when it is complete. Raises NielsCacheError as `plan_indexed` does, if a file exists and `force` is not set, or if one
     cannot be written.
     """
     split, ends = _open(folder)
@@ -292,7 +294,7 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
 
 def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None) -> list[Part]:
     max_tokens = check_positive("max_bytes", max_bytes) // TOKEN_BYTES
-    for _ in sequence_lengths(folder, ends):  # refuses a document that is too long
+    for _ in sequence_lengths(folder, ends):  # raises for a document that is too long
         pass
     cuts = cut_documents(folder, ends, max_tokens)
     ending = "" if key is None else f"_{key}_document"
@@ -309,7 +311,7 @@ def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, m
 
 
 def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[int]:
-    """Copy the part's tokens into the file, from the maps: all of one build, even if a rebuild comes between. Yields bytes so far."""
+    """Copy the part's tokens into the file, from the maps: all of one build, even after a rebuild. Yield the bytes so far."""
     for tokens in slice_pieces(split.tokens.shards, part.first_token, part.end_token):
         for start in range(0, len(tokens), _COPY_TOKENS):
             file.write(tokens[start : start + _COPY_TOKENS].data)
@@ -317,7 +319,7 @@ def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[in
 
 
 def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
-    """Whether `target` now is the part's tokens without a copy."""
+    """Link `target` to the part's tokens. Return whether that was possible."""
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
         if link != "copy" and (shard_begin, shard_begin + length) == (part.first_token, part.end_token):

@@ -1,15 +1,14 @@
 """The loops that build Megatron's indices, compiled by numba: the steps of a blend, the rows of a sample index.
 
-They give the same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`, which are numpy. In a blend, products and
-differences are rounded one by one (no fast-math, so nothing is fused), and the first of equals wins. Lanes are taken in blocks that stay in
-a core's first cache. Their innermost loop has no branch, so that it becomes vector instructions. Threads share the lanes; none outlives a
-call.
+They give the same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`, which use numpy. In a blend, products and
+differences are rounded one by one (no fast-math, so nothing is fused), and the first of equals wins. Lanes are processed in blocks that
+stay in a core's first cache. Their innermost loop has no branch, so the compiler can vectorize it. Threads share the lanes; all threads
+end with the call.
 
-numba is optional. This is the one module of the runtime that imports it, and only when a large index is built: that takes about a second
-and 80 MB, and another half a second the first time on a machine, when the loops are compiled. numba keeps what it compiled beside this
-module, in the user's cache folder if that cannot be written, or in NUMBA_CACHE_DIR; if none can be written, each process compiles.
-Without numba, or with one that cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), numpy does it: `advance_for` and `place_for`
-return None.
+numba is optional. Only this module of the runtime imports it, and only to build a large index: that takes about a second and 80 MB, and
+another half a second to compile the loops the first time on a machine. numba keeps its compiled code beside this module, in the user's
+cache folder if that is not writable, or in NUMBA_CACHE_DIR. If none is writable, each process compiles. Without numba, or if it cannot be
+loaded or is switched off (NUMBA_DISABLE_JIT=1), numpy does the work: `advance_for` and `place_for` return None.
 """
 
 from collections.abc import Callable
@@ -28,12 +27,12 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 _LANES_AT_ONCE = 32
-_MANY = 1_000_000  # fewer numbers take numpy some milliseconds: not worth loading numba
-_SPARSE = 2  # documents for a sample, from here on the compiled loop is ahead of numpy, which touches each document four times
+_MANY = 1_000_000  # numpy does fewer numbers in some milliseconds, so numba need not be loaded
+_SPARSE = 2  # documents per sample from which the compiled loop is faster than numpy, which reads each document four times
 
 
 class _Compiled:
-    """A loop that numba compiles when it is first called."""
+    """A loop that numba compiles at its first call."""
 
     def __init__(self, loop: Callable[..., Any]) -> None:
         self._loop = loop
@@ -42,7 +41,7 @@ class _Compiled:
     def __call__(self, *arguments: Any) -> Any:
         try:
             return self.load()(*arguments)
-        except Exception:  # numba's, before the loop began, which raises nothing: what it kept is damaged, or the disk is full
+        except Exception:  # from numba, because the loop raises nothing: its cached code is damaged, or the disk is full
             self._call = self._compile(keep=False)
             return self._call(*arguments)
 
@@ -56,7 +55,7 @@ class _Compiled:
 
         try:
             compiled: Callable[..., Any] = numba.njit(nogil=True, cache=keep)(self._loop)
-        except RuntimeError:  # numba finds no folder that it can write
+        except RuntimeError:  # numba finds no writable folder
             compiled = numba.njit(nogil=True)(self._loop)
         return compiled
 
@@ -66,7 +65,7 @@ def is_available() -> bool:
     """Import numba; return whether it can compile here."""
     try:
         import numba
-    except (ImportError, OSError, SystemError):  # not installed; made for another numpy; its library cannot be loaded
+    except (ImportError, OSError, SystemError):  # not installed, made for another numpy, or its library cannot be loaded
         return False
     return not vars(numba.config).get("DISABLE_JIT")
 
@@ -77,14 +76,15 @@ def advance_for(*, datasets: int, samples: int) -> Callable[..., None] | None:
 
 
 def place_for(*, documents: int, samples: int) -> Callable[..., tuple[int, int]] | None:
-    """Return `place_samples` for a large index of far more documents than samples; None for others, where numpy is as fast, and without
-    numba."""
+    """Return `place_samples` for a large index with far more documents than samples. Return None otherwise, because numpy is as fast, and
+    without numba.
+    """
     large = documents + samples >= _MANY and documents >= _SPARSE * samples
     return place_samples if large and is_available() else None
 
 
 def _advance_loop(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s, first: int, stop: int) -> None:
-    """Do lanes first to stop - 1; `chosen` and `numbers` (lanes, steps) are filled, `counts` (D, lanes) brought up to date."""
+    """Do lanes first to stop - 1: fill `chosen` and `numbers` (lanes, steps), and update `counts` (D, lanes)."""
     datasets = len(weights)
     at, largest, which = np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE, dtype=np.int64)
     given = np.empty((datasets, _LANES_AT_ONCE))
@@ -117,10 +117,10 @@ def _advance_loop(weights: Floats, counts: Floats, samples: Int64s, chosen: NDAr
 def _place_loop(
     sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Do as `gpt_indices.place_samples`. Unsigned indices: no test whether one counts from the end."""
+    """Do the same as `gpt_indices.place_samples`. Indices are unsigned: no test for negative ones."""
     rows = len(index)
     begins = tokens
-    due = done * sequence_length + extra  # tokens that must be there for the sample of row `done` to begin
+    due = done * sequence_length + extra  # number of tokens after which the sample of row `done` begins
     for number in range(len(block)):
         ends = begins + sequence_lengths[np.uint32(block[number])]
         while due <= ends:
@@ -139,11 +139,11 @@ _advance, place_samples = _Compiled(_advance_loop), _Compiled(_place_loop)
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s) -> None:
-    """Do as `blend_indices.advance_lanes`, with a thread for each core."""
+    """Do the same as `blend_indices.advance_lanes`, with a thread for each core."""
     lanes = len(samples)
     _advance.load()
     threads = min(available_threads(), -(-lanes // (8 * _LANES_AT_ONCE)))
-    if threads < 2:  # a pool takes longer to start than a short stretch takes
+    if threads < 2:  # for a short stretch, starting a pool takes longer than the work
         _advance(weights, counts, samples, chosen, numbers, 0, lanes)
         return
     bounds = [lanes * thread // threads for thread in range(threads + 1)]

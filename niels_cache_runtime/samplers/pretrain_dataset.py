@@ -2,8 +2,8 @@
 
     generator --one draw--> B window numbers --> position of each in the mapped split --one gather--> (B, T+1) --widen--> x, y
 
-Windows lie inside one shard; with shards much longer than T almost every position of the split starts one. Cost: constant
-per batch, whatever the number of shards. The order of a whole epoch, resuming and mixing are not its business.
+A window lies inside one shard. If shards are much longer than T, almost every position of the split starts a window. Cost: constant
+per batch, for any number of shards. The order of a whole epoch, resuming and mixing belong to `loader`.
 """
 
 import os
@@ -21,16 +21,16 @@ from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 
 class PretrainTokenStreamDataset:
-    """Samples windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
+    """A sampler of windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
 
     shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). A meta.json in its
         parent folder is checked against them; a bare folder works too.
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
-    device: where batches go. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
+    device: the device of batches. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
     verify: "size" compares sizes with meta.json, "sha256" reads every shard and compares its content.
 
-    `total_windows` is how many different windows there are. Picklable: a copy maps the files again, and refuses another build.
-    All is of one build, also where a rebuild replaces the data set while it is being opened.
+    `total_windows` is the number of different windows. Picklable: a copy maps the files again, and refuses another build. All files are of
+    one build, even if a rebuild replaces the data set while it is being opened.
 
     Raises NielsCacheError if the folder or its shards are missing, empty, of odd length or not those of meta.json, if the data set
     was never built or belongs to another tokenizer, or if T is below 1 or larger than any shard.
@@ -47,7 +47,7 @@ class PretrainTokenStreamDataset:
             raise NielsCacheError(f"{shards_dir}: this split is empty (0 tokens); nothing can be sampled from it")
         if longest < T + 1:
             raise NielsCacheError(
-                f"{shards_dir}: T={T} needs a shard of {T + 1} tokens and the longest has {longest}; "
+                f"{shards_dir}: T={T} needs a shard of {T + 1} tokens, but the longest has {longest}; "
                 f"use T <= {longest - 1}, or rebuild with shard_bytes >= {(T + 1) * TOKEN_BYTES} if the split is that long"
             )
         windows = np.maximum(mapped.shard_lengths - T, 0)
@@ -59,7 +59,7 @@ class PretrainTokenStreamDataset:
         self._pairs = PairMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, y: (B, T) int64, contiguous, on the device, with y[:, :-1] == x[:, 1:].
+        """Return x, y: (B, T) int64, contiguous, on the device, with y[:, :-1] == x[:, 1:].
 
         Draws B windows with replacement, uniformly over `total_windows`, by one call on `generator`.
         """
@@ -67,7 +67,7 @@ class PretrainTokenStreamDataset:
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
 
     def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Window numbers (below total_windows, counted through the shards in order) -> positions in the mapped range."""
+        """Return positions in the mapped range from window numbers (below total_windows, counted through the shards in order)."""
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 
     def __getstate__(self) -> dict[str, Any]:

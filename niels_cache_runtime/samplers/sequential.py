@@ -1,11 +1,11 @@
-"""All tokens of a folder of files in order, in chunks that ranks take in turns: the loader of simple-llama and of nanoGPT's heirs.
+"""All tokens of a folder of files in order, in chunks that ranks take in turns: the loader of simple-llama and of nanoGPT's successors.
 
     a.npy       b.npy         the files in order, each cut into chunks of batch * seq_len tokens
     0  1  2  .  3  4  5  6 .  the chunks of all files, one list
     r0 r1 r0    r1 r0 r1      num_processes = 2: chunk 6 is left over, the next epoch begins with chunk 0
 
-Reads the shards of a split of ours and `.npy` files as other projects write them. Cost: constant per batch; shards are mapped when
-opened, a `.npy` file when it is reached. Shuffling, mixing and windows across files are not its business.
+Reads the shards of our splits, and `.npy` files as other projects write them. Cost: constant per batch; shards are mapped when opened, a
+`.npy` file when its turn comes. Shuffling, mixing and windows across files belong to `loader`.
 """
 
 import os
@@ -41,13 +41,13 @@ from niels_cache_runtime.loader.state import check_values
 
 STATE_VERSION = 1
 
-_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # 1-D integers too, but no tokens
+_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # also 1-D integers, but not tokens
 _NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenFile:
-    """One file of tokens; `shard` is its map, None for a `.npy` file, which is mapped when it is reached."""
+    """One file of tokens. `shard` is its map, or None for a `.npy` file, which is mapped when its turn comes."""
 
     path: Path
     length: int
@@ -55,27 +55,27 @@ class _TokenFile:
 
 
 class DatasetLoader:
-    """Chunks of batch * seq_len tokens from the files of a folder, in order, strided over ranks, without end.
+    """Chunks of batch * seq_len tokens from the files of a folder, in order, strided over ranks, endless.
 
-    batch, seq_len: rows and tokens per row of a batch of this rank. process_rank, num_processes: which of how many ranks this is.
+    batch, seq_len: rows and tokens per row of a batch of this rank. process_rank, num_processes: this rank, and the number of ranks.
     dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16), of `.npy` files (one dimension of any integer
-        type), or of both; read in the order of their names, shards in that of their numbers. Other files are ignored, among them
+        type), or of both; read in the order of their names, shards in the order of their numbers. Other files are ignored, among them
         `.npy` files of other types and shapes, hidden files, and the doc_ends and idx files of a cache. A meta.json in the parent
         folder is checked against shards.
-    device: where batches go. For CUDA, uint16 tokens cross as such from pinned memory and are widened there.
+    device: the device of batches. For CUDA, uint16 tokens cross as such from pinned memory and are widened there.
     verify: "size" compares the shards' sizes with meta.json, "sha256" reads them and compares their content.
 
     File f of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one
-    list; rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
+    list. Rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
     files. An epoch ends with the last whole group. Per epoch every token is an input exactly once, except less than a chunk and one
     token at the end of each file and less than a group at the end of the list.
 
-    Naive pointer arithmetic differs: there a rank's position starts at process_rank * batch * seq_len in each file, advances by
-    num_processes times that, and goes to the next file where the next step does not fit. This skips the last chunks of every file
-    that are no whole group, in every epoch the same ones, and where a rank tests only its own position, ranks change files at
+    Naive pointer arithmetic differs: a rank's position starts at process_rank * batch * seq_len in each file, advances by
+    num_processes times that, and moves to the next file if the next step does not fit. This skips the last chunks of every file
+    that do not fill a group, the same ones in every epoch. If a rank tests only its own position, ranks also change files at
     different steps and drift apart. With one file, or files of whole groups, both read the same.
 
-    `chunks` counts those of all ranks per epoch, `steps_per_epoch` the batches of one rank, `epoch` the epochs completed, and
+    `chunks` counts those of all ranks per epoch, `steps_per_epoch` the batches of one rank, `epoch` the completed epochs, and
     `files` maps names to lengths in tokens. Picklable: a copy opens the files again, at the same position, and refuses others.
 
     Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks,
@@ -119,10 +119,10 @@ class DatasetLoader:
         self._mapped: tuple[_TokenFile, NDArray[Any]] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one; its last token is the first of
-        the next chunk in the file (or the first of the tail that is no chunk).
+        """Return x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one. Its last token is the first of
+        the next chunk in the file (or the first after the last chunk).
 
-        Raises NielsCacheError if a `.npy` file changed since it was opened, or holds an id that is no int64.
+        Raises NielsCacheError if a `.npy` file changed since it was opened, or holds an id that does not fit into int64.
         """
         chunk = self._next_chunk + self.process_rank
         index = bisect_right(self._chunk_ends, chunk)
@@ -134,7 +134,7 @@ class DatasetLoader:
         return x.view(self.batch, self.seq_len), y.view(self.batch, self.seq_len)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the same on every rank after the same number of batches, and what it belongs to; JSON can hold it."""
+        """Return the position and what it belongs to, JSON-able. It is the same on every rank after the same number of batches."""
         return {
             "version": STATE_VERSION,
             "batch": self.batch,
@@ -146,39 +146,39 @@ class DatasetLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was saved: the batches that follow are those of an uninterrupted run.
+        """Continue where the state was saved: the next batches are those of an uninterrupted run.
 
-        The state of any rank serves all. Another num_processes is supported where the position is a multiple of it: always at an
-        epoch's start, and always for a divisor of the old one. The chunks taken before and after are then those of one list, only
-        which are left over at its end follows the new number.
+        The state of any rank serves all ranks. Another num_processes is supported if the position is a multiple of it: always at an
+        epoch's start, and always for a divisor of the old one. The chunks taken before and after are then those of one list; only the
+        chunks left over at its end follow the new number.
 
-        Raises NielsCacheError, and changes nothing, if the state is none of ours, or of another batch, seq_len or content of the
-        folder (files, their lengths, and what meta.json says of them), or not at a multiple of num_processes.
+        Raises NielsCacheError, and changes nothing, if the state is not one of this class, is of another batch, seq_len or content of the
+        folder (files, their lengths, and their entries in meta.json), or is not at a multiple of num_processes.
         """
         check_values(state)
         if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
-            raise NielsCacheError(f"the state is none of DatasetLoader's version {STATE_VERSION}; pass what state_dict() returned")
+            raise NielsCacheError(f"the state is not one of DatasetLoader, version {STATE_VERSION}; pass the result of state_dict()")
         for name in ("batch", "seq_len"):
             if state.get(name) != getattr(self, name):
                 raise NielsCacheError(
-                    f"the state was saved with {name}={state.get(name)!r}, this loader has {name}={getattr(self, name)}; use the same"
+                    f"the state was saved with {name}={state.get(name)!r}, but this loader has {name}={getattr(self, name)}; use the same"
                 )
         self._check_same_files(state)
         epoch, next_chunk = as_int(state.get("epoch")), as_int(state.get("next_chunk"))
         if epoch is None or epoch < 0 or next_chunk is None or not 0 <= next_chunk <= self.chunks:
             raise NielsCacheError(
                 f"the state has epoch={state.get('epoch')!r}, next_chunk={state.get('next_chunk')!r}; "
-                f"pass what state_dict() returned, with next_chunk from 0 to {self.chunks}"
+                f"pass the result of state_dict(), with next_chunk from 0 to {self.chunks}"
             )
         if next_chunk % self.num_processes:
             raise NielsCacheError(
-                f"the state is at chunk {next_chunk}, which begins no group of num_processes={self.num_processes}; "
+                f"the state is at chunk {next_chunk}, which does not begin a group of num_processes={self.num_processes}; "
                 f"resume with a divisor of {next_chunk}, or from a state saved at an epoch's start"
             )
         self._go_to(epoch, next_chunk)
 
     def _go_to(self, epoch: int, next_chunk: int) -> None:
-        """At an epoch's end that is the next one's start, so that a state saved there is good for every num_processes."""
+        """Move to a chunk. At an epoch's end, move to the start of the next one, so that a state saved there fits any num_processes."""
         at_end = next_chunk + self.num_processes > self.chunks
         self.epoch, self._next_chunk = (epoch + 1, 0) if at_end else (epoch, next_chunk)
 
@@ -189,21 +189,21 @@ class DatasetLoader:
         if changed:
             name = changed[0]
             raise NielsCacheError(
-                f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, the state was saved with "
-                f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start anew"
+                f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, but the state was saved with "
+                f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start again"
             )
         if state.get("content_sha256") != self._content:
-            raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start anew")
+            raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
 
     def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
-        """meta.json, the hash it gives for these shards (both None where it says nothing of them), and the files in order."""
+        """Return meta.json, the hash that it gives for these shards (both None if it does not describe them), and the files in order."""
         folder = Path(self.dataset_dir)
         if not folder.is_dir():
             raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
         shards = list_shards(folder)
         arrays, ignored = _find_arrays(folder)
         meta, content = None, None
-        if shards or not arrays or verify != "size":  # beside a folder of other projects' files, a meta.json is theirs
+        if shards or not arrays or verify != "size":  # a meta.json beside files of another project is not ours
             meta = open_meta(folder.parent, verify=verify)
         if meta is not None and is_foreign(meta):
             if not arrays:
@@ -229,11 +229,11 @@ class DatasetLoader:
         return meta, content, files
 
     def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
-        """A copy of these tokens, as uint16 if that is what the file holds, else as int64."""
+        """Return a copy of these tokens, as uint16 if the file holds that, else as int64."""
         if file.shard is not None:
             return file.shard[start:end].copy()
         if self._mapped is None or self._mapped[0] is not file:
-            # One at a time: every map of numpy holds a file descriptor, and there may be more files than a process may open.
+            # One at a time: every map holds a file descriptor, and there may be more files than a process may open.
             try:
                 self._mapped = file, map_npy(file.path)
             except OSError as error:
@@ -243,7 +243,7 @@ class DatasetLoader:
         tokens = self._mapped[1]
         read = tokens[start:end].astype(TOKEN_DTYPE if tokens.dtype == TOKEN_DTYPE else np.int64)
         if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8 and read.min() < 0:
-            raise NielsCacheError(f"{file.path}: holds {tokens[start:end].max()} after token {start}, which is no token id")
+            raise NielsCacheError(f"{file.path}: holds {tokens[start:end].max()} after token {start}, which is not a token id")
         return read
 
     def __getstate__(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class DatasetLoader:
 
 
 def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
-    """The `.npy` files of tokens and their lengths, and what else is in the folder but shards."""
+    """Return the `.npy` files of tokens with their lengths, and the names of the other entries of the folder, shards included."""
     arrays, ignored = {}, []
     for path in sorted(folder.iterdir()):
         if path.suffix != ".npy" or path.name.startswith(".") or path.name in _OFFSET_FILES or not path.is_file():

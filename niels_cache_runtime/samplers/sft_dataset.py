@@ -1,10 +1,10 @@
-"""Whole SFT examples, one per row, with targets only inside what the assistant says.
+"""Whole SFT examples, one per row, with targets only inside the assistant's messages.
 
     sys ... EOT  usr ... EOT  asst A B EOT  EOT EOT          an example, padded
                                    A B EOT                   its targets; every other target is -100
 
 Rows are cut or padded to T+1 tokens. Cost: one pass over the tokens when opened (in blocks, to find examples without a
-target), then constant per batch. Packing several examples into a row is not its business.
+target), then constant per batch. Packing several examples into a row belongs to `loader`.
 """
 
 import os
@@ -20,7 +20,7 @@ from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, se
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.cache.sft import (
     assistant_target_mask,
-    example_target_mask,  # noqa: F401  was here, until the next release
+    example_target_mask,  # noqa: F401  its former path, until the next release
     open_pair,
     resolve_ids,
 )
@@ -31,19 +31,19 @@ _SCAN_TOKENS = 1 << 22
 
 
 class SFTExampleDataset:
-    """Samples whole examples from a pair of SFT files, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
+    """A sampler of whole examples from the two files of an SFT split, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
 
     tokens_path: headerless little-endian uint16. idx_path: int64 .npy, the start of each example in tokens.
     T: tokens per row; an example is cut to its first T+1 tokens or padded with EOT.
-    device: where batches go. eot_id: the EOT token, also the padding.
+    device: the device of batches. eot_id: the EOT token, also the padding.
     asst_id: the assistant sentinel; taken from the meta.json beside the tokens when None.
     verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
 
-    Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled.
-    `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
-    another build. All is of one build, also where a rebuild replaces the data set while it is being opened.
+    Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled. `examples_without_target` is their
+    number, and one warning reports it. Picklable: a copy maps the files again, and refuses another build. All files are of one build, even
+    if a rebuild replaces the data set while it is being opened.
 
-    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or are no token
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or are not token
     ids, if asst_id is unknown, if the data set was never built or belongs to another tokenizer, if this machine lacks the device, if
     T is below 1, or if there is no example to sample.
     """
@@ -85,7 +85,7 @@ class SFTExampleDataset:
         self._lengths = kept_lengths[has_target]
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
+        """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
 
         Draws B examples with replacement, uniformly over those with a target, by one call on `generator`.
         """
@@ -101,13 +101,13 @@ class SFTExampleDataset:
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
     def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta and tokens; returns the start of each example."""
+        """Open or reopen meta and tokens. Return the start of each example."""
         self._pairs = PairMaker(self.device)
         self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path, verify=verify)
         return starts
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
+        """Return (examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
         has_target = np.zeros(len(starts), dtype=np.bool_)
         kept_ends = starts + kept_lengths
         for block in range(0, len(self._tokens), _SCAN_TOKENS):

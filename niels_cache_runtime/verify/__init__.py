@@ -1,12 +1,12 @@
-"""The room of the verifier: re-hash a cache and check its invariants, as functions. `python -m niels_cache_runtime.verify` is `__main__`.
+"""The room of the verifier: functions that hash a cache again and check its invariants. `__main__` is the command line.
 
-    root: which folders there are --> folder: one of them, judged --> invariants: what must hold inside      table: the results in rows
+    root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
-A cache whose meta.json another program wrote is unverifiable: a note, a result of its own and a number in the summary, not a finding.
-Reads every file once, several at a time, or with `quick` none: names and sizes are what is compared then. A broken file of any kind is a
-finding, never an exception. Nothing is repaired or written, and no link is followed but one that stands for a whole data set.
+A cache whose meta.json another program wrote is unverifiable: a note, a result and a number in the summary, not a finding. The verifier
+reads every file once, several at a time. With `quick` it reads none, and compares names and sizes only. A broken file of any kind is a
+finding, never an exception. The verifier repairs and writes nothing. It follows no link, except one in place of a whole data set.
 
-Whoever changes files and computes every hash again, that of meta.json included, is not found here: that takes a record elsewhere
+It does not detect changed files whose hashes were all computed again, that of meta.json included. That needs a record elsewhere
 (`niels-cache verify --against-dagster`).
 """
 
@@ -30,10 +30,10 @@ OnProgress = Callable[[int, int], None]
 def verify_dataset(
     folder: str | Path, *, name: str | None = None, quick: bool = False, threads: int | None = None, progress: OnProgress | None = None
 ) -> list[Finding]:
-    """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index.
+    """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index. Return the findings.
 
     Inside a cache root (`ROOT/pretrain/NAME`, `ROOT/sft/NAME`) the data set's tokenizer must be that of `ROOT/tokenizer`, if there
-    is one. name: the data set that must be here; None if the folder may have any name. quick: names and sizes only. threads: files read
+    is one. name: the expected data set; None if the folder may have any name. quick: names and sizes only. threads: files read
     at a time, None for as many as there are cores. `progress(bytes done, bytes in all)` is called after every block, by one thread at a
     time.
     """
@@ -50,11 +50,11 @@ def verify_cache(
     threads: int | None = None,
     progress: OnProgress | None = None,
 ) -> list[Finding]:
-    """Verify a cache root, or a folder that itself holds a meta.json.
+    """Verify a cache root, or a folder that itself holds a meta.json. Return the findings.
 
     names: only these: a data set's NAME in every family, `pretrain/NAME`, `sft/NAME`, `corpus/NAME`, `index/HASH`, `tokenizer` or
     `duplicates`. In a root the folder of a data set must have the name that its meta.json has (`dataset_name`, if it is not null).
-    Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name where there is nothing to verify.
+    Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.
     """
     folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
@@ -63,18 +63,18 @@ def verify_cache(
 def verify_folders(
     root: str | Path, folders: Sequence[VerifiedFolder], *, beside: bool, quick: bool, threads: int | None, progress: OnProgress | None
 ) -> list[Finding]:
-    """`verify_cache` of folders that were found below `root`, and, with `beside`, of what lies there and is none."""
+    """Verify folders that were found below `root`, as `verify_cache` does. With `beside`, also report stray entries of the root."""
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
-    if not (Path(root) / META_NAME).exists():  # else it is one data set
+    if not (Path(root) / META_NAME).exists():  # otherwise it is one data set
         findings += [*_place_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
     return findings
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """What the places below a cache root say: which data set of which kind a folder is, and that its tokenizer is there."""
+    """Yield the findings of places below a cache root: a folder of another data set or kind, a missing tokenizer."""
     need_tokenizer = []
     for folder in folders:
-        if folder.meta is None:  # among the findings
+        if folder.meta is None:  # already a finding
             continue
         place = folder.path.name if folder.path.parent == root else folder.path.parent.name
         yield from _place_finding(folder, family=place, name=folder.path.name)
@@ -94,7 +94,7 @@ def _place_finding(folder: VerifiedFolder, *, family: str, name: str) -> Iterato
 def _verify(
     folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None, tries: int = TRIES
 ) -> list[Finding]:
-    """All findings; a folder with some that was rebuilt meanwhile is verified again, without progress."""
+    """Return all findings. A folder with findings that was rebuilt meanwhile is verified again, without progress."""
     done = 0
 
     def on_bytes(count: int) -> None:

@@ -1,7 +1,7 @@
 """The command `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
 
-Prints a line for each finding and note, a table of the folders, and a summary; exits 0 without findings, 1 with some, whatever notes are
-there, and 2 for a wrong path or name. Needs numpy only, so that it runs on a training machine. What is checked is the package's business.
+It prints a line for each finding and note, a table of the folders, and a summary. It exits with 0 without findings, 1 with findings (notes
+do not count), and 2 for a wrong path or name. It needs numpy only, so it runs on a training machine. The checks are in the package.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from niels_cache_runtime.verify.table import as_text, results, summary
 
 NOT_VERIFIED = (
     "Not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot, Dagster's home (.dagster) "
-    "with its logs, exports, and whatever else lies in the cache directory."
+    "with its logs, exports, and all other entries of the cache directory."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m niels_cache_runtime.verify", description="Re-hash a cache and check its invariants.", epilog=NOT_VERIFIED
     )
@@ -51,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class ProgressBar:
-    """One line on a terminal's standard error, redrawn at most ten times a second; silent elsewhere. Called with bytes done and in all."""
+    """A progress bar without dependencies: one line on a terminal's standard error, redrawn at most ten times a second; silent elsewhere.
+
+    It is called with the bytes done and the bytes in all.
+    """
 
     _WIDTH = 24
 

@@ -1,7 +1,7 @@
-"""One folder of a cache under verification: looked at, its files planned to be read, and judged by what came of that.
+"""One folder of a cache under verification: its entries, the plan of files to read, and the findings.
 
-A finding is told where the damage is: what follows from a damaged file, such as a total that is wrong without it, is none of its own.
-What must hold inside is `invariants`' business, which folders there are and how they are read together is `verify`'s.
+A finding names the place of the damage. A consequence of a damaged file, such as a wrong total, is not a finding of its own. The rules
+inside a folder belong to `invariants`; choosing folders and reading them together belongs to the package.
 """
 
 import json
@@ -20,21 +20,21 @@ from niels_cache_runtime.format.reading import Look, find_files
 from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts
 from niels_cache_runtime.verify.invariants_sft import sft_parts
 
-# Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than is recorded elsewhere.
+# Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than recorded elsewhere.
 Kind = Literal["content", "files", "tokenizer", "recorded"]
 _Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
 _PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
-_MOST_NAMED = 8  # of what lies in a data set and is no part of it
-_FILES_ALONE = ("corpus", "duplicates", "index")  # what is in those files is known to those who write them
+_MOST_NAMED = 8  # of the entries that are no part of a data set
+_FILES_ALONE = ("corpus", "duplicates", "index")  # their writers know the content of their files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing wrong, in `path` (relative) of `folder`; `str` is one line.
+    """One problem, in `path` (relative) of `folder`; `str` is one line.
 
-    kind: "files" (names, sizes, hashes), "content" (what cannot be inside a cache), "tokenizer" (another one than the cache root's) or
+    kind: "files" (names, sizes, hashes), "content" (broken rules inside a cache), "tokenizer" (another one than the cache root's) or
     "recorded" (another content than Dagster recorded).
     """
 
@@ -44,7 +44,7 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        """One line that any terminal takes: names of files may hold line breaks, escape sequences and bytes that are no text."""
+        """Return one line that is safe for any terminal: file names may hold line breaks, escape sequences and bytes that are not text."""
         return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
 
 
@@ -53,14 +53,15 @@ def escaped(text: str) -> str:
 
 
 class VerifiedFolder:
-    """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used.
+    """A folder under verification. `path`: the folder. `found`: relative path -> bytes of its files except meta.json. `meta`: None if it is
+    unusable.
 
-    `is_unverifiable`: whether another program wrote its meta.json, so that there are no sizes and hashes to compare with. Then only what
-    that file says of the tokens is checked.
+    `is_unverifiable`: whether another program wrote its meta.json, so there are no sizes and hashes to compare with. Then only the keys of
+    that file about tokens are checked.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path if path.parts else path.absolute()  # of ".", no message about a file begins with the folder
+        self.path = path if path.parts else path.absolute()  # messages about files begin with the folder, except for "."
         self._build = read_build(path)
         found = find_files(path)
         self.found, strange = found.sizes, found.strange
@@ -81,17 +82,21 @@ class VerifiedFolder:
                 return
             self._listed = listed_files(meta, path)
             if self._build != canonical_json(meta).encode():
-                raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
+                raise NielsCacheError(
+                    "its bytes are not canonical, though its values are unchanged (edited by hand?); rebuild this data set"
+                )
             self.meta = meta
         except (NielsCacheError, OSError) as error:
             self._listed = self._vouched_for()
             path_of, problem = as_problem(NielsCacheError(error), path)
-            compared = "of its files only those that content_sha256 vouches for" if self._listed else "none of its files"
+            compared = "only the files that its content_sha256 covers" if self._listed else "none of its files"
             self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
 
     def _vouched_for(self) -> FileEntries:
-        """What a meta.json that is damaged lists all the same: its list is believed as far as content_sha256 covers it, or not at all, so
-        that a file is not blamed for what is wrong with its entry."""
+        """Return the list of files in a damaged meta.json, as far as its content_sha256 covers and confirms it; otherwise nothing.
+
+        So a file is not blamed for damage to its entry.
+        """
         try:
             meta = json.loads(self._build or b"")
             listed = listed_files(meta, self.path)
@@ -101,22 +106,24 @@ class VerifiedFolder:
         return {path: entry for path, entry in listed.items() if intact and is_content(path)}
 
     def notes(self) -> list[str]:
-        """Return at most two lines: that nothing can be verified, and what else lies here, which harms nothing and was not looked at."""
+        """Return at most two lines: that nothing can be verified, and the harmless entries that were not read."""
         said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
-        places = SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
+        places = (
+            SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()
+        )  # an empty split has an empty folder
         beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
         if not beside:
             return said
         more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
         named = ", ".join(beside[:_MOST_NAMED])
-        return [*said, escaped(f"{self.path}: no part of the data set, and not looked at: {named}{more}; remove what you do not need")]
+        return [*said, escaped(f"{self.path}: not part of the data set, and not verified: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
-        """Whether another build has taken its place since: then what was found is of two."""
+        """Return whether another build has taken its place since then, so that the entries found are of two builds."""
         return read_build(self.path) != self._build
 
     def plan(self) -> dict[Path, Look | None]:
-        """The files that are to be read, and who looks at each meanwhile."""
+        """Return the files to read, and the `Look` of each."""
         listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
@@ -130,7 +137,7 @@ class VerifiedFolder:
         return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
 
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
-        """All of them. hashes: of the files in `plan`; None where nothing was read: then sizes alone are compared."""
+        """Yield all findings. hashes: of the files in `plan`; None if no file was read, to compare only sizes."""
         problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
         if self.meta is not None and self.meta.get("built") is False:
             problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
@@ -145,7 +152,7 @@ class VerifiedFolder:
                 yield Finding(kind=kind, folder=str(self.path), path=path, problem=problem)
 
     def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
-        """Files on disk against those listed, by name, size and hash."""
+        """Yield differences between the files on disk and those listed, by name, size and hash."""
         if self.is_unverifiable:
             unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
             yield from (as_problem(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
@@ -158,14 +165,14 @@ class VerifiedFolder:
         for path in sorted(self.found.keys() & self._listed.keys()):
             listed, sha256 = self._listed[path], (hashes or {}).get(self.path / path)
             if self.found[path] != listed["bytes"]:
-                yield path, f"has {self.found[path]} bytes, meta.json says {listed['bytes']}"
+                yield path, f"has {self.found[path]} bytes, but meta.json says {listed['bytes']}"
             elif isinstance(sha256, NielsCacheError):
                 yield as_problem(sha256, self.path)
             elif sha256 not in (None, listed["sha256"]):
                 yield path, "its sha256 is not the one in meta.json"
 
     def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Iterator[Problem]:
-        """What meta.json and intact files say that cannot be; of damaged ones what explains the damage."""
+        """Yield contradictions in meta.json and in intact files, and those in damaged files that explain the damage."""
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
@@ -194,13 +201,13 @@ class VerifiedFolder:
     def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
         try:
             problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
-        except NielsCacheError:  # the tokenizer's own meta.json is broken: a finding where the tokenizer is verified
+        except NielsCacheError:  # the tokenizer's own meta.json is broken: that is a finding of the tokenizer's folder
             return
         if problem:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """`look`, until an exception stops the part."""
+        """Return `look`, which does nothing more once an exception has stopped the part."""
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:
@@ -212,7 +219,7 @@ class VerifiedFolder:
         return watched
 
     def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, up to the exception that ends them: whatever a broken file makes numpy say is a problem of the part."""
+        """Yield the items, up to the exception that ends them: any error from numpy about a broken file is a problem of the part."""
         try:
             yield from items
         except Exception as error:

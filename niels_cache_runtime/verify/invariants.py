@@ -1,13 +1,12 @@
-"""What must hold inside a built data set, checked while its files are read once.
+"""The rules inside a built data set, checked while its files are read once.
 
-    meta, folder --> parts --> looks: shown the blocks of their files, of several at once --> problems: (path, what is wrong)
+    meta, folder --> parts --> looks: called with the blocks of their files, of several at once --> problems: (path, clause)
 
-A part is a split, or what meta.json says by itself. Of a data set whose meta.json another program wrote, only what that file says of its
-tokens is checked: counts, ids below the vocabulary, and offsets that fit the tokens. SFT data sets: `invariants_sft`.
+A part is a split, or meta.json by itself. If another program wrote meta.json, only its own keys about tokens are checked: counts, ids below
+the vocabulary, and offsets that fit the tokens. SFT data sets: `invariants_sft`.
 
-Blocks are looked at for few things: special ids and ids outside the vocabulary, found
-in two passes over a block that was just hashed; the rest is arithmetic on their places. Memory stays flat, and nothing is mapped. What
-stops a part is one more problem of it.
+A look searches each block for special ids and ids outside the vocabulary, in two passes over a block that was just hashed. The rest is
+arithmetic on their places. Memory stays flat, and nothing is mapped. An error that stops a part is one more problem of it.
 """
 
 import os
@@ -45,19 +44,22 @@ ROLES = ("sys", "usr", "asst")
 
 
 class Part(Protocol):
-    """inputs: relative paths of the files that its problems follow from. looks: what is shown which file's blocks, in order."""
+    """A checked part. inputs: relative paths of the files that its problems depend on. looks: for each file, the function for its blocks,
+    in order.
+    """
 
     inputs: frozenset[str]
     looks: dict[str, Look]
 
     def problems(self) -> Iterator[Problem]:
-        """Asked once every file has been shown."""
+        """Yield the problems, after the looks have got every file."""
 
 
 def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Shard sizes, totals, ids, and documents of both splits. sizes: bytes of the listed files that are there.
+    """Yield the parts of a pretrain data set: shard sizes, totals, ids, and documents of both splits. sizes: bytes of the listed files on
+    disk.
 
-    Raises NielsCacheError where meta.json lacks what they need.
+    Raises NielsCacheError if meta.json lacks a key that they need.
     """
     vocab_size, eot = _known_or_not(meta)
     yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size))
@@ -67,8 +69,10 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
 
 
 def _known_or_not(meta: Meta) -> tuple[int, int | None]:
-    """Vocabulary and EOT. Imported tokens may be of an unknown one, which their meta.json says with null: then any id is inside it, and
-    no document is held to an EOT."""
+    """Return the vocabulary size and the EOT id, which may be unknown for imported tokens (null in meta.json).
+
+    Then any id is inside the vocabulary, and no document must end with EOT.
+    """
     imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
     ids = meta.get("special_token_ids")
     no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
@@ -77,7 +81,7 @@ def _known_or_not(meta: Meta) -> tuple[int, int | None]:
 
 
 class MetaPart:
-    """Of meta.json alone: nothing is read for it."""
+    """The part of meta.json alone: it reads no file."""
 
     def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
         self.inputs: frozenset[str] = frozenset()
@@ -86,10 +90,10 @@ class MetaPart:
 
 
 class SpecialIds:
-    """The ids that are looked for: special tokens, and what the vocabulary has not.
+    """The ids to search for: special tokens, and ids outside the vocabulary.
 
-    Found by two passes, a comparison and a maximum, because special ids lie at one end of nearly every vocabulary: ordinary ids are
-    those of the longest run without one, the few others are looked at one by one.
+    Two passes find them, a comparison and a maximum, because special ids lie at one end of nearly every vocabulary. The ordinary ids are
+    those of the longest run without a special one; the few others are compared one by one.
     """
 
     def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int]) -> None:
@@ -100,9 +104,9 @@ class SpecialIds:
         self._buffers = threading.local()
 
     def unusual(self, tokens: NDArray[np.uint16]) -> NDArray[np.bool_]:
-        """Which ids are not ordinary; good until the next call in this thread."""
+        """Return which ids are not ordinary. The result is valid until the next call in this thread."""
         buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
-        if buffer is None or len(buffer) < len(tokens):  # a new one for each block would cost more than all else
+        if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the rest
             buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
         unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
         if len(tokens) and int(tokens.max()) >= self._end:
@@ -110,18 +114,18 @@ class SpecialIds:
         return unusual
 
     def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
-        """Where ids stand that are not ordinary, in order, and these ids."""
+        """Return the places of ids that are not ordinary, in order, and these ids."""
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
 
     def too_large(self, ids: NDArray[np.uint16]) -> int:
-        """The largest of them if it is outside the vocabulary, else -1."""
+        """Return the largest id if it is outside the vocabulary, else -1."""
         largest = int(ids.max()) if len(ids) else -1
         return largest if largest >= self.vocab_size else -1
 
     def too_large_problems(self, path: str, largest: int) -> Iterator[Problem]:
         if largest >= 0:
-            yield path, f"holds id {largest}, the vocabulary has {self.vocab_size}"
+            yield path, f"holds id {largest}, but the vocabulary has {self.vocab_size}"
 
 
 class _PretrainSplit:
@@ -147,18 +151,18 @@ class _PretrainSplit:
         meta, split, shards = self._meta, self._split, self._shards.values()
         documents = (meta.get("documents") or {}).get(split)
         if not self._folder_exists:
-            yield f"{split}/", "no such folder; an empty split has an empty one"
+            yield f"{split}/", "no such folder; an empty split needs an empty folder"
         if self._listed != set(self._numbered):
             yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
         yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"))
         if self._ends_problem is not None:
             yield self._ends_problem
         if self._ends is not None and documents != len(self._ends):
-            yield self._ends_path, f"lists {len(self._ends)} documents, meta.json says {documents}"
+            yield self._ends_path, f"lists {len(self._ends)} documents, but meta.json says {documents}"
         for path, shard in self._shards.items():
             yield from self._ids.too_large_problems(path, shard.too_large)
             if shard.sentinels:
-                yield path, f"holds {shard.sentinels} role sentinels, which belong into SFT data only"
+                yield path, f"holds {shard.sentinels} role sentinels, which only SFT data may have"
         yield from total_problems(meta, f"{split}_tokens", self._token_count)
         if meta.get("append_eot") is not True:
             return
@@ -169,7 +173,7 @@ class _PretrainSplit:
 
 
 class _Shard:
-    """Counts in the blocks of one shard; `position`: its first token in the stream. ends: None where documents are not held to an EOT."""
+    """Counts in the blocks of one shard. `position`: its first token in the stream. ends: None if documents need not end with EOT."""
 
     def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int) -> None:
         self._ids, self._ends, self._position = ids, ends, position
@@ -184,7 +188,7 @@ class _Shard:
             closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
             self.unclosed += len(last_tokens) - closed
         self._position += len(tokens)
-        if np.count_nonzero(unusual) == closed:  # nothing but the EOT of documents, as nearly always: no need to look where
+        if np.count_nonzero(unusual) == closed:  # nearly always: only the EOT of documents, so places do not matter
             self.eot_tokens += closed
             return
         ids = tokens[unusual]
@@ -194,7 +198,7 @@ class _Shard:
 
 
 def tokens_of(block: memoryview) -> NDArray[np.uint16]:
-    """The block's whole tokens; what an odd byte at a file's end is, its size says."""
+    """Return the block's whole tokens. An odd byte at the end of a file is reported by its size."""
     return np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
 
 
@@ -205,13 +209,13 @@ def _pretrain_meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
 
 
 def meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
-    """What the metas of both families say about tokens."""
+    """Yield problems of meta.json about tokens, in both families."""
     if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
         yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
     ids = {role: special_id(meta, role) for role, token in meta["special_token_ids"].items() if token is not None}
     for role, token in ids.items():
         if not 0 <= token < vocab_size:
-            yield META_NAME, f"the {role} id is {token}, the vocabulary has {vocab_size}"
+            yield META_NAME, f"the {role} id is {token}, but the vocabulary has {vocab_size}"
     if len(set(ids.values())) < len(ids):
         yield META_NAME, f"special tokens share an id: {', '.join(f'{role} {token}' for role, token in sorted(ids.items()))}"
 
@@ -229,7 +233,7 @@ def special_id(meta: Meta, key: str) -> int:
 
 
 def as_problem(error: NielsCacheError, folder: Path) -> Problem:
-    """An error about a file of `folder` as that file and the rest of the message; any other is about its meta.json."""
+    """Return an error about a file of `folder` as that file and the rest of the message; any other error is about its meta.json."""
     message = str(error)
     if not message.startswith(f"{folder}{os.sep}"):
         return META_NAME, message
@@ -240,22 +244,22 @@ def as_problem(error: NielsCacheError, folder: Path) -> Problem:
 def _shard_size_problems(sizes: dict[str, int], shard_bytes: int) -> Iterator[Problem]:
     for index, (path, size) in enumerate(sizes.items()):
         if size % TOKEN_BYTES:
-            yield path, f"{size} bytes is no whole number of uint16 tokens"
+            yield path, f"{size} bytes are not a whole number of uint16 tokens"
         elif index < len(sizes) - 1 and size != shard_bytes:
-            yield path, f"has {size} bytes; all shards but the last have shard_bytes={shard_bytes}"
+            yield path, f"has {size} bytes; all shards except the last must have shard_bytes={shard_bytes}"
         elif size > shard_bytes:
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 
 
 def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
     if meta.get(key) != found:
-        yield META_NAME, f"{key} is {meta.get(key)}, the files hold {found}"
+        yield META_NAME, f"{key} is {meta.get(key)}, but the files hold {found}"
 
 
 def read_offsets(
     folder: Path, path: str, kind: Kind, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
 ) -> tuple[OffsetFile | None, Problem | None]:
-    """The offsets, or what is wrong with them; neither of a file that is missing, which is told where files are compared."""
+    """Return the offsets, or the problem with them. Return neither for a missing file, which the comparison of files reports."""
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
     try:
@@ -265,13 +269,13 @@ def read_offsets(
 
 
 def foreign_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Of both splits. sizes: bytes of the files that are there."""
+    """Yield the parts of both splits, if another program wrote meta.json. sizes: bytes of the files on disk."""
     for split in SPLITS:
         yield _ForeignSplit(meta, folder, split, sizes)
 
 
 def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    """What of both splits shows without reading a file. Raises NielsCacheError if a shard is missing between others."""
+    """Yield the problems of both splits that need no file. Raises NielsCacheError if a shard is missing between others."""
     for split in SPLITS:
         yield from _ForeignSplit(meta, folder, split, sizes).size_problems()
 
@@ -296,22 +300,24 @@ class _ForeignSplit:
         return look
 
     def size_problems(self) -> Iterator[Problem]:
-        """Those of sizes alone."""
+        """Yield the problems of sizes alone."""
         for name in self._files:
             if self._sizes[name] % TOKEN_BYTES:
-                yield name, f"{self._sizes[name]} bytes is no whole number of uint16 tokens"
+                yield name, f"{self._sizes[name]} bytes are not a whole number of uint16 tokens"
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
-        if self._missing and len(self._missing) == len(self._needed):  # as an empty pretrain split has no shards
+        if self._missing and len(self._missing) == len(
+            self._needed
+        ):  # allowed for an empty split, as an empty pretrain split has no shards
             yield from total_problems(self._meta, f"{self._split}_examples", 0)
         else:
-            yield from ((name, "missing, or no plain file; a split of conversations needs it") for name in self._missing)
+            yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in self._missing)
 
     def problems(self) -> Iterator[Problem]:
         yield from self.size_problems()
         for name, largest in self._largest.items():
             if largest >= self._meta["vocab_size"]:
-                yield name, f"holds id {largest}, the vocabulary has {self._meta['vocab_size']}"
+                yield name, f"holds id {largest}, but the vocabulary has {self._meta['vocab_size']}"
         ends, starts = doc_ends_name(self._split), idx_name(self._split)
         try:
             if self._family == "pretrain" and ends in self._sizes:

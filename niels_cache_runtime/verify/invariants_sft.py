@@ -1,4 +1,4 @@
-"""What must hold inside an SFT data set: offsets, ids, totals, and examples that are rows of messages. How it is checked: `invariants`."""
+"""The rules inside an SFT data set: offsets, ids, totals, and examples that are rows of messages. See `invariants` for the method."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +26,9 @@ from niels_cache_runtime.verify.offset_file import OffsetFile
 
 
 def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Of both splits. sizes: bytes of the listed files that are there. Raises NielsCacheError where meta.json lacks what they need."""
+    """Yield the parts of both splits. sizes: bytes of the listed files on disk. Raises NielsCacheError if meta.json lacks a key that they
+    need.
+    """
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
     yield MetaPart(lambda: meta_problems(meta, ids.vocab_size))
     for split in SPLITS:
@@ -50,7 +52,7 @@ class _SftSplit:
         if self._path not in self._meta["files"]:
             yield META_NAME, f"lists no {self._path}"
         if self._size % TOKEN_BYTES:
-            yield self._path, f"{self._size} bytes is no whole number of uint16 tokens"
+            yield self._path, f"{self._size} bytes are not a whole number of uint16 tokens"
         if self._starts_problem is not None:
             yield self._starts_problem
         if self._starts is not None:
@@ -63,10 +65,10 @@ class _SftSplit:
 
 
 class _Messages:
-    """Counts what breaks the form of examples (sentinel, content, EOT for each message) in consecutive blocks of tokens.
+    """Counts of errors in the form of examples (sentinel, content, EOT for each message), in consecutive blocks of tokens.
 
-    starts: None where nothing says where an example begins; then only ids are looked at. An offset that was moved to another message of
-    its conversation cannot be told from a right one.
+    starts: None if the starts of examples are unknown; then only ids are checked. An offset that was moved to another message of its
+    conversation is not detected.
     """
 
     def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int) -> None:
@@ -115,7 +117,7 @@ class _Messages:
         if self._roleless:
             yield f"{self._roleless} examples do not begin with a role sentinel"
         if self._inside:
-            yield f"{self._inside} role sentinels stand inside a message, neither first in an example nor after EOT"
+            yield f"{self._inside} role sentinels are inside a message, neither first in an example nor after EOT"
         if self._after_eot:
             yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
         if unanswered := len(self._starts) - self._answered:
@@ -123,5 +125,5 @@ class _Messages:
 
 
 def _without(places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of the sorted places that are not among the others."""
+    """Return the sorted places that are not among the others."""
     return np.setdiff1d(places, others, assume_unique=True)

@@ -1,7 +1,8 @@
-"""Sorted offsets of a .npy file, read in pieces: for a verifier, which must neither grow with the file nor die of a bad disk.
+"""Sorted offsets of an .npy file, read in pieces: for a verifier, whose memory must not grow with the file and which must survive a bad
+disk.
 
 A disk that fails under a map ends the process with a signal; here it is an error. Cost: one pass when opened, which keeps every 4096th
-offset in memory, then one small read for each range that is asked for. Training maps its offsets (`mmap`).
+offset in memory, then one small read for each range. Training maps its offsets (`mmap`).
 """
 
 import os
@@ -26,7 +27,7 @@ _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_D
 class OffsetFile:
     """A 1-D .npy file of offsets in a split of `token_count` tokens; `offsets[i]` and `offsets[i:j]` read it.
 
-    Raises NielsCacheError where it cannot be read, or is not what the map functions of `mmap` take.
+    Raises NielsCacheError if it cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
     """
 
     def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
@@ -54,7 +55,7 @@ class OffsetFile:
         return self._read(index % self._count, index % self._count + 1)[0]
 
     def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
-        """Those in [begin, begin + count), relative to `begin`, and the index of the first of them (or where it would be)."""
+        """Return the index of the first offset in [begin, begin + count) (or its place if none), and those offsets, relative to `begin`."""
         bounds = np.array([begin, begin + count], dtype=self._dtype)
         near = self._sparse.searchsorted(bounds)
         lower = max(int(near[0]) - 1, 0) * _STEP

@@ -1,8 +1,8 @@
-"""What lies in a cache root: the folders that `verify` verifies, and what lies beside them.
+"""The entries of a cache root: the folders to verify, and the entries beside them.
 
-A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else belongs there. It may be a link: where a
-data set lies is its owner's choice, and it is verified there. No other link is followed. Beside those folders anything may lie, which
-nobody reads; what a builder leaves there has a leading dot. Costs a look at each name; what is in a folder is `folder`'s.
+A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else may be there. It may be a link: its
+owner chooses where it lies, and it is verified there. No other link is followed. Beside those folders any other entry is allowed, and is
+not read; builders leave entries with a leading dot. Costs a look at each name. The content of a folder belongs to `folder`.
 """
 
 import os
@@ -27,7 +27,7 @@ _LEFT_BY_BUILDERS = {
 
 
 def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
-    """The folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are not among them."""
+    """Return the folders that `verify_cache` verifies, in order, without those with a leading dot (builds in progress)."""
     root = Path(root)
     if not root.is_dir():
         raise _no_root(root, "give a cache root such as cache/")
@@ -49,21 +49,22 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
 
 def _no_root(path: Path, advice: str) -> NielsCacheError:
     found = describe(path)
-    said = NO_CACHE if found.kind == "root" else found.said  # of links that lead nowhere
+    said = NO_CACHE if found.kind == "root" else found.said  # its folders are links to nowhere
     return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
 def stray_findings(root: str | Path) -> Iterator[Finding]:
-    """What lies where data sets lie and is none."""
+    """Yield a finding for each entry in the place of a data set that is not one."""
     for path, problem in _places(Path(root)):
         if problem is not None:
             yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
 
 
 def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
-    """One line each about what harms nothing and should be known.
+    """Return one line about each harmless entry that you should know.
 
-    In `folders`: what is no part of the data set. With `beside`, in the root: data sets that lie elsewhere, and what is not verified.
+    In `folders`: entries that are no part of the data set. With `beside`, in the root: data sets behind links, and entries that are not
+    verified.
     """
     root = Path(root)
     said = [line for folder in folders for line in folder.notes()]
@@ -73,7 +74,7 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
 
 
 def _renamed(folder: VerifiedFolder) -> Iterator[str]:
-    """A folder that is given by its path may have any name."""
+    """Yield a line if a folder that is given by its path has another name than its data set, which is allowed."""
     named = (folder.meta or {}).get("dataset_name")
     if named not in (None, folder.path.absolute().name):
         yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
@@ -82,23 +83,23 @@ def _renamed(folder: VerifiedFolder) -> Iterator[str]:
 def _beside(root: Path) -> Iterator[str]:
     for path, problem in _places(root):
         if problem is None and path.is_symlink():
-            yield f"{path}: is a link; what is verified is {os.path.realpath(path)}"
+            yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
     for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
         is_left = _LEFT_BY_BUILDERS.get(path.suffix)
         if is_left is not None and (path.is_symlink() or not is_left(path)):
-            yield f"{path}: is not what a build leaves under this name, and not looked at; remove it"
+            yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
         elif is_left is None and path.parent != root:
-            yield f"{path}: no part of the cache, and not looked at"
+            yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
-        yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and can be made again"
+        yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
     hidden = [path for path in _hidden(root) if path.suffix not in _LEFT_BY_BUILDERS]
     others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
     if hidden or others:
-        yield f"{root}: no part of the cache, and not looked at: {', '.join(path.name for path in (*hidden, *others))}"
+        yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
 
 
 def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
-    """The folders of data sets and what lies in them, each with what is wrong with that, or None."""
+    """Yield the folders of data sets and their entries, each with its problem or None."""
     for name in _ONE:
         yield root / name, _stray_problem(root / name)
     for name in _MANY:
@@ -107,12 +108,12 @@ def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Names without a leading dot. None of a folder that cannot be listed."""
+    """Return the entries without a leading dot, an empty list for a folder that cannot be listed."""
     return [path for path in _listed(folder) if not path.name.startswith(".")]
 
 
 def _hidden(folder: Path) -> list[Path]:
-    """Names with a leading dot: a build at work, its lock, or the file manager's."""
+    """Return the entries with a leading dot: a running build, its lock, or files of a file manager."""
     return [path for path in _listed(folder) if path.name.startswith(".")]
 
 
@@ -124,16 +125,16 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _stray_problem(path: Path) -> str | None:
-    """Why what lies at the place of a data set is none; None where nothing does."""
+    """Return why this path is not a data set, or None if it may be one or is missing."""
     if path.is_symlink() and not os.path.isfile(path / META_NAME):
-        return "is a link to no data set, which is not followed; put the data set there, or remove it"
+        return "is a link without a data set, and not followed; put the data set there, or remove it"
     if os.path.lexists(path) and not os.path.isdir(path):
-        return "is no folder, and only those of data sets belong here; remove it"
+        return "is not a folder, and only folders of data sets belong here; remove it"
     return None
 
 
 def _listing_problem(path: Path) -> str | None:
-    """Why the data sets of a family cannot be found; None where they can, or where there is no such folder."""
+    """Return why the data sets of a family cannot be listed, or None if they can or the folder is missing."""
     try:
         os.listdir(path)
     except FileNotFoundError:

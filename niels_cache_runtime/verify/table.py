@@ -1,4 +1,4 @@
-"""What came of a verification, folder by folder: the rows of the table that `verify` prints, and that table as plain text."""
+"""The results of a verification, folder by folder: the rows of the table that `verify` prints, and that table as plain text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ Outcome = Literal["sound", "findings", "unverifiable", "off"]
 
 
 class Result(NamedTuple):
-    """Of one folder. family: `pretrain`, `sft`, `corpus` ...; of the tokenizer and the duplicates that word. files, bytes: without
-    meta.json. result: the outcome in words."""
+    """The result of one folder. family: `pretrain`, `sft`, `corpus` ...; for the tokenizer and the duplicates their own name. files, bytes:
+    without meta.json. result: the outcome in words.
+    """
 
     name: str
     family: str
@@ -31,7 +32,7 @@ class Result(NamedTuple):
 
 
 def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Sequence[Finding], *, quick: bool) -> list[Result]:
-    """One for each folder, in order. Findings beside the folders are of none of them."""
+    """Return one row for each folder, in order. Findings beside the folders belong to none."""
     counts = Counter(finding.folder for finding in findings)
     rows = []
     for folder in folders:
@@ -57,7 +58,7 @@ def _counted(number: int, unit: str) -> str:
 
 
 def as_text(rows: Sequence[Result]) -> str:
-    """Aligned lines, the heading first."""
+    """Return aligned lines, the heading first."""
     lines = [COLUMNS, *(row.cells() for row in rows)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
     aligned = [
@@ -68,7 +69,7 @@ def as_text(rows: Sequence[Result]) -> str:
 
 
 def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool) -> str:
-    """`8 folders, 31 files, 12.3 MB: no findings; 1 unverifiable`. What is unverifiable is counted apart."""
+    """Return a line such as `8 folders, 31 files, 12.3 MB: no findings; 1 unverifiable`. Unverifiable folders are counted separately."""
     compared = [row for row in rows if row.outcome != "unverifiable"]
     files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
     done = "names and sizes agree" if quick else "no findings"

@@ -1,11 +1,11 @@
-"""What is kept of each SFT example where rows have room for T+1 tokens, and where in it targets are.
+"""The kept part of each SFT example if rows have room for T+1 tokens, and the targets in it.
 
     usr .. EOT asst A EOT usr .. EOT asst B C EOT        an example of 14 tokens
     `------- T+1 = 10 -------'                           truncate_right: its first tokens
-                 `------- T+1 = 10 -------'              truncate_left: its last; what asst says is found before the cut
+                 `------- T+1 = 10 -------'              truncate_left: its last; assistant spans are found before the cut
 
-Cost: one pass over the split's tokens, in blocks of whole examples; afterwards about 40 bytes per example. Which examples share a
-row is `plan`'s business, their tokens `rows`'.
+Cost: one pass over the split's tokens, in blocks of whole examples; afterwards about 40 bytes per example. `plan` puts examples into
+rows, and `rows` reads their tokens.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ _Places = NDArray[np.int64]  # in tokens of the split
 
 @dataclass(frozen=True, kw_only=True)
 class KeptExamples:
-    """The examples that are kept, (n,) each, int64 but for `resumed` (bool).
+    """The kept examples, (n,) each, int64 except `resumed` (bool).
 
-    ordinals: number in the split. example_starts: where the whole example begins, in tokens of the split. starts, lengths: the part
-    that is kept. resumed: whether that part begins inside a span. skipped: tokens of that part before the first that may be a target.
+    ordinals: number in the split. example_starts: where the whole example begins, in tokens of the split. starts, lengths: the kept
+    part. resumed: whether that part begins inside a span. skipped: tokens of that part before the first possible target.
     truncated: how many of them were cut, by truncated_tokens in all. dropped: how many are not kept, by reason.
     """
 
@@ -53,7 +53,7 @@ def keep_examples(
     eot_id: int,
     asst_id: int | None,
 ) -> KeptExamples:
-    """Cut examples of more than T+1 tokens and leave out those without a target in what is left of them.
+    """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
 
     tokens: the split's, back to back. starts: (examples,) int64, where each begins. asst_id may be None for loss_on "all" only.
     """
@@ -88,7 +88,7 @@ def keep_examples(
 def _find_targets(
     tokens: NDArray[np.uint16], starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], _Places]:
-    """For each example (K,): whether its kept part has a target, whether that part begins inside a span, and the sentinel of the
+    """Return for each example (K,): whether its kept part has a target, whether that part begins inside a span, and the sentinel of the
     last span that has a target in it, in tokens of the split.
     """
     has_target, resumed = np.zeros(len(starts), dtype=np.bool_), np.zeros(len(starts), dtype=np.bool_)

@@ -1,13 +1,13 @@
-"""Which examples share a row: best-fit-decreasing packing of whole examples, as an index. Tokens are never rewritten.
+"""The rows of packed examples: best-fit-decreasing packing of whole examples, as an index. Tokens are never rewritten.
 
-    lengths --histogram--> shapes of the rows: how long an example is at each place    (the same in every epoch)
-    (seed, epoch) --permutation--> which example of that length is at the place
+    lengths --histogram--> shapes of the rows: the length of the example at each place    (the same in every epoch)
+    (seed, epoch) --permutation--> the example of that length at the place
 
-The longest example goes first, each into the row with the least room that still holds it, else into a new row: best fit
+The longest example is placed first, each into the row with the least room that still holds it, else into a new row: best fit
 decreasing (Johnson 1973; for packing training sequences Krell et al. 2021, Ding et al. 2024), never more than 11/9 of the
-fewest rows possible + 4. Examples of one length are placed together and rows of the same content are counted, not listed, so the
-Python loop runs at most once per example, and for real data (far more examples than lengths) hardly at all; each round finds the
-row by one look into a bitset of rooms. What an example is, and cutting the too long ones, is not the business of this module.
+fewest rows possible + 4. Examples of one length are placed together, and rows of the same content are counted, not listed. So the
+Python loop runs at most once per example, and for real data (far more examples than lengths) much less often. Each round finds the
+row by one look into a bitset of rooms. Cutting long examples belongs to `kept`.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from niels_cache_runtime.errors import NielsCacheError
 
 PACKING_VERSION = 1  # changes whenever the same lengths, capacity, seed and epoch would give other rows
 
-# How a group of rows was filled, the last placed first: (what was placed before, length, how many of that length per row).
+# The content of a group of rows, the last placed first: (content before, length, how many of that length per row).
 _Content = tuple["_Content | None", int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowShapes:
-    """How many examples each row holds, and how long they are.
+    """The number of examples in each row, and their lengths.
 
     row_starts: (rows+1,) int64, row r has the places row_starts[r]:row_starts[r+1], the longest first.
     places_by_length: (n,) int64, every place once, from the shortest to the longest.
@@ -42,17 +42,18 @@ class RowShapes:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Row r holds the examples `examples[row_starts[r]:row_starts[r+1]]`; row_starts (rows+1,) int64, examples (n,) int64."""
+    """Packed rows. Row r holds `examples[row_starts[r]:row_starts[r+1]]`; row_starts (rows+1,) int64, examples (n,) int64."""
 
     row_starts: NDArray[np.int64]
     examples: NDArray[np.int64]
 
 
 def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
-    """Best fit decreasing over the histogram of `lengths` (n,), in tokens, each from 1 to `capacity`: every example whole, in one row.
+    """Pack by best fit decreasing over the histogram of `lengths` (n,), in tokens, each from 1 to `capacity`. Every example is whole, in
+    one row.
 
-    The shapes depend on nothing but the lengths, so there are as many rows in every epoch. Raises NielsCacheError for a length out of
-    range, and for a capacity that is none.
+    The shapes depend only on the lengths, so every epoch has equally many rows. Raises NielsCacheError for a length out of range, and for
+    an invalid capacity.
     """
     capacity = check_positive("capacity", capacity)
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
@@ -71,7 +72,7 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
         while left:
             fitting = rooms >> length
             room = length + (fitting & -fitting).bit_length() - 1
-            # Once one is in, its row has the least room that fits: the next of this length follow it until it is full.
+            # After one is placed, its row has the least fitting room: the next of this length follow it until the row is full.
             per_row = room // length
             content, rows = (None, -(-left // per_row)) if room == capacity else rows_by_room[room].pop()
             filled = min(rows, left // per_row)
@@ -99,9 +100,9 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
 
 
 def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int | None, epoch: int) -> Packing:
-    """Put the examples of `lengths` (n,), those of `shapes`, where their length belongs; among equals (seed, epoch) decide.
+    """Put the examples of `lengths` (n,), those of `shapes`, at places of their length; (seed, epoch) decide among equal lengths.
 
-    seed None: in the order given, in every epoch. Raises NielsCacheError for a seed or an epoch that is none.
+    seed None: in the order given, in every epoch. Raises NielsCacheError for an invalid seed or epoch.
     """
     epoch = check_whole("epoch", epoch)
     n = len(lengths)
@@ -114,13 +115,13 @@ def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int |
 def _generator(seed: int, epoch: int) -> torch.Generator:
     if (number := as_int(seed)) is None:
         raise NielsCacheError(f"seed={seed!r}: must be a whole number")
-    # torch's CPU generator looks at 32 bits of a seed: hashed, so that all bits of both count and neighbours share nothing.
+    # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of both numbers, and neighbours are unrelated.
     digest = hashlib.sha256(f"packing {number} {epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
 def _unrolled(content: _Content | None) -> list[int]:
-    """The lengths in a row, the longest first."""
+    """Return the lengths in a row, the longest first."""
     row: list[int] = []
     while content is not None:
         content, length, times = content
@@ -129,6 +130,6 @@ def _unrolled(content: _Content | None) -> list[int]:
 
 
 def _sorted_by_length(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider ones."""
+    """Return a stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider ones."""
     narrow = lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
     return narrow.argsort(kind="stable")

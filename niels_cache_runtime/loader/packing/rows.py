@@ -1,13 +1,13 @@
-"""Rows of packed SFT examples: what an ordered loader reads from an SFT split.
+"""Rows of packed SFT examples, for an ordered loader.
 
     examples --cut (overflow)--> lengths --packing--> rows of T+1 tokens, each several whole examples, then padding
     row         | usr .. EOT asst A EOT | usr .. EOT asst B C EOT | EOT EOT |
-    documents     0                       1                         2          padding is a document of its own
+    documents     0                       1                         2          padding is a separate document
     targets                       A EOT                     B C EOT           never the first token of an example, never padding
 
-A row names its examples; tokens stay where they are and are gathered when read. Cost: one pass over the tokens when opened, to find
-what each example teaches, then a plan of which example is in which row, once per epoch (a quarter of a second for a million
-examples), then less per row than `SFTExampleDataset` takes. Order of rows, batches and attention masks are not its business.
+A row is a list of examples; tokens stay in their file and are gathered when read. Cost: one pass over the tokens when opened, to find
+the targets of each example; a plan of the examples in each row, once per epoch (a quarter of a second for a million examples); then
+less per row than `SFTExampleDataset` takes. Order of rows, batches and attention masks belong to the loader.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _PROBE_TOKENS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class PackingReport:
-    """What packing made of a split.
+    """The result of packing a split.
 
     examples: in the rows. rows: per epoch. tokens, padding: in all rows. truncated: examples among them that were cut, by
     truncated_tokens in all. dropped: examples in no row, by reason (`too_long`, `without_target`).
@@ -66,32 +66,32 @@ class PackingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segments:
-    """Where the examples of some rows lie; arrays (S,), row by row and from left to right, and `filled` (n,)."""
+    """The places of the examples of some rows; arrays (S,), row by row and from left to right, and `filled` (n,)."""
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
-    examples: NDArray[np.int64]  # index into those kept
-    filled: NDArray[np.int64]  # how much of each row is no padding
+    examples: NDArray[np.int64]  # index into the kept examples
+    filled: NDArray[np.int64]  # columns of each row before its padding
 
 
 class PackedExamples:
     """A `source.Source`: rows of T+1 tokens, each several whole examples of one SFT split, every example once per epoch.
 
     folder: the data set's folder and the split, such as `cache/sft/NAME/train` for the files `train_tokens.bin` and `train_idx.npy`.
-    T: inputs per row. seed: decides, with the epoch, which examples share a row. shuffle: False for the same rows in every epoch.
-    loss_on: what counts as a target: "assistant", what the assistant says, with the EOT that closes it; "last_assistant", only the
-        last such span of which a target is left; "all", every token. Never the first token of an example, never padding.
+    T: inputs per row. seed: with the epoch, decides which examples share a row. shuffle: False for the same rows in every epoch.
+    loss_on: the targets: "assistant", the assistant's messages, each with the EOT that closes it; "last_assistant", only the
+        last such span with a target in the kept part; "all", every token. Never the first token of an example, never padding.
     overflow: of an example longer than T+1 tokens keep the first ("truncate_right"), the last, that is the most recent turns
-        ("truncate_left"), or nothing ("drop"). What the assistant says is found before an example is cut.
+        ("truncate_left"), or nothing ("drop"). Assistant spans are found before an example is cut.
     eot_id, asst_id: taken from the data set's meta.json when None; asst_id is not used for "all". Padding is EOT.
     verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
 
-    Examples that keep no target are in no row; `report()` has their number, and one warning. Rows have the same shapes in every
-    epoch, so `samples` does not change. Picklable: a copy maps the files again, and refuses another build. All is of one build,
-    also where a rebuild replaces the data set while it is being opened.
+    Examples without a target in the kept part are in no row; `report()` has their number, and one warning reports it. Rows have the same
+    shapes in every epoch, so `samples` does not change. Picklable: a copy maps the files again, and refuses another build. All files are of
+    one build, even if a rebuild replaces the data set while it is being opened.
 
     Raises NielsCacheError if a file is missing, malformed or not that of meta.json, if the data set was never built or belongs to
-    another tokenizer, if an id is unknown or disagrees with meta.json, for a setting that is none, and if no example is left.
+    another tokenizer, if an id is unknown or disagrees with meta.json, for an invalid setting, and if no example is left.
     """
 
     packs = True
@@ -136,12 +136,12 @@ class PackedExamples:
         self._plans: dict[int, Packing] = {}
         self.examples: int | None = len(kept.lengths)
         self.samples = len(self._shapes.row_starts) - 1
-        # A row that is full to its last place has one token that is a target only.
+        # In a row without padding, the last token is a target only.
         filled = np.add.reduceat(kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
         self.tokens = int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
-        """Rows `numbers` (n,), each from 0 to samples-1, as they are in `epoch`; boundaries and targets are always found.
+        """Return rows `numbers` (n,), each from 0 to samples-1, as they are in `epoch`, always with boundaries and targets.
 
         Raises NielsCacheError for another number or epoch.
         """
@@ -165,7 +165,7 @@ class PackedExamples:
         return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
-        """Offset and example of every token of the rows `numbers` (n,) in `epoch`; -1 in padding."""
+        """Return offset and example of every token of the rows `numbers` (n,) in `epoch`; -1 in padding."""
         segments = self._segments(numbers, epoch)
         n, columns = len(numbers), np.arange(self.T + 1)
         padding = columns >= segments.filled[:, None]
@@ -185,7 +185,7 @@ class PackedExamples:
         )
 
     def report(self) -> PackingReport:
-        """Fill rate, padding, what was cut and what was left out; the same in every epoch."""
+        """Return fill rate, padding, cut and dropped examples; the same in every epoch."""
         tokens = int(self._kept.lengths.sum())
         return PackingReport(
             examples=len(self._kept.lengths),
@@ -198,15 +198,15 @@ class PackedExamples:
         )
 
     def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta and tokens; returns the start of each example."""
+        """Open or reopen meta and tokens. Return the start of each example."""
         self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path, verify=verify)
         return starts
 
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
-        """sha256 over the split's files, as meta.json lists them, and over the settings that decide what is in a row.
+        """Return the sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
 
-        Where no meta.json lists files, over the offsets, and the number of tokens, the first and last 4 KiB: what was changed in the
-        middle is not seen.
+        Without a list in meta.json, over the offsets, the number of tokens, and the first and last 4 KiB: a change in the middle is not
+        detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
@@ -219,7 +219,7 @@ class PackedExamples:
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
     def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
-        """The examples that are in rows; one warning, or an error where there are none."""
+        """Return the examples for rows, with one warning about dropped ones. Raises NielsCacheError if none is left."""
         kept = keep_examples(
             self._tokens, starts, T=self.T, loss_on=self.loss_on, overflow=self.overflow, eot_id=self.eot_id, asst_id=self.asst_id
         )
@@ -231,24 +231,24 @@ class PackedExamples:
             )
         if without_target := kept.dropped.get("without_target"):
             warnings.warn(
-                f"{self.folder}: {without_target} of {len(starts)} examples have no target (loss_on={self.loss_on!r}) in what is kept of "
-                f"them at T={self.T} and are left out; a larger T may keep them",
+                f"{self.folder}: {without_target} of {len(starts)} examples have no target (loss_on={self.loss_on!r}) in the part that is "
+                f"kept at T={self.T}, and are left out; a larger T may keep them",
                 stacklevel=3,
             )
         return kept
 
     def _plan(self, epoch: int) -> Packing:
-        """Which examples are in which row; the plans of the last two epochs asked for are kept, for rows read around an epoch's end."""
+        """Return the plan of an epoch. Plans of the last two epochs are kept, for rows around an epoch's end."""
         plan = self._plans.get(epoch)
         if plan is None:
             plan = place_examples(self._shapes, self._kept.lengths, seed=self.seed, epoch=epoch)
-            # Replaced, not changed: a thread that reads ahead and one that traces may both be here.
+            # Replaced, not changed: a prefetch thread and a tracing thread may both be here.
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan
 
     def _segments(self, numbers: NDArray[np.int64], epoch: int) -> _Segments:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.samples:
-            raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, it has 0 to {self.samples - 1}")
+            raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}")
         plan = self._plan(epoch)
         places = plan.row_starts[numbers]
         counts = plan.row_starts[numbers + 1] - places
@@ -265,16 +265,16 @@ class PackedExamples:
         )
 
     def _widths(self, segments: _Segments) -> NDArray[np.int64]:
-        """(S,) how many columns belong to each example, where the last of a row has the padding too: n*(T+1) in all."""
-        ends = np.append(segments.columns[1:], 0)  # where the next one begins, 0 if that is in another row
+        """Return (S,) how many columns belong to each example. The last of a row has the padding too: n*(T+1) in all."""
+        ends = np.append(segments.columns[1:], 0)  # the start of the next one, 0 if that is in another row
         return np.where(ends > 0, ends, self.T + 1) - segments.columns
 
     def _gather(self, segments: _Segments) -> NDArray[np.uint16]:
-        """(n, T+1) tokens, padded with EOT."""
+        """Return (n, T+1) tokens, padded with EOT."""
         n, width = len(segments.filled), self.T + 1
         sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
         sources += np.arange(n * width)
-        rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may lie behind the last token
+        rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may index beyond the last token
         for row in np.flatnonzero(segments.filled < width).tolist():
             rows[row, segments.filled[row] :] = self.eot_id
         return rows.astype(TOKEN_DTYPE, copy=False)
@@ -300,7 +300,7 @@ class PackedExamples:
 
 
 def _hint(split: Path) -> str:
-    """What to do where a split's files are not there."""
+    """Return advice if a split's files are missing."""
     if (split / tokens_name("train")).exists():
         return f"give the data set's folder and the split: {split / 'train'}"
-    return "build this data set first, or check the path, which is the data set's folder and the split, as in cache/sft/NAME/train"
+    return "build this data set first, or check the path: the data set's folder and the split, as in cache/sft/NAME/train"
