@@ -1,12 +1,12 @@
-# What a newcomer runs: make cache, make ui, make test. `make` alone lists everything.
+# Begin with: make cache, make ui, make test. `make` alone lists all targets.
 #
-# PYTHON    the interpreter that .venv is made from              make cache PYTHON=python3.12
-# PIP_ARGS  goes to every pip call. For the small CPU build of torch on Linux, give the address of the
+# PYTHON    the interpreter for .venv                            make cache PYTHON=python3.12
+# PIP_ARGS  arguments of every pip call. For the small CPU build of torch on Linux, give the address of the
 #           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
-# PORT      where `make ui` listens, on 127.0.0.1                make ui PORT=3001
-# TEST_ARGS goes to pytest                                       make test TEST_ARGS="tests/test_wheel.py -x"
-# TEST_WORKERS processes of pytest: three for two cores, since a third of what tests do is to wait
-# MUTANTS_ARGS goes to the mutation check                        make mutants MUTANTS_ARGS="--seed 2 --lines 20"
+# PORT      the port of `make ui`, on 127.0.0.1                  make ui PORT=3001
+# TEST_ARGS arguments of pytest                                  make test TEST_ARGS="tests/test_wheel.py -x"
+# TEST_WORKERS processes of pytest: three for two cores, because tests wait a third of their time
+# MUTANTS_ARGS arguments of the mutation check                   make mutants MUTANTS_ARGS="--seed 2 --lines 20"
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -22,10 +22,10 @@ DEV := $(VENV)/.installed-dev
 LOG := $(VENV)/install.log
 OLMO := .olmo-env
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
-# One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
+# One Dagster home for the command line and the UI, so that the UI shows the caches of `make cache`. Dagster needs an absolute path.
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
-# Compiled modules are kept, also where an image asks Python not to: a run of the tests starts more than a hundred interpreters.
+# Keep compiled modules, even if an image sets this variable: the tests start more than a hundred interpreters.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -48,10 +48,10 @@ test: $(DEV)  ## all tests
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
-mutants: $(DEV)  ## break 40 random lines, one at a time: do the tests that run them notice? (an hour of two cores)
+mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their tests fail (an hour of two cores)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
-olmo: $(OLMO)/.installed  ## OLMo-core beside .venv, for the tests that read an export with it (they skip without)
+olmo: $(OLMO)/.installed  ## install OLMo-core beside .venv, for the tests that read an export with it (skipped otherwise)
 
 lint: $(DEV)  ## formatting, lint and types, changing nothing
 	@$(BIN)/ruff format --check .
@@ -71,17 +71,17 @@ pictures: $(DEV)  ## take and draw the pictures of README and docs again (needs 
 site: $(DEV)  ## the documentation as a site, in build/site; its address on the web, for links to code: REPOSITORY_URL
 	@$(BIN)/python -m docs.site
 
-# Quiet: what pip says goes into the log, and its end onto the screen where pip fails.
-QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; all that pip said is in $(LOG)." >&2; exit 1; }
+# Quiet: pip's output goes into the log. If pip fails, the last lines are shown.
+QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; the whole output of pip is in $(LOG)." >&2; exit 1; }
 
-# Installs again only when what is to be installed has changed; otherwise needs no network.
-# torch comes first and alone, so that a failed download of its gigabytes fails early, and setuptools with it, so that
-# the project itself is installed with the pinned one.
+# Installs again only if the requirements have changed; otherwise it needs no network.
+# torch comes first, so that a failed download of its gigabytes shows early. setuptools comes with it, so that the
+# project is installed with the pinned version.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "niels-cache needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "Installing what building needs into $(VENV): torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index ($(LOG))"
+	@echo "Installing the requirements of builds into $(VENV): torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index ($(LOG))"
 	@$(PIP) torch setuptools $(QUIETLY)
 	@$(PIP) --no-build-isolation -e . $(QUIETLY)
 	@touch $@
@@ -91,7 +91,7 @@ $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@$(PIP) --no-build-isolation -e '.[dev,bench,docs]' $(QUIETLY)
 	@touch $@
 
-# A folder and no environment: a process that has it first on its path takes all else, torch above all, from .venv.
+# A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.
 $(OLMO)/.installed: constraints-olmo.txt $(DEV)
 	@rm -rf $(OLMO)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --target $(OLMO) -r constraints-olmo.txt

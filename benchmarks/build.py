@@ -1,15 +1,15 @@
-"""How much of the machine a build uses: the whole path against bare tokenization of the same texts, and its peak memory.
+"""The share of the machine that a build uses: the whole path against bare tokenization of the same texts, and its peak memory.
 
 One run measures everything on the same texts, in rounds that take turns, and prints ratios of the rounds' medians:
 
 * the build from Parquet (our reader, and Hugging Face's loading code) and from .jsonl.gz, against `encode_as_numpy` of the same texts
-  already in memory on all cores: 1.0 would mean that reading, shuffling, hashing and writing cost nothing;
-* against the loop everybody writes first: json, `encode`, `np.array(...).tofile`, one thread;
-* the build from Parquet that keeps a journal, to be gone on with when it is killed: with its fsyncs every 32 MiB of what is written, and
-  how long the records of its journal took;
+  already in memory on all cores: 1.0 means that reading, shuffling, hashing and writing cost nothing;
+* against the simplest loop: json, `encode`, `np.array(...).tofile`, one thread;
+* the build from Parquet with a journal, which can be resumed after a kill: with its fsyncs every 32 MiB of output, and the time of the
+  journal's records;
 * peak memory of the build over four times the input against once (a child process each).
 
-Texts: bulk/debian_docs_dev.jsonl.gz below NIELS_CACHE_REAL_DATA, repeated, where that is set; else the standard library's sources.
+Texts: bulk/debian_docs_dev.jsonl.gz below NIELS_CACHE_REAL_DATA, repeated, if that is set; else the standard library's sources.
 
     python benchmarks/build.py [--megabytes 200] [--rounds 3]
 """
@@ -59,7 +59,7 @@ def base_texts() -> list[str]:
 
 
 def repeated(texts: list[str], megabytes: int) -> list[str]:
-    """Enough of `texts`, again and again, each time a little different, so that no cache can help."""
+    """Return enough of `texts`, repeated, each time slightly different, so that no cache can help."""
     made: list[str] = []
     size = 0
     while size < megabytes * 1_000_000:
@@ -152,7 +152,7 @@ def seconds(job: Callable[[], None]) -> float:
 
 
 def peak_megabytes(folder: Path, model: Path, kind: str) -> float:
-    """Peak resident memory of a fresh process that builds from `folder`, looked at every hundredth of a second."""
+    """Return the peak resident memory of a new process that builds from `folder`, sampled every hundredth of a second."""
     child = psutil.Popen([sys.executable, __file__, "--child", str(folder), str(model), kind])
     peak = 0
     while child.poll() is None:

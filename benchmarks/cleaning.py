@@ -1,13 +1,12 @@
-"""How fast documents are cleaned: the chain on every core against a plain one that ends in langdetect, and two processes against one.
+"""The speed of cleaning documents: the chain on every core against a plain one that ends in langdetect, and two processes against one.
 
 One run measures everything on the same documents, in rounds that take turns, and prints ratios of the rounds' medians:
 
-* the plain chain is tests/naive_cleaning.py, one process, with `langdetect` as its last step: the same rules as anybody would write them
-  first. Its normalizers repeat themselves until nothing changes, which is slow; so it is measured a second time on text that our
-  normalizers have made, where only the filters and the language are compared. Every N-th document is given to it (it needs minutes for
-  all), and to ours as often as makes the same number of documents;
-* our chain is given documents in chunks of 256, and gives back what stays, as the corpus stage does; worker processes are started before
-  the clock is.
+* the plain chain is tests/naive_cleaning.py, one process, with `langdetect` as its last step: the same rules in the simplest code. Its
+  normalizers repeat until nothing changes, which is slow. So it is measured a second time on text from our normalizers, which compares
+  only the filters and the language. It gets every N-th document (all would take minutes), and ours gets these repeated to the same
+  number of documents;
+* our chain gets documents in chunks of 256, and returns the kept ones, as the corpus stage does; worker processes start before the clock.
 
 Documents: bulk/debian_docs_dev.jsonl.gz and wikipedia/enwiki_extracted_dev.jsonl below NIELS_CACHE_REAL_DATA; else the standard library's.
 
@@ -33,7 +32,7 @@ from niels_cache_assets.cleaning.normalizers import normalize
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the plain rules live with the tests, which hold them to ours
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the plain rules are in tests/, which compare them with ours
 
 from tests import naive_cleaning
 
@@ -58,7 +57,7 @@ def in_chunks(documents: list[Document]) -> list[Chunk]:
 
 
 def clean_chunk(chunk: Chunk) -> tuple[CleaningReport, list[Document]]:
-    """What a worker does, and what it sends back."""
+    """Clean a chunk in a worker, and return what a worker sends back."""
     cleaner, report = Cleaner(CleaningSettings()), CleaningReport(42, chunk[0])
     results = [cleaner.clean(document, report) for document in chunk[1]]
     return report, [result for result in results if isinstance(result, Document)]
@@ -89,7 +88,7 @@ def langdetect_code(text: str) -> str | None:
 
 
 def plain_chain(documents: list[Document], *, normalized: bool) -> int:
-    """How many documents stay."""
+    """Return how many documents are kept."""
     rules = naive_cleaning.rules(langdetect_code)
     stay = 0
     for document in documents:
@@ -105,7 +104,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def wait_a_moment(number: int) -> int:
-    time.sleep(0.3)  # so that every worker gets one, and has imported everything
+    time.sleep(0.3)  # so that every worker gets one, and imports everything
     return len(clean_chunk((0, [Document("a warm-up " * 60)]))[1])
 
 

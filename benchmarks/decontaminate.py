@@ -1,14 +1,14 @@
-"""What keeping val's documents out of train costs a build, and what looking for them in a finished cache costs.
+"""The cost of removing val's documents from train in a build, and of searching for them in a finished cache.
 
 One run measures everything on the same documents, in rounds that take turns, and prints ratios of the rounds' medians:
 
 * the build with decontaminate = "exact" and "near" (at 0.8) against "off": seconds on the clock and of the processor;
 * `splits_disjoint` of the finished cache against `verify` of it, and against the build;
-* what the index of val's documents takes in memory, and what its file takes.
+* the size of the index of val's documents, in memory and on disk.
 
-Documents: pieces of 1-4 KB, as web pages are, from the wikipedia, speeches and gutenberg samples below NIELS_CACHE_REAL_DATA, where that is
-set; else from the standard library's sources. There is not enough of them, so each is repeated with its words in another order, which
-costs a tokenizer the same and is no copy. One document of train in a hundred is copied from val, and one more nearly so.
+Documents: pieces of 1-4 KB, as web pages are, from the wikipedia, speeches and gutenberg samples below NIELS_CACHE_REAL_DATA, if that is
+set; else from the standard library's sources. These are too few, so each is repeated with its words in another order, which
+costs a tokenizer the same and is not a copy. One document of train in a hundred is copied from val, and one more nearly copied.
 
     python benchmarks/decontaminate.py [--megabytes 60] [--val-tokens 500000] [--rounds 3]
 """
@@ -53,7 +53,7 @@ def long_texts() -> list[str]:
 
 
 def pieces(texts: list[str], generator: torch.Generator) -> Iterator[str]:
-    """Consecutive pieces of 1 to 4 KB."""
+    """Yield consecutive pieces of 1 to 4 KB."""
     for text in texts:
         start = 0
         while start < len(text):
@@ -77,7 +77,7 @@ def enough(base: list[str], megabytes: int, generator: torch.Generator) -> list[
 
 
 def with_copies(texts: list[str], val: int) -> list[str]:
-    """The texts; after the first `val` of them every fiftieth is followed by a copy of one of those, each second one changed a little."""
+    """Return the texts; after the first `val`, every fiftieth is followed by a copy of one of those, every second copy slightly changed."""
     made = texts[:val]
     for position, text in enumerate(texts[val:]):
         made.append(text)
@@ -88,7 +88,7 @@ def with_copies(texts: list[str], val: int) -> list[str]:
 
 
 def timed(job: Callable[[], object]) -> tuple[float, float]:
-    """Seconds on the clock, and of the processor on all threads."""
+    """Return seconds on the clock, and of the processor on all threads."""
     clock, processor = time.perf_counter(), time.process_time()
     job()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -134,7 +134,7 @@ def main() -> None:
         jobs: dict[str, Callable[[], object]] = {mode: lambda mode=mode: build(mode) for mode in MODES}  # type: ignore[misc]
         jobs["splits_disjoint"] = lambda: splits_disjoint(folder / "off", tokenizer)
         jobs["verify"] = lambda: verify_dataset(folder / "off")
-        build("near")  # compiles what is to be compiled
+        build("near")  # the first run compiles
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
         for _ in range(arguments.rounds):
             for name, job in jobs.items():

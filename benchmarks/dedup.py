@@ -1,17 +1,17 @@
-"""Deduplication next to datasketch, in one run: signatures, texts to kept documents, memory of the index, and what is found.
+"""Deduplication compared with datasketch, in one run: signatures, texts to kept documents, memory of the index, and quality.
 
     python benchmarks/dedup.py [--quick] [--only signatures whole corpus memory quality]
 
-Texts are 2,400 characters long: those of the bulk sample where NIELS_CACHE_REAL_DATA is set, else made-up words (`torch.Generator`). What
-is compared takes turns in short rounds, so that a busy machine slows all of it; a ratio is the median of the rounds' ratios. A memory
-figure is the peak of resident memory (VmHWM) of a process of its own, less that before it began; datasketch's is measured for a tenth of
-the documents and multiplied. rensa signs other things with other guarantees (32-bit hashes, no golden values): its row is for orientation.
+Texts are 2,400 characters long: those of the bulk sample if NIELS_CACHE_REAL_DATA is set, else made-up words (`torch.Generator`).
+Compared code takes turns in short rounds, so a busy machine slows all of it; a ratio is the median of the rounds' ratios. A memory
+figure is the peak of resident memory (VmHWM) of a separate process, minus that before it began; datasketch's is measured for a tenth of
+the documents and multiplied. rensa signs other data with other guarantees (32-bit hashes, no golden values): its row is for orientation.
 
-Signatures start from lists of canonical words, or from texts, on both sides; datasketch gets the shingles as bytes, which it needs, by the
-fastest way plain Python has, and copies of one MinHash, so that it does not draw its permutations anew. From texts to
-the documents that stay is in memory on both sides, with all cores for us and one for datasketch's loop of query and insert: it is the pace
-of the parts, not of a run over corpora. That is `find_duplicates`, which reads signatures that preparing has made, from disk, val first;
-what it costs and what verify = "jaccard" adds are rows of their own, without a peer. Four in ten of the documents are near others.
+Signatures start from lists of canonical words, or from texts, on both sides. datasketch gets the shingles as bytes, which it needs, by the
+fastest way in plain Python, and copies of one MinHash, so that it does not draw its permutations again. The way from texts to
+kept documents is in memory on both sides, with all cores for us and one for datasketch's loop of query and insert: it is the speed
+of the parts, not of a run over corpora. That is `find_duplicates`, which reads prepared signatures from disk, val first; its cost, and the
+extra cost of verify = "jaccard", are separate rows without a peer. Four in ten of the documents are near others.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def real_data() -> Path | None:
 
 
 def texts_of(count: int) -> list[str]:
-    """Different texts of CHARACTERS characters."""
+    """Return different texts of CHARACTERS characters."""
     data = real_data()
     if data is None:
         generator = torch.Generator().manual_seed(0)
@@ -73,7 +73,7 @@ def texts_of(count: int) -> list[str]:
 
 
 def with_near_duplicates(texts: list[str]) -> list[str]:
-    """As many texts: the first six tenths, and some of them again with up to 12 words changed, in an order that mixes them."""
+    """Return as many texts: the first six tenths, and some of them again with up to 12 words changed, in mixed order."""
     generator = torch.Generator().manual_seed(1)
     originals = texts[: len(texts) * 6 // 10]
     changed = []
@@ -87,7 +87,7 @@ def with_near_duplicates(texts: list[str]) -> list[str]:
 
 
 def rounds(ways: dict[str, Callable[[int], object]], count: int) -> dict[str, list[float]]:
-    """Seconds of each way in each round, taking turns; the first round of each is not counted."""
+    """Return the seconds of each way in each round, taking turns; the first round of each is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-1, count):
         for name, way in ways.items():
@@ -117,12 +117,12 @@ def minhash_of(words: list[str]) -> datasketch.MinHash:
 
 
 def plain_words(text: str) -> list[str]:
-    """The canonical words as plain Python makes them fast: ASCII punctuation alone."""
+    """Return the canonical words by the fastest plain Python: ASCII punctuation alone."""
     return text.lower().translate(PUNCTUATION).split()
 
 
 def compare_signatures(count: int) -> None:
-    """Rows 1 and 2: one process, one thread."""
+    """Print rows 1 and 2: one process, one thread."""
     texts = texts_of(count * ROUND)
     words = [canonical_text(text).split(" ") for text in texts]
     signer = Signer(num_perm=NUM_PERM, ngram=NGRAM)
@@ -159,7 +159,7 @@ def compare_signatures(count: int) -> None:
 
 
 def dedup_ours(texts: list[str]) -> list[int]:
-    """The documents that stay, threads signing on all cores."""
+    """Return the kept documents, with threads signing on all cores."""
     signer = Signer(num_perm=NUM_PERM, ngram=NGRAM)
     parts = [texts[start : start + 256] for start in range(0, len(texts), 256)]
     with ThreadPoolExecutor(os.cpu_count()) as threads, tempfile.TemporaryDirectory() as scratch:
@@ -169,7 +169,7 @@ def dedup_ours(texts: list[str]) -> list[int]:
 
 
 def dedup_datasketch(texts: list[str]) -> list[int]:
-    """The documents that stay, by the loop of its documentation."""
+    """Return the kept documents, by the loop of its documentation."""
     index = datasketch.MinHashLSH(params=(BANDS, ROWS), num_perm=NUM_PERM)
     stay = []
     for ordinal, text in enumerate(texts):
@@ -181,7 +181,7 @@ def dedup_datasketch(texts: list[str]) -> list[int]:
 
 
 def compare_whole(count: int, documents: int) -> None:
-    """Row 3: signing and the greedy pass, without any corpus."""
+    """Print row 3: signing and the greedy pass, without any corpus."""
     texts = with_near_duplicates(texts_of(documents))
     stay = {"ours": 0, "datasketch": 0}
 
@@ -202,7 +202,7 @@ def compare_whole(count: int, documents: int) -> None:
 
 
 def find_in_a_corpus(documents: int, count: int) -> dict[str, list[float]]:
-    """Seconds of `find_duplicates` in each round by `verify`, and MB at its peak; run in a process of its own."""
+    """Return the seconds of `find_duplicates` in each round by `verify`, and MB at its peak. Runs in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         texts = with_near_duplicates(texts_of(documents))
@@ -226,7 +226,7 @@ def find_in_a_corpus(documents: int, count: int) -> dict[str, list[float]]:
 
 
 def measure_corpus(count: int, documents: int) -> None:
-    """`find_duplicates` alone, with and without comparing texts."""
+    """Measure `find_duplicates` alone, with and without comparing texts."""
     command = [sys.executable, __file__, "--find-duplicates", str(documents), str(count)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     plain, verified = statistics.median(found["none"]), statistics.median(found["jaccard"])
@@ -236,7 +236,7 @@ def measure_corpus(count: int, documents: int) -> None:
 
 
 def random_signatures(documents: int) -> Iterator[Signatures]:
-    """Signatures as they are read from a corpus, a tenth of them of documents that were there before."""
+    """Return signatures as they are read from a corpus, a tenth of them of earlier documents."""
     generator = torch.Generator().manual_seed(2)
     block = 8192
     for start in range(0, documents, block):
@@ -248,15 +248,15 @@ def random_signatures(documents: int) -> Iterator[Signatures]:
 
 
 def resident(name: str) -> float:
-    """VmRSS or VmHWM of this process in MB."""
+    """Return VmRSS or VmHWM of this process in MB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024 / 1e6
 
 
 def index_memory(peer: bool, documents: int) -> float:
-    """MB that the index takes at its peak; run in a process of its own."""
+    """Return the MB of the index at its peak. Runs in a separate process."""
     with tempfile.TemporaryDirectory() as scratch:
-        keep_first(random_signatures(20_000), bands=BANDS, rows=ROWS, scratch=Path(scratch))  # what is loaded and compiled once
+        keep_first(random_signatures(20_000), bands=BANDS, rows=ROWS, scratch=Path(scratch))  # loads and compiles once
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
     before = resident("VmRSS")
     if peer:
@@ -273,7 +273,7 @@ def index_memory(peer: bool, documents: int) -> float:
 
 
 def compare_memory(documents: int) -> None:
-    """Row 4, each side in a process of its own."""
+    """Print row 4, each side in a separate process."""
 
     def measure(peer: bool, count: int) -> float:
         command = [sys.executable, __file__, "--index-memory", "datasketch" if peer else "ours", str(count)]
@@ -286,7 +286,7 @@ def compare_memory(documents: int) -> None:
 
 
 def compare_quality(pairs: int) -> None:
-    """Precision, recall and F1 at THRESHOLD, of the draw in use and as the mean of four."""
+    """Print precision, recall and F1 at THRESHOLD, of the present draw and as the mean of four."""
     data = real_data()
     if data is None:
         return

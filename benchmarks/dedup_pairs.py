@@ -1,6 +1,6 @@
-"""Real text with near duplicates in it, and what finding them is worth: for benchmarks/dedup.py and tests/test_dedup_quality.py.
+"""Real text with near duplicates, and the quality of finding them: for benchmarks/dedup.py and tests/test_dedup_quality.py.
 
-Exact similarity is counted by brute force over sets of word 5-grams, in plain Python, without the code that it judges.
+Exact similarity is counted by brute force over sets of word 5-grams, in plain Python, without the code under test.
 """
 
 import gzip
@@ -23,13 +23,13 @@ BOOKS = ("shakespeare/tinyshakespeare_input.txt", *(f"gutenberg/{name}" for name
 
 
 def bulk_texts(data: Path) -> list[str]:
-    """The documents of the bulk sample."""
+    """Return the documents of the bulk sample."""
     with gzip.open(data / "bulk" / "debian_docs_dev.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line)["text"] for line in lines]
 
 
 def edited_pairs(data: Path, pairs: int, *, seed: int = 1) -> list[str]:
-    """2 x pairs texts of 120 to 300 words: each even one real, the next one the same with words changed, similarity 0.5 to 1.0."""
+    """Return 2 x pairs texts of 120 to 300 words: each even one real, the next one with words changed, similarity 0.5 to 1.0."""
     words = [word for text in bulk_texts(data)[:1500] for word in text.split()][:400_000]
     generator = torch.Generator().manual_seed(seed)
 
@@ -42,7 +42,7 @@ def edited_pairs(data: Path, pairs: int, *, seed: int = 1) -> list[str]:
         similarity = 0.5 + 0.5 * float(torch.rand((), generator=generator))
         original = words[start : start + length]
         edited = list(original)
-        # A changed word takes up to five shingles away, and brings as many.
+        # A changed word removes up to five shingles, and adds as many.
         changes = round(length * (1 - similarity) / (1 + similarity) / NGRAM)
         for place in torch.randperm(length, generator=generator)[:changes].tolist():
             edited[place] = words[below(len(words))]
@@ -51,7 +51,7 @@ def edited_pairs(data: Path, pairs: int, *, seed: int = 1) -> list[str]:
 
 
 def book_windows(data: Path, words: int = 30_000, *, seed: int = 0) -> list[str]:
-    """The first words of Shakespeare and of novels, in windows of 300 words that begin 5 to 204 words apart: neighbours overlap."""
+    """Return windows of 300 words of Shakespeare and novels that begin 5 to 204 words apart, so that neighbours overlap."""
     generator = torch.Generator().manual_seed(seed)
     texts = []
     for book in BOOKS:
@@ -64,19 +64,19 @@ def book_windows(data: Path, words: int = 30_000, *, seed: int = 0) -> list[str]
 
 
 def fineweb_rows(data: Path) -> list[str]:
-    """Fifteen web pages, five of which are there twice."""
+    """Return fifteen web pages, five of them twice."""
     with open(data / "web_fineweb" / "fineweb_rows.jsonl", encoding="utf-8") as lines:
         return [json.loads(line)["text"] for line in lines]
 
 
 def shingle_strings(text: str) -> list[str]:
-    """The word 5-grams of a text, canonical, repetitions included."""
+    """Return the word 5-grams of a text, canonical, with repetitions."""
     words = canonical_text(text).split(" ")
     return [" ".join(words[start : start + NGRAM]) for start in range(max(1, len(words) - NGRAM + 1))]
 
 
 def exact_similarities(texts: list[str]) -> dict[Pair, float]:
-    """The Jaccard similarity of every pair of texts that share a shingle."""
+    """Return the Jaccard similarity of every pair of texts with a common shingle."""
     sets = [set(shingle_strings(text)) for text in texts]
     holders: dict[str, list[int]] = defaultdict(list)
     for index, shingles in enumerate(sets):
@@ -87,7 +87,7 @@ def exact_similarities(texts: list[str]) -> dict[Pair, float]:
 
 
 def pairs_in_a_band(slots: NDArray[np.uint32], bands: int, rows: int) -> set[Pair]:
-    """Pairs with equal slots in at least one band, looked up in plain dictionaries."""
+    """Return pairs with equal slots in at least one band, looked up in plain dictionaries."""
     pairs: set[Pair] = set()
     for band in range(bands):
         buckets: dict[bytes, list[int]] = defaultdict(list)
@@ -98,7 +98,7 @@ def pairs_in_a_band(slots: NDArray[np.uint32], bands: int, rows: int) -> set[Pai
 
 
 def datasketch_slots(texts: list[str], num_perm: int) -> NDArray[np.uint32]:
-    """(n, num_perm): datasketch's own signatures."""
+    """Return (n, num_perm): datasketch's own signatures."""
     first = datasketch.MinHash(num_perm=num_perm)
     slots = np.empty((len(texts), num_perm), dtype=np.uint32)
     for row, text in zip(slots, texts, strict=True):
@@ -110,7 +110,7 @@ def datasketch_slots(texts: list[str], num_perm: int) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """How the pairs found compare with those that are there: three shares."""
+    """The comparison of found pairs with existing ones: three shares."""
 
     precision: float
     recall: float
@@ -118,14 +118,16 @@ class Quality:
 
 
 def quality(found: set[Pair], similarities: dict[Pair, float], threshold: float) -> Quality:
-    """Of the pairs that were found, against all pairs whose exact similarity reaches the threshold."""
+    """Return the quality of the found pairs, against all pairs whose exact similarity reaches the threshold."""
     there = {pair for pair, similarity in similarities.items() if similarity >= threshold}
     right = len(found & there)
     return Quality(precision=right / max(1, len(found)), recall=right / len(there), f1=2 * right / (len(there) + len(found)))
 
 
 def qualities(slots: NDArray[np.uint32], similarities: dict[Pair, float], *, bands: int, rows: int, threshold: float) -> list[Quality]:
-    """One for each bands x rows slots of (n, draws x bands x rows): as many independent draws of hash functions, the first one in use."""
+    """Return one quality for each bands x rows slots of (n, draws x bands x rows): independent draws of hash functions, the present one
+    first.
+    """
     width = bands * rows
     draws = [slots[:, start : start + width] for start in range(0, slots.shape[1], width)]
     return [quality(pairs_in_a_band(draw, bands, rows), similarities, threshold) for draw in draws]

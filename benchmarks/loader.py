@@ -3,15 +3,15 @@
     python benchmarks/loader.py [--quick] [--no-peers] [--only four batches fields peers opening resuming packing] [--freed-mib 30]
 
 Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard; `four`: a quarter of them in 4 shards.
-Warm in the page cache; documents of 600 tokens on average. Whatever is compared takes turns in short rounds, so that a busy machine slows
+Warm in the page cache; documents of 600 tokens on average. Compared code takes turns in short rounds, so a busy machine slows
 all of it; a time is the median of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y,
 at random places; it and `fill_` count with torch's threads or with one, whichever is faster. "one copy" widens as many tokens, in one
-piece, into tensors that are there. Lengths of examples are those of dolly in a cache built here where NIELS_CACHE_REAL_DATA is set, else
+piece, into existing tensors. Lengths of examples are those of dolly in a cache built here if NIELS_CACHE_REAL_DATA is set, else
 log-normal.
 
-Once a process has freed a large block, glibc no longer maps blocks up to that size anew (mallopt(3), M_MMAP_THRESHOLD), so that the
-usual way's tensors cost no page faults, as in much of training: the strict comparison. `--freed-mib 0` shows a process that has not.
-Needs 2 GB of disk and page cache, with peers 4 GB (peers/compare.py: how they are run).
+Once a process has freed a large block, glibc no longer maps blocks up to that size anew (mallopt(3), M_MMAP_THRESHOLD). Then the
+usual way's tensors cost no page faults, as in much of training: the strict comparison. `--freed-mib 0` shows a process without that.
+Needs 2 GB of disk and page cache, with peers 4 GB (peers/compare.py describes how they run).
 """
 
 import argparse
@@ -121,7 +121,7 @@ def times(value: float) -> str:
 
 
 def write_cache(folder: Path, *, tokens: int, shard_tokens: int) -> Path:
-    """A bare split of random tokens and documents; both depend on `tokens` alone. Returns its folder."""
+    """Write a bare split of random tokens and documents; both depend on `tokens` alone. Return its folder."""
     split = folder / "train"
     split.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +141,7 @@ def write_cache(folder: Path, *, tokens: int, shard_tokens: int) -> Path:
 
 
 def write_sparse_cache(folder: Path, *, shards: int, shard_bytes: int) -> Path:
-    """A split whose files are holes, as one document, with a meta.json as a build writes it (but for the hashes)."""
+    """Write a split of sparse files, as one document, with a meta.json as a build writes it (except the hashes)."""
     split = folder / "train"
     split.mkdir(parents=True)
     files = {}
@@ -161,7 +161,7 @@ def write_sparse_cache(folder: Path, *, shards: int, shard_bytes: int) -> Path:
 
 
 def mean_seconds(ways: Mapping[str, Way], scale: Scale, *, any_threads: Collection[str] = ()) -> dict[str, float]:
-    """Median over rounds of the mean time of a call. any_threads: ways tried with one thread of torch too; the better one counts."""
+    """Return the median over rounds of the mean time of a call. any_threads: try these with one torch thread too; the better counts."""
     threads = torch.get_num_threads()
     runs = [(name, threads) for name in ways] + [(name, 1) for name in any_threads]
     for way in ways.values():
@@ -292,11 +292,11 @@ def peers(split: Path, work: Path, scale: Scale) -> Iterator[Row]:
             )
 
 
-# Opening, in a process of its own each time
+# Opening, in a new process each time
 
 
 def open_one_by_one(split: Path) -> object:
-    """What any program would do, and what opening is compared with. Python keeps a descriptor for each of its maps."""
+    """Open shards in the usual way, the baseline of opening. Python keeps a descriptor for each of its maps."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     maps = []
@@ -315,7 +315,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
 
 
 def open_here(opener: str, split: Path) -> None:
-    """In the child: prints seconds and bytes of resident memory gained. With no more descriptors than shells give by default."""
+    """Print seconds and gained bytes of resident memory, in the child. It has only as many descriptors as shells give by default."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     process = psutil.Process()
@@ -377,7 +377,7 @@ def resuming(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
 
 
 def example_lengths(count: int, work: Path) -> tuple[NDArray[np.int64], str]:
-    """Lengths (count,) in tokens, and where they come from."""
+    """Return lengths (count,) in tokens, and their origin."""
     generator = torch.Generator().manual_seed(0)
     real = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not real:

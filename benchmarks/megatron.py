@@ -2,9 +2,9 @@
 
     python benchmarks/megatron.py [--quick] [--only index blend reads]
 
-The same data in memory or page cache for both, in turns, so that a busy machine slows both; a time is the best of the rounds. Arrays and
-samples are compared on the way. megatron-core's helpers are compiled C++ on one core. "compiled" is what our classes do with numba
-installed (`niels_cache_runtime.megatron.kernels`, blends on all cores), "numpy" what they do without it, on one core. Needs the extra
+Both get the same data in memory or page cache, in turns, so a busy machine slows both; a time is the best of the rounds. Arrays and
+samples are compared too. megatron-core's helpers are compiled C++ on one core. "compiled" is the speed of our classes with numba
+installed (`niels_cache_runtime.megatron.kernels`, blends on all cores), "numpy" their speed without it, on one core. Needs the extra
 `bridges`, 2 GB of disk and memory.
 """
 
@@ -26,9 +26,9 @@ from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, Megatron
 from niels_cache_runtime.megatron.blend_indices import advance_lanes, build_blending_indices, normalized
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
 
-sys.path.remove(str(Path(__file__).resolve().parent))  # where `megatron` would be this file
+sys.path.remove(str(Path(__file__).resolve().parent))  # in this folder `megatron` is this file
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it goes without Transformer Engine
+    warnings.simplefilter("ignore")  # it warns that Transformer Engine is missing
     from megatron.core.datasets import gpt_dataset, helpers_cpp, indexed_dataset
     from megatron.core.datasets.utils import Split
 
@@ -47,7 +47,7 @@ QUICK = Scale(documents=5_000, read_documents=1_000, samples=300, blend=200_000,
 
 
 class Tokenizer:
-    """As much of a tokenizer as megatron-core's GPTDataset asks for: no pad token."""
+    """The minimal tokenizer for megatron-core's GPTDataset: no pad token."""
 
     eod, vocab_size = 0, 50_000
     unique_identifiers: Mapping[str, Any] = {}
@@ -70,7 +70,7 @@ def line(what: str, ours: float, theirs: float, unit: str) -> str:
 
 
 def lengths_of(documents: int, mean: float) -> np.ndarray:
-    """Exponential, so many that their mean is that: tokens of each document, int32."""
+    """Return the tokens of each document, int32, with an exponential distribution of that mean."""
     drawn = torch.empty(documents).exponential_(1 / mean, generator=torch.Generator().manual_seed(0))
     return (drawn.int() + 1).numpy()
 

@@ -1,9 +1,9 @@
-"""How fast a cache is verified, beside what does nothing but hash: in one run, in turns, warm in the page cache.
+"""The speed of verifying a cache, compared with hashing alone: in one run, in turns, warm in the page cache.
 
     python benchmarks/verify.py [--mib 1024] [--shards 16] [--rounds 5]
 
 Random tokens (`torch.Generator`) in documents of 600 tokens on average. `verify` hashes every file and checks every id and document;
-`sha256sum` is the command, as many at a time as there are cores; `hashlib` is Python's, one thread for each core: the fastest hash where
+`sha256sum` is the command, as many at a time as there are cores; `hashlib` is Python's, one thread for each core: the fastest hash if
 that command is built without the processor's own instructions. A time is the median of the rounds. Needs the cache's size on disk.
 """
 
@@ -33,7 +33,7 @@ DOCUMENT_TOKENS = 600
 
 
 def write_cache(folder: Path, *, mib: int, shards: int) -> None:
-    """A pretrain cache of random documents, all of it in train."""
+    """Write a pretrain cache of random documents, all of it in train."""
     generator = torch.Generator().manual_seed(0)
     per_shard = mib * (1 << 20) // shards // TOKEN_BYTES
     ends: list[np.ndarray] = []

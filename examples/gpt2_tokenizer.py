@@ -2,8 +2,8 @@
 
     python examples/gpt2_tokenizer.py notes.txt cache/gpt2_notes        (pip install tiktoken; downloads GPT-2's vocabulary once)
 
-GPT-2 has one special token, <|endoftext|>, and that is all a pretrain cache needs. `encode` must not turn text into special ids;
-the builder checks what comes out all the same, and drops and counts a document that would.
+GPT-2 has one special token, <|endoftext|>, and a pretrain cache needs no other. `encode` must not turn text into special ids.
+The builder checks this too: it drops and counts such a document.
 """
 
 import sys

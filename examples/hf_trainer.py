@@ -22,7 +22,7 @@ Rows = list[dict[str, list[int]]]
 
 
 class Collator:
-    """Rows of any length, filled up on the right: labels -100, attention 0. (B, longest) int64 each."""
+    """A collator of rows of any length, padded on the right: labels -100, attention 0. (B, longest) int64 each."""
 
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
@@ -85,7 +85,7 @@ def train(args: argparse.Namespace) -> None:
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    print(f"loss {float(losses[0]):.2f} at first, {float(losses[-1]):.2f} at last, {trainer.evaluate()['eval_loss']:.2f} on val")
+    print(f"loss {float(losses[0]):.2f} at the start, {float(losses[-1]):.2f} at the end, {trainer.evaluate()['eval_loss']:.2f} on val")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,12 +1,12 @@
-"""Does a blend give every data set the share of tokens it was promised? 100 windows of four caches, counted and drawn.
+"""Does a blend give every data set its configured share of tokens? 100 windows of four caches, counted and drawn.
 
     make cache
     python examples/mixture_share.py                    # four small data sets that are made here, 0.4, 0.1, 0.3, 0.2
     python examples/mixture_share.py wiki=cache/pretrain/wikitext=0.7 web=cache/pretrain/fineweb_edu=0.3        # your own
 
 Checked on every window: y is x one token later. `culled` counts the documents of each data set that deduplication removed
-(`prepare = ["dedup"]`, which looks at all four at once) before its cache was built; the lines below the table say which data set holds the
-document that stays. The picture shows each source's share against the configured one, and how far its count ever was from its exact
+(`prepare = ["dedup"]`, over all four at once) before its cache was built. The lines below the table name the data set with the
+remaining document. The picture shows each source's share against the configured one, and the largest distance of its count from its exact
 share: always less than one window.
 """
 
@@ -50,7 +50,7 @@ BUDGETS = 'train_tokens = 200_000\nval_tokens = 10_000\nshuffle_buffer = 1_000\n
 
 
 def made_texts() -> dict[str, Iterator[str]]:
-    """Three small data sets out of what every Python brings. `python_source` repeats on purpose what `python_docs` holds."""
+    """Return three small data sets from files of every Python, name -> texts. `python_source` repeats `python_docs` on purpose."""
     numbers = torch.randint(1000, (4000, 2), generator=torch.Generator().manual_seed(0)).tolist()
     return {
         "python_source": python_source(),
@@ -60,7 +60,7 @@ def made_texts() -> dict[str, Iterator[str]]:
 
 
 def python_source() -> Iterator[str]:
-    """Of each module what it says of itself, then its code."""
+    """Yield the docstring of each module, then its code."""
     for path in sorted(Path(os.__file__).parent.glob("c*.py")):
         code = path.read_text("utf-8", errors="replace")
         doc = ast.get_docstring(ast.parse(code))
@@ -70,7 +70,7 @@ def python_source() -> Iterator[str]:
 
 
 def made_here(folder: Path) -> dict[str, str]:
-    """Name -> split: four caches built in `folder` with the quickstart's tokenizer, without what any of them repeats."""
+    """Return name -> split: four caches built in `folder` with the quickstart's tokenizer, without repeated documents."""
     from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
     from niels_cache_assets.registry import load_registry
 
@@ -83,7 +83,7 @@ def made_here(folder: Path) -> dict[str, str]:
         tables += f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n{BUDGETS}'
     config = folder / "niels_cache.toml"
     config.write_text(tables, encoding="utf-8")
-    registry = load_registry(profile="quickstart", config=str(config))  # it brings python_docs
+    registry = load_registry(profile="quickstart", config=str(config))  # it has the data set python_docs
     build_tokenizer(registry, root=folder)
     for name in registry.prepared():
         prepare_corpus(registry, name, root=folder, processes=1)
@@ -92,7 +92,7 @@ def made_here(folder: Path) -> dict[str, str]:
 
 
 def parse(sources: list[str]) -> tuple[dict[str, str], dict[str, float]]:
-    """NAME=FOLDER=WEIGHT each -> name to split, name to weight."""
+    """Return name to split and name to weight, from NAME=FOLDER=WEIGHT each."""
     folders, weights = {}, {}
     for source in sources:
         name, _, rest = source.partition("=")
@@ -107,7 +107,7 @@ def parse(sources: list[str]) -> tuple[dict[str, str], dict[str, float]]:
 
 
 def count(loader: TokenLoader, *, windows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The source of each window (windows,), and the document seams inside it (windows,): inputs at which a new document begins."""
+    """Return the source of each window (windows,), and the number of inputs in it at which a new document begins (windows,)."""
     sources, seams = [], []
     for batch in loader:
         if not torch.equal(batch.y[:, :-1], batch.x[:, 1:]):
@@ -120,14 +120,14 @@ def count(loader: TokenLoader, *, windows: int) -> tuple[NDArray[np.int64], NDAr
 
 
 def culled(folder: str) -> int | None:
-    """Documents that deduplication removed before the cache of a split was built; None if no meta.json says so."""
+    """Return the number of documents that deduplication removed before the build of a split; None if no meta.json has it."""
     meta = Path(folder).parent / META_NAME
     dropped = read_meta(str(meta))["dropped"] if meta.exists() else None
     return None if dropped is None else sum(dropped.get(reason, 0) for reason in REMOVED)
 
 
 def removed_because_of(folder: str) -> Counter[str]:
-    """The same documents by the data set that holds the document that stays; empty if there is no drop list of the cache."""
+    """Return these documents by the data set of the remaining document; empty without a drop list of the cache."""
     name, root = Path(folder).parent.name, Path(folder).parent.parent.parent
     meta = root / "duplicates" / META_NAME
     datasets = read_meta(str(meta))["datasets"] if meta.exists() else {}

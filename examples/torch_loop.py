@@ -1,9 +1,9 @@
-"""A plain torch loop over a cache: pretraining, then fine-tuning on conversations. Nothing here but the loader knows what a cache is.
+"""A plain torch loop over a cache: pretraining, then fine-tuning on conversations. Only the loader depends on the cache.
 
     make cache
     python examples/torch_loop.py
 
-The same few lines serve both: targets that do not count are -100 in `y_masked`, which cross_entropy leaves out. For checkpoints, resume
+The same few lines serve both: ignored targets are -100 in `y_masked`, and cross_entropy skips them. For checkpoints, resume
 and attention inside documents, see train_tiny.py.
 """
 
@@ -27,7 +27,7 @@ class TinyModel(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(T), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T) int64; logits (B, T, vocab_size)."""
+        """Return logits (B, T, vocab_size) of x (B, T) int64."""
         h = self.tokens(x) + self.positions.weight
         return self.head(self.layer(h, src_mask=self.mask, is_causal=True))
 

@@ -1,8 +1,8 @@
 """A small GPT trained on the CPU for two minutes from the quickstart cache, and resumed exactly where it was stopped.
 
     make cache
-    python examples/train_tiny.py                          # Ctrl-C whenever you like
-    python examples/train_tiny.py --resume                 # goes on with the batch that would have come next
+    python examples/train_tiny.py                          # Ctrl-C at any time
+    python examples/train_tiny.py --resume                 # continues with the next batch
 
 The checkpoint holds model, optimizer and the loader's state, a few integers. With the same threads, the losses after a resume are,
 bit for bit, those of a run that was never stopped. A window holds several documents: attention and positions stay inside each.
@@ -25,7 +25,7 @@ from niels_cache_runtime import NielsCacheError, TokenLoader, document_mask, rea
 
 CACHE = "cache/quickstart/pretrain/python_docs"
 LEARNING_RATE = 2e-3
-SAVE_EVERY = 50  # steps: what a kill -9 costs at most
+SAVE_EVERY = 50  # steps: the most that a kill -9 can lose
 
 
 class Block(nn.Module):
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """1.3 M parameters with 4,000 tokens: the embedding is the output layer too."""
+    """A model of 1.3 M parameters with 4,000 tokens. The embedding is the output layer too."""
 
     def __init__(self, *, vocab_size: int, T: int, width: int = 128, heads: int = 4, layers: int = 4) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class GPT(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, x: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
-        """All (B, T); logits (B, T, vocab_size)."""
+        """Return logits (B, T, vocab_size); all arguments are (B, T)."""
         mask = document_mask(document_ids)
         h = self.tokens(x) + self.positions(position_ids)
         for block in self.blocks:
@@ -74,14 +74,14 @@ def open_split(split: str, args: argparse.Namespace, **settings: Any) -> TokenLo
 
 @torch.no_grad()
 def validate(model: GPT, args: argparse.Namespace) -> float:
-    """Mean loss over the first batches of the val split, in its own order."""
+    """Return the mean loss over the first batches of the val split, in its own order."""
     batches = zip(range(8), open_split("val", args, shuffle=False, epochs=1), strict=False)
     losses = [loss_of(model, batch).item() for _, batch in batches]
     return sum(losses) / len(losses)
 
 
 def learn(model: GPT, optimizer: torch.optim.Optimizer, batch: Any, *, step: int) -> float:
-    """One step, counted from 1; its loss."""
+    """Do one step, counted from 1. Return its loss."""
     for group in optimizer.param_groups:
         group["lr"] = LEARNING_RATE * min(1.0, step / 50)  # warm-up; constant after that, so that a run has no planned end
     loss = loss_of(model, batch)
@@ -103,22 +103,22 @@ def train(args: argparse.Namespace) -> None:
     def save() -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict(), "losses": losses}
         torch.save(state, f"{args.checkpoint}.partial")
-        os.replace(f"{args.checkpoint}.partial", args.checkpoint)  # a kill in the middle leaves the last whole one
+        os.replace(f"{args.checkpoint}.partial", args.checkpoint)  # after a kill in the middle, the last whole one remains
 
     if args.resume:
         state = torch.load(args.checkpoint, weights_only=True)
-        loader.load_state_dict(state["loader"])  # first: it is the one that says clearly what does not fit
+        loader.load_state_dict(state["loader"])  # first, because its errors are the clearest
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         losses = state["losses"]
         print(f"resumed after step {len(losses)}")
         if args.steps and args.steps <= len(losses):
-            sys.exit(f"--steps {args.steps}: {args.checkpoint} is of step {len(losses)} already; give a higher number")
+            sys.exit(f"--steps {args.steps}: {args.checkpoint} is already at step {len(losses)}; give a higher number")
 
     stopped: list[int] = []
 
     def stop(number: int, _: Any) -> None:
-        stopped.append(number)  # the step at hand is finished first, so that the checkpoint is of one step
+        stopped.append(number)  # finish this step first, so that the checkpoint is of one step
         signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C ends at once
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -135,10 +135,10 @@ def train(args: argparse.Namespace) -> None:
             save()
         if done:
             break
-    print(f"{'stopped' if stopped else 'done'} after step {len(losses)}: {args.checkpoint}; go on with --resume")
-    print(f"loss {losses[0]:.2f} at first, {sum(losses[-20:]) / len(losses[-20:]):.2f} over the last {len(losses[-20:])} steps", end="")
+    print(f"{'stopped' if stopped else 'done'} after step {len(losses)}: {args.checkpoint}; continue with --resume")
+    print(f"loss {losses[0]:.2f} at the start, {sum(losses[-20:]) / len(losses[-20:]):.2f} over the last {len(losses[-20:])} steps", end="")
     on_val = f"{validate(model, args):.2f} on val; " if meta["val_tokens"] > args.T else ""
-    print(f", {on_val}equal chances would be {math.log(meta['vocab_size']):.2f}")
+    print(f", {on_val}a uniform guess scores {math.log(meta['vocab_size']):.2f}")
 
 
 def main(arguments: list[str] | None = None) -> None:

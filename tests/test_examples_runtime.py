@@ -77,7 +77,7 @@ def resume_and_train_anew(cwd: Path, *, steps: int) -> tuple[str, str]:
     """Both in one program, which takes seconds to import what an optimizer needs."""
     done = programs.run("-c", TWICE, *command(), str(steps), cwd=cwd)
     assert done.returncode == 0, done.stderr
-    resumed, end, anew = done.stdout.partition("interrupted.pt; go on with --resume")
+    resumed, end, anew = done.stdout.partition("interrupted.pt; continue with --resume")
     assert end
     return resumed, anew
 

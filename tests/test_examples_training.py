@@ -42,7 +42,7 @@ def test_trainer_learns_from_a_cache(
         pytest.importorskip(package, reason=f"{package} is not installed: pip install transformers accelerate")
     monkeypatch.chdir(quickstart)
     run("hf_trainer", "--data", data, "--steps", "8", "-T", "32", "-B", "4", "--log-every", "2", "--out", str(tmp_path))
-    found = re.search(r"^loss ([\d.]+) at first, ([\d.]+) at last, ([\d.]+) on val$", capsys.readouterr().out, re.MULTILINE)
+    found = re.search(r"^loss ([\d.]+) at the start, ([\d.]+) at the end, ([\d.]+) on val$", capsys.readouterr().out, re.MULTILINE)
     assert found is not None
     assert float(found[2]) < float(found[1])
 
