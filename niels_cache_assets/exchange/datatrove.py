@@ -1,11 +1,11 @@
 """datatrove: SPLIT/NAME_00000_unshuffled.ds, ... with .ds.index and .ds.metadata, as its DocumentTokenizer writes them.
 
     .ds            uint16 tokens, no header
-    .ds.index      uint64 for each document: where it ends in the file, in tokens
-    .ds.metadata   text: tokenizer|bytes of a token, tokens, tokens for people (`1.23 MT`)
+    .ds.index      uint64 for each document: its end in the file, in tokens
+    .ds.metadata   text: tokenizer|bytes of a token, tokens, tokens in short form (`1.23 MT`)
 
-A folder for each split, because its readers take all of a folder. Documents are whole in a file. EOT after each document.
-"unshuffled": in the cache's order.
+Each split has its own folder, because datatrove's readers take all files of a folder. A document is never cut between files. EOT follows
+each document. "unshuffled" means the cache's order.
 """
 
 from collections.abc import Iterator
@@ -17,23 +17,23 @@ from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 200 * 1000**3  # its 100 billion tokens in a file
+MAX_BYTES = 200 * 1000**3  # datatrove's 100 billion tokens in a file
 INDEX_DTYPE = np.dtype("<u8")
 
 _ENTRIES = 1 << 18  # of an index that are written at a time
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Three files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
+    """Return units of three files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
     cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
 
 
 def human_tokens(tokens: int) -> str:
-    """`12.0 T`, `1.23 MT`: three digits, as datatrove has its third line of metadata."""
+    """Return `12.0 T`, `1.23 MT`: three digits, as in the third line of datatrove's metadata."""
     exponent = len(str(tokens)) - 1
     thousands, shift = divmod(exponent, 3)
-    if round(tokens / 1000**thousands, 2 - shift) >= 10 ** (shift + 1):  # 9.996 is 10.0
+    if round(tokens / 1000**thousands, 2 - shift) >= 10 ** (shift + 1):  # 9.996 becomes 10.0
         thousands, shift = divmod(exponent + 1, 3)
     return f"{tokens / 1000**thousands:.{2 - shift}f} {('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}T"
 
@@ -54,6 +54,6 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
 
 
 def _tokenizer(split: ExportSplit) -> str:
-    """What stands where datatrove names a tokenizer of the hub; it reads what follows the first `|` as a number, so there is none in it."""
+    """Return the tokenizer's hash in place of datatrove's hub name. It holds no `|`: datatrove reads a number after the first one."""
     sha256 = (split.opened.meta or {}).get("tokenizer_sha256")
     return f"sha256:{sha256}" if sha256 else "unknown"

@@ -1,4 +1,4 @@
-"""What a cache can be exported as, and the plan of an export. Nothing is written here: that is `writing`."""
+"""The export formats, and the plan of an export. `writing` writes the files."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
 
-# By name, the largest file of tokens in bytes where none is given; None: one file for each split.
+# By format, the default size in bytes of the largest file of tokens; None: one file for each split.
 MAX_BYTES: dict[str, int | None] = {
     "megatron": megatron.MAX_BYTES,
     "nanogpt": None,
@@ -26,10 +26,10 @@ FORMATS = tuple(MAX_BYTES)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """out: a folder; a prefix of files for megatron. splits: which, and whether all of those that are not empty will do (`all_splits`).
+    """The settings of an export. out: a folder; for megatron a prefix of files. splits: the splits to export; empty ones are left out.
 
-    max_bytes: of tokens in one file. key: Megatron's naming, PREFIX_<key>_document. link: how megatron's .bin may come to be where it is
-    exactly one shard.
+    max_bytes: of tokens in one file. key: Megatron's naming, PREFIX_<key>_document. link: how megatron's .bin is made if it is exactly one
+    shard.
     """
 
     format: str
@@ -41,10 +41,10 @@ class ExportSettings:
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
-    """What exporting the pretrain cache `name` in `directory` writes: files, sizes, notes, lines for the other project's code.
+    """Return the plan for exporting the pretrain cache `name` in `directory`: files, sizes, notes, lines of code for the other project.
 
-    Of several splits, empty ones are left out with a note. Raises NielsCacheError if the cache cannot be opened, if there is nothing to
-    export, or for a setting that the format does not have.
+    Empty splits are left out with a note, if another split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
+    nothing to export, or for a setting that the format does not have.
     """
     max_bytes = _max_bytes(settings)
     opened = [open_export_split(name, directory, split) for split in settings.splits]
@@ -71,7 +71,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     if settings.format == "megatron":
         folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
     elif settings.format == "nanogpt":
-        label = settings.format  # its files are the same for every data set
+        label = settings.format  # its files have the same names for each data set
     return ExportPlan(
         folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes), lines=tuple(lines)
     )
@@ -92,7 +92,7 @@ def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list
 
 
 def _place(name: str, split: Split, settings: ExportSettings) -> Place:
-    """By the setting alone, not by what the split holds: an older export of a split that is empty now goes, too."""
+    """Return the place of a split, from the settings alone: so an older export of a split that is empty now is replaced too."""
     if settings.format == "nanogpt":
         return Place(names=(nanogpt.file_name(split),))
     if settings.format == "megatron":
@@ -105,7 +105,7 @@ def _stem(split: Split, settings: ExportSettings) -> str:
 
 
 def _max_bytes(settings: ExportSettings) -> int:
-    """Raises NielsCacheError for a limit that no file can keep, and for options of another format."""
+    """Return the size limit. Raises NielsCacheError for a limit that no file can keep, and for options of another format."""
     default = MAX_BYTES[settings.format]
     if settings.max_bytes is not None and default is None:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
@@ -129,5 +129,5 @@ def _eot_note(format: str, split: ExportSplit) -> str:
 
 
 def split_choice(choice: str) -> Sequence[Split]:
-    """The splits that `train`, `val` or `all` names; none for another word."""
+    """Return the splits that `train`, `val` or `all` names; an empty tuple for another word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

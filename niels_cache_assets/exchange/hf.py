@@ -2,10 +2,10 @@
 
     shards --memory map--> Arrow buffers over the same bytes --> documents | windows | examples
 
-Tokens are not copied: columns lie on the mapped files, and a row is read when it is asked for. Only where shards do not lie back to back
-in memory (a shard size that is no multiple of a page), the few rows that cross from one to the next are. Cost: 8 bytes of memory a row.
-Pickling, and with it a worker process that is spawned, opens the cache again. Order, blends, packing and exact resume are the business
-of `niels_cache_runtime.TokenLoader`, which is also the faster reader: here rows become Python lists on their way to a batch.
+Tokens are not copied: columns are views of the mapped files, and a row is read when it is requested. The exception are the few rows that
+cross from one shard to the next, if shards are not contiguous in memory (a shard size that is not a multiple of a page). Memory: 8 bytes a
+row. Unpickling opens the cache again, also in a spawned worker process. For order, blends, packing and exact resume use
+`niels_cache_runtime.TokenLoader`. It is also the faster reader: here rows become Python lists on their way to a batch.
 """
 
 from collections.abc import Iterator
@@ -31,21 +31,21 @@ from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Fa
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
-_FORM = 1  # of rows and columns: part of the fingerprint by which `datasets` finds what it has computed before
+_FORM = 1  # of rows and columns: part of the fingerprint with which `datasets` finds earlier results
 
 
 def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
-    """The split of a built data set as a `datasets.Dataset` over its memory map.
+    """Return the split of a built data set as a `datasets.Dataset` over its memory map.
 
-    name: "wikitext", or "pretrain/wikitext" where both families have one. split: "train" or "val". cache_dir: the folder that holds
-    `pretrain/` and `sft/`; None: where the configuration says.
+    name: "wikitext", or "pretrain/wikitext" if both families have one. split: "train" or "val". cache_dir: the folder that holds
+    `pretrain/` and `sft/`; None: the folder in the configuration.
 
     Pretrain without T: a row per document, `input_ids` (its tokens, uint16, EOT last). With T: a row per T tokens of the stream, side by
     side, `input_ids` and `labels` (T,), the same tokens, as models of transformers take them (they shift labels themselves); up to T-1
     tokens at the end are left out. SFT: a row per example, `input_ids` cut to its first T tokens, and `labels`, made when a row is read:
-    -100 (int) everywhere but in what the assistant says; nothing is padded.
+    -100 (int) except where the assistant speaks. Nothing is padded.
 
-    Raises NielsCacheError for a data set that is not there (with the nearest that is), not built or of another tokenizer, for an unknown
+    Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has another tokenizer, for an unknown
     split, and for T below 1 or longer than a pretrain split.
     """
     if split not in SPLITS:
@@ -68,7 +68,7 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
 
 
 def _content_of(found: CacheDataset) -> str:
-    """What `datasets` tells contents apart by: a hash of them or, where another program wrote no hash, sizes and times of the files."""
+    """Return the content's identity for `datasets`: its hash or, if another program wrote no hash, sizes and times of the files."""
     if not is_foreign(found.meta):
         return str(found.meta.get("content_sha256"))
     folder = Path(found.folder)
@@ -89,7 +89,7 @@ def _find(cache: Cache, name: str) -> CacheDataset:
 
 
 def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
-    """The columns that lie on the map."""
+    """Return the columns as views of the map."""
     stream = split.stream
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
@@ -106,9 +106,9 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
 
 
 def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
-    """The rows between `offsets` (rows + 1,), in order: tokens, and the offsets of some rows in them.
+    """Yield the rows between `offsets` (rows + 1,), in order: tokens, and the offsets of some rows in them.
 
-    All rows inside one piece of the stream come together and are not copied; a row that crosses to another piece comes alone, copied.
+    All rows inside one piece of the stream come together without a copy. A row that crosses to another piece comes alone, as a copy.
     """
     ends = np.cumsum([len(piece) for piece in stream.pieces])
     row, rows = 0, len(offsets) - 1
@@ -131,14 +131,14 @@ def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[N
 
 
 def _values(tokens: NDArray[np.uint16]) -> pa.Array:
-    """An Arrow array on the same memory, which it keeps mapped."""
-    tokens = np.asarray(tokens, dtype=np.uint16)  # copies where the machine's byte order is not the file's
+    """Return an Arrow array on the same memory, which it keeps mapped."""
+    tokens = np.asarray(tokens, dtype=np.uint16)  # copies if the byte orders of machine and file differ
     return pa.Array.from_buffers(pa.uint16(), len(tokens), [None, pa.py_buffer(tokens)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a table's columns lie, and of which build they are."""
+    """The place of a table's columns, and their build."""
 
     root: str
     family: Family
@@ -149,13 +149,13 @@ class _Place:
 
 
 class _CacheTable(InMemoryTable):
-    """A table that is pickled as its place, not as its content. What `datasets` cuts from it is an ordinary table."""
+    """A table that is pickled as its place, without content. A part that `datasets` cuts from it is an ordinary table."""
 
     def __init__(self, table: pa.Table, place: _Place) -> None:
         super().__init__(table)
         self.place = place
 
-    def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # how `datasets` notes its features
+    def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # `datasets` adds its features with this
         return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.place)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT; the bytes are those of the runtime's writer.
+"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT, written by the runtime.
 
-That writer loads torch, so it is imported where it is called: the other formats do without.
+The runtime's writer loads torch, so it is imported where it is called: the other formats do not need torch.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ Link = Literal["copy", "hardlink", "reflink"]
 
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
-    """All files of the split, PREFIX being `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
+    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
     from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
 
     files: list[PlannedFile] = []
@@ -39,5 +39,5 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
 
 
 def list_name(stem: str, key: str | None) -> str:
-    """Of the list of files that an export to that PREFIX is; another key is another PREFIX to Megatron."""
+    """Return the name of the list of files of an export to that PREFIX. Another key is another PREFIX for Megatron."""
     return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"

@@ -1,8 +1,8 @@
-"""Megatron-LM's tokens as a pretrain cache: PREFIX.bin becomes shards, PREFIX.idx document ends; each split of the cache is one PREFIX.
+"""Megatron-LM's tokens as a pretrain cache: PREFIX.bin becomes shards, PREFIX.idx document ends. Each split of the cache is one PREFIX.
 
-Sequences of a document are joined. What the files do not say (tokenizer, vocabulary, EOT) is given by the caller or recorded as unknown.
-Cost: every token read once, checked and written once, and read once more by the runtime's verifier before the cache takes its place;
-memory does not grow with tokens or documents.
+Sequences of a document are joined. The files do not hold the tokenizer, the vocabulary and EOT: the caller gives them, or they are recorded
+as unknown. Cost: each token is read, checked and written once, and read again by the runtime's verifier before the cache is replaced.
+Memory does not grow with tokens or documents.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 from niels_cache_runtime.megatron.indexed import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 
-Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in total
 
 _DOCUMENTS = 1 << 16  # looked at together
 _TOKENS = 1 << 18
@@ -47,7 +47,7 @@ _TOKENS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What is known of the ids; None where it is not. `special_ids`: by role, EOT among them."""
+    """The known facts of the ids; None if unknown. `special_ids`: by role, including EOT."""
 
     tokenizer_sha256: str | None = None
     vocab_size: int | None = None
@@ -58,7 +58,7 @@ class Vocabulary:
         return (self.special_ids or {}).get("eot")
 
     def check(self) -> None:
-        """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside of it."""
+        """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside it."""
         if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
             raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, what uint16 tokens hold")
         largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
@@ -74,13 +74,13 @@ def import_megatron(
     shard_bytes: int,
     progress: Progress | None = None,
 ) -> Meta:
-    """Build `out_dir` from one PREFIX for each split, train at least; returns its meta.json. `out_dir` is replaced in one step at the end.
+    """Build `out_dir` from one PREFIX for each split, at least train. Return its meta.json. `out_dir` is replaced in one step at the end.
 
-    Documents without tokens are dropped (counted `empty`). `append_eot` is recorded as true where each document of a known EOT ends with
-    it and holds no other; facts say how many do not, and where none is given, which id they all end with.
+    Documents without tokens are dropped (counted `empty`). `append_eot` is recorded as true if EOT is known and each document ends with it
+    and holds no other. Otherwise facts hold the number of documents that do not; without a given EOT, the id that all documents end with.
 
-    Raises NielsCacheError as `require_prefixes` does, if the files cannot be read or are multimodal, if they hold no token or one that does
-    not fit into uint16 or the vocabulary, for what the disk refuses, and if the runtime's verifier finds something in what was written.
+    Raises NielsCacheError as `require_prefixes` does; for files that cannot be read, are multimodal or hold no token; for a token that does
+    not fit into uint16 or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the result.
     """
     require_shard_bytes(shard_bytes)
     vocabulary.check()
@@ -118,13 +118,13 @@ def import_megatron(
 
 
 def as_prefix(given: str) -> str:
-    """PREFIX of a .bin and an .idx, of which either may be given: a shell completes the name of a file."""
+    """Return the PREFIX of a .bin and an .idx. One of these files may be given instead, because a shell completes file names."""
     path = Path(given)
     return str(path.with_suffix("")) if path.suffix in (".bin", ".idx") and path.is_file() else given
 
 
 def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
-    """Raise NielsCacheError for a PREFIX without files, and for one that two splits would come from: val would be in train."""
+    """Raise NielsCacheError for a PREFIX without files, and for the same PREFIX in two splits: val would be in train."""
     for split, prefix in prefixes.items():
         for ending in (".bin", ".idx"):
             if str(prefix).endswith(ending) and Path(prefix).exists():
@@ -138,7 +138,7 @@ def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
 
 @dataclass
 class _Counts:
-    """What was found in a split; `last`: the id that all documents so far end with, None where they differ."""
+    """The counts of a split. `last`: the id that all documents so far end with, None if they differ."""
 
     tokens: int = 0
     documents: int = 0
@@ -162,7 +162,7 @@ class _SplitWriter:
         self._shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files)
 
     def write(self, indexed: IndexedDataset | None, vocabulary: Vocabulary, counts: _Counts) -> Iterator[int]:
-        """Write the split, empty where there is nothing to read; yields bytes of .bin as they are read."""
+        """Write the split, empty without input. Yield the number of bytes of .bin after each read."""
         self._write_doc_ends(indexed, counts)
         self._write_lineage(indexed)
         if indexed is None:
@@ -194,7 +194,7 @@ class _SplitWriter:
             writer.abandon()
 
     def _write_lineage(self, indexed: IndexedDataset | None) -> None:
-        """source_id and row: the document's number in the .idx, empty documents counted."""
+        """Write source_id and row: the document's number in the .idx, including empty documents."""
         writer = LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)
         try:
             first = 0
@@ -210,14 +210,14 @@ class _SplitWriter:
 
 
 def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-    """Starts and ends in tokens, and sequences, of documents, block by block."""
+    """Yield starts and ends in tokens, and the number of sequences, of documents, block by block."""
     if indexed is None:
         return
     indices, itemsize = indexed.document_indices, indexed.dtype.itemsize
     pointers, tokens = indexed.sequence_pointers, len(indexed.tokens)
     for first in range(0, len(indices) - 1, _DOCUMENTS):
         block = indices[first : first + _DOCUMENTS + 1]
-        places = np.full(len(block), tokens, dtype=np.int64)  # behind the last sequence
+        places = np.full(len(block), tokens, dtype=np.int64)  # after the last sequence
         inside = block < len(indexed)
         places[inside] = pointers[block[inside]] // itemsize
         yield places[:-1], places[1:], np.diff(block)
@@ -234,7 +234,7 @@ def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabu
 
 
 def _look_at(tokens: NDArray[np.uint16], ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
-    """Count what these tokens, the next ones of the split, say of EOT."""
+    """Count EOT in these tokens, the next ones of the split."""
     begin = counts.tokens
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
     lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]

@@ -4,11 +4,11 @@ from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
 
-DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
+DEFAULT_VOCAB_SIZE = 50_304  # the default of train.py without a meta.pkl
 
 
 def units(split: ExportSplit) -> list[Unit]:
-    """One file for the split."""
+    """Return one file for the split."""
     planned = PlannedFile(name=file_name(split.split), bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
     return [unit_of((planned, lambda: split.blocks(0, split.tokens)))]
 
@@ -23,5 +23,5 @@ def vocabulary_note(vocab_size: int | None) -> str:
 
 
 def lines(vocab_size: int | None) -> list[str]:
-    """Return the line of train.py that sets the vocabulary without a meta.pkl: no option does."""
+    """Return the line of train.py that sets the vocabulary without a meta.pkl. There is no option for it."""
     return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]

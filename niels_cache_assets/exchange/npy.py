@@ -1,7 +1,7 @@
 """Plain .npy: SPLIT/NAME_SPLIT_000000.npy, ..., one dimension of uint16, as `numpy.load`, build-nanogpt and our DatasetLoader read them.
 
-A folder for each split, because DatasetLoader reads all of a folder; the split is in the file's name too, because build-nanogpt goes by
-that, in one folder for both. EOT stays after each document (build-nanogpt's own shards have it before).
+Each split has its own folder, because DatasetLoader reads all files of a folder. The split is in the file name too, because build-nanogpt
+finds it there, in one folder for both. EOT stays after each document (build-nanogpt's own shards have it before).
 """
 
 import io
@@ -21,7 +21,7 @@ READERS_NOTE = (
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """One array after the other, of `max_bytes` of tokens, the last one shorter."""
+    """Return one array after the other, with `max_bytes` of tokens, the last one shorter."""
     cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
 
@@ -37,7 +37,7 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
 
 
 def _header(tokens: int) -> bytes:
-    """What `numpy.save` writes before that many tokens."""
+    """Return the header that `numpy.save` writes for so many tokens."""
     file = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(TOKEN_DTYPE), "fortran_order": False, "shape": (tokens,)}
     np.lib.format.write_array_header_1_0(file, description)

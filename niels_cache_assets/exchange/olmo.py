@@ -1,13 +1,13 @@
-"""OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents, named as dolma and OLMo-core name them.
+"""OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents, with the names that dolma and OLMo-core use.
 
-    .npy      uint16 tokens, no header in spite of the name: OLMo-core maps the file from its first byte
-    .csv.gz   a line for each document: where it starts in the file and where it ends, in tokens
+    .npy      uint16 tokens, without a header despite the name: OLMo-core maps the file from its first byte
+    .csv.gz   a line for each document: its start and its end in the file, in tokens
 
-A folder for each data set and split, because OLMo-core's patterns know `*` alone and take all of a folder. Documents are whole in a file:
-what its packing and padding data sets find behind the last EOT of a file they drop. EOT after each document.
+Each data set and split has its own folder, because OLMo-core's patterns have only `*` and take all files of a folder. A document is never
+cut between files: OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each document.
 
-The .csv.gz is read for files at a remote address, and wherever documents are not to be told by their EOT. It is not compressed (gzip can
-store), so that its size is known before it is written and its bytes do not depend on the version of zlib.
+OLMo-core reads the .csv.gz for files at a remote address, and if it does not find documents by their EOT. The content is stored without
+compression (gzip allows that), so that its size is known before it is written and its bytes do not depend on the version of zlib.
 """
 
 import os
@@ -26,17 +26,17 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 1 << 30  # dolma's 512 Mi tokens in a file
-MAX_TOKENS = 2**32 - 1  # its padding and mixing data sets keep positions in a file as uint32
-SEQUENCE_LENGTH = 1024  # in the lines to paste, where users set their own
+MAX_TOKENS = 2**32 - 1  # OLMo-core's padding and mixing data sets keep positions in a file as uint32
+SEQUENCE_LENGTH = 1024  # in the lines to paste; users set their own
 
 _GZIP_HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate; no name, no time, no system
 _GZIP_TRAILER_BYTES = 8  # CRC-32 and size
 _BLOCK_HEADER_BYTES = 5  # of a stored block: last or not, length, its complement
-_DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of at most 20 digits a line, below a stored block's 65,535 bytes
+_DOCUMENTS_IN_BLOCK = 1 << 10  # at two numbers of up to 20 digits a line, less than a stored block's 65,535 bytes
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Plan two files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
+    """Plan two files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
     if max_bytes // TOKEN_BYTES > MAX_TOKENS:
         raise NielsCacheError(
             f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * TOKEN_BYTES}"
@@ -46,7 +46,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """Say what OLMo-core does that a user would not expect, and what the lines to paste leave open."""
+    """Return notes on surprising behaviour of OLMo-core and on open values in the lines to paste."""
     found = ["OLMo-core leaves out the end of each file that does not fill sequence_length; .npy has no header here, numpy.load refuses it"]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
@@ -57,10 +57,10 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
 
 
 def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """Return Python that makes the configuration of each split's data set.
+    """Return Python code for the configuration of each split's data set.
 
-    dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. Nothing is padded in a NumpyFSLDataset; elsewhere EOT
-    pads, as in OLMo-core's configuration for GPT-2. An unknown number is a name that Python does not know.
+    dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. NumpyFSLDataset pads nothing; other data sets pad with
+    EOT, as in OLMo-core's configuration for GPT-2. An unknown number becomes a name that Python does not know.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size
@@ -95,7 +95,9 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
 
     blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
     digits = _digits(split.doc_ends, first_document, end_document, first)
-    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # a start is the end before it, the first is 0
+    lines_bytes = (
+        2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")
+    )  # a start is the end of the document before; the first is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return unit_of(
         (PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
@@ -113,7 +115,7 @@ def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
 
 
 def _digits(doc_ends: NDArray[np.uint64], first_document: int, end_document: int, first: int) -> int:
-    """Count the digits of these ends, themselves counted from token `first`: a binary search for each power of ten."""
+    """Count the digits of these ends, measured from token `first`, with a binary search for each power of ten."""
     digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
     while power <= largest:
         digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)

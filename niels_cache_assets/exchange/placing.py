@@ -1,7 +1,7 @@
-"""The files of an export and those of the older one in its place: which those are, and the exchange of the two, as a whole or not at all.
+"""The places of an export's files: which files an older export left there, and the exchange of old and new, all or nothing.
 
-What an export wrote is told by a list that lies with it, one name a line: by a pattern of names, parts of `c4` and a data set `c4_00000`
-would be the same. How files are made is not known here.
+A list beside the files names the files of an export, one name a line. A pattern of names would not do: parts of `c4` and a data set
+`c4_00000` would match alike. The files themselves are made elsewhere.
 """
 
 import json
@@ -17,22 +17,24 @@ from niels_cache_assets.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
-NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and those that lay there
-_PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each
+NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and the older files from there
+_PLACED = "placed"  # below the stage: the files that are being moved into their places, a line of JSON each
 
 _MOST_LIST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a split goes, also one that is empty now. `names`: its files, whatever is in them; where their number varies, the file
-    `list_name` says which there are. All relative to the export's folder, with slashes."""
+    """The place of a split, also of an empty one. All names are relative to the export's folder, with slashes.
+
+    `names`: its files, whatever they hold. If their number varies, the file `list_name` lists them.
+    """
 
     list_name: str | None = None
     names: tuple[str, ...] = ()
 
     def older(self, folder: Path) -> list[str]:
-        """Names of the files that are there of an older export, the list first, each part's tokens before what describes them."""
+        """Return the names of an older export's existing files: the list first, each part's tokens before the files that describe them."""
         names = list(self.names)
         if self.list_name is not None and os.path.lexists(folder / self.list_name):
             names += [self.list_name, *_read_list(folder / self.list_name)]
@@ -40,12 +42,12 @@ class Place:
 
 
 def list_of(names: Sequence[str]) -> bytes:
-    """What the file `list_name` of a place holds."""
+    """Return the content of the file `list_name` of a place."""
     return "".join(f"{name}\n" for name in names).encode()
 
 
 def _read_list(path: Path) -> list[str]:
-    """Raises NielsCacheError for what is no list: nothing is deleted that is not surely an export's."""
+    """Return the names in a list. Raises NielsCacheError for a file that is not a list, so that only files of an export are deleted."""
     try:
         names = read_regular(path, most_bytes=_MOST_LIST_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
@@ -61,28 +63,28 @@ def _read_list(path: Path) -> list[str]:
 
 
 def _is_below(name: str) -> bool:
-    """Whether it names a file in the export's folder, or in a folder of that, neither hidden: `.git/config` is no export's."""
+    """Return whether the name is a file in the export's folder or one folder below, and not hidden: `.git/config` is not from an export."""
     return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
 def left_behind(folder: Path, stage: Path) -> set[str]:
-    """Names of the files in the folder that an export, killed while it placed them, left there; none that anybody has touched since."""
+    """Return the names of the files that a killed export left in the folder while it placed them, except files that changed since."""
     try:
         placed = (json.loads(line) for line in (stage / _PLACED).read_text(encoding="utf-8").splitlines())
         named = [(str(name), identity) for name, *identity in placed]
-    except (OSError, ValueError, TypeError):  # what is no such list names nothing
+    except (OSError, ValueError, TypeError):  # not a list of placed files: it names none
         return set()
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
 
 
 def take_back(folder: Path, stage: Path) -> None:
-    """Remove the files that a killed export left in their places: the next one has them all."""
+    """Remove the files that a killed export left in their places. The next export has all of them."""
     for name in left_behind(folder, stage):
         os.unlink(folder / name)
 
 
 def _identity(path: Path) -> list[int]:
-    """What a rename leaves as it is."""
+    """Return the attributes that a rename does not change."""
     found = os.lstat(path)
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
@@ -97,11 +99,11 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
 
 
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
-    """Move `older` of the folder into stage/OLD, last name first, then `names` of stage/NEW into the folder; then what is old is deleted.
+    """Move `older` from the folder into stage/OLD, last name first, then `names` from stage/NEW into the folder; then delete the old files.
 
-    Raises OSError for what the disk refuses; all is as it was then. SIGINT and SIGTERM come when it is done. A process that is killed
-    meanwhile leaves a part of the old files or of the new ones in the folder, never of both; the old ones are in stage/OLD, and the new
-    ones are `left_behind`.
+    Raises OSError for errors of the disk; then all is as before. SIGINT and SIGTERM are handled after the exchange. A process that is
+    killed meanwhile leaves some of the old files or some of the new ones in the folder, never both. The old ones are in stage/OLD, and the
+    new ones are `left_behind`.
     """
     moved: list[str] = []
     placed: list[str] = []
@@ -132,7 +134,7 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
                 message = f"{folder}: {second.strerror}, so the older export could not be put back after {error}; it is in {stage / OLD}"
                 raise NielsCacheError(f"{message}: move it from there by hand") from error
             for below in reversed(made):
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # the folder is not empty
                     below.rmdir()
             shutil.rmtree(stage / OLD, ignore_errors=True)
             raise

@@ -1,4 +1,4 @@
-"""A split of a pretrain cache as an export reads it: from front to back, in blocks, with ordinary reads, so that memory stays flat."""
+"""A split of a pretrain cache for an export: read from front to back, in blocks, with ordinary reads, so that memory stays flat."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
 from niels_cache_runtime.format.meta import Meta, read_meta
 
-_BLOCK_BYTES = 1 << 18  # stays in the processor's cache; blocks of megabytes took twice as long and more
+_BLOCK_BYTES = 1 << 18  # fits the processor's cache; blocks of megabytes took at least twice as long
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSplit:
-    """One split. `eot`: the id that every document ends with; None where documents have no EOT, or none that meta.json names."""
+    """One split. `eot`: the id that all documents end with; None if documents have no EOT, or meta.json names none."""
 
     name: str
     split: Split
@@ -27,7 +27,7 @@ class ExportSplit:
 
     @property
     def eot_id(self) -> int | None:
-        """The id of the tokenizer's EOT, whether or not documents end with it; None if meta.json names none."""
+        """The id of the tokenizer's EOT, even if documents do not end with it; None if meta.json names none."""
         return _eot_id(self.opened.meta or {})
 
     @property
@@ -40,7 +40,7 @@ class ExportSplit:
         return require_doc_ends(self.folder, self.opened.doc_ends)
 
     def blocks(self, first: int, end: int) -> Iterator[bytes]:
-        """Tokens `first` to `end` - 1 of the split, little-endian uint16."""
+        """Yield tokens `first` to `end` - 1 of the split, little-endian uint16."""
         begin = 0
         for path, length in zip(self.opened.shards, self.opened.tokens.shard_lengths.tolist(), strict=True):
             start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * TOKEN_BYTES
@@ -57,9 +57,9 @@ class ExportSplit:
                     yield block
 
     def blocks_with_eot_before(self, first: int, end: int) -> Iterator[bytes]:
-        """The same of the stream in which EOT stands before each document instead of after it: the last EOT, then all else as it is.
+        """Yield the same range of the stream with EOT before each document: the last EOT, then all other tokens in order.
 
-        That is the whole change, because every document ends with exactly one EOT.
+        No other change is needed, because each document ends with exactly one EOT.
         """
         assert self.eot is not None
         if first == 0 and end:
@@ -72,7 +72,7 @@ class ExportSplit:
         yield from self.blocks(max(first - 1, 0), end - 1)
 
     def require_same_build(self) -> None:
-        """Raise NielsCacheError if the data set was rebuilt since it was opened: its files may have been read from both builds."""
+        """Raise NielsCacheError if the data set was rebuilt since it was opened: some files may be from another build."""
         if self.opened.meta is not None and read_meta(str(self.folder.parent / META_NAME)) != self.opened.meta:
             raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
 
@@ -94,5 +94,5 @@ def _eot_of(meta: Meta) -> int | None:
 
 
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
-    """A stream cut into ranges of `largest` tokens, the last one shorter."""
+    """Return ranges of `largest` tokens, the last one shorter, that cut a stream of `tokens`."""
     return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]

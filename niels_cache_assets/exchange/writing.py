@@ -1,8 +1,8 @@
-"""An export on disk: planned files are written into a folder beside their places, and renamed when all of them are complete.
+"""An export on disk: planned files are written into a staging directory beside their places, and renamed when all are complete.
 
-That folder is locked, so that two exports to one place do not meet, and goes with the export, however it ends; what a killed export left,
-in it and in the files' places, is cleared by the next to the same place. What an export is made of is the formats' business, the renaming
-that of `placing`.
+The staging directory is locked, so that two exports to one place do not mix, and is removed at the end, also after an error. The next
+export to the same place removes the files of a killed export, from the staging directory and from their places. The formats define the
+files, and `placing` renames them.
 """
 
 import fcntl
@@ -19,13 +19,13 @@ from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
-OnBytes = Callable[[int], None]  # that many more are written
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
+OnBytes = Callable[[int], None]  # so many more bytes are written
+Progress = Callable[[int, int], None]  # bytes written, bytes in total
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFile:
-    """`name`: relative to the export's folder, with slashes. `tokens` and `documents`: what it holds, None where it holds none."""
+    """One file of an export. `name`: relative to the export's folder, with slashes. `tokens`, `documents`: their number in it, or None."""
 
     name: str
     bytes: int
@@ -35,7 +35,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Files that belong together, in the order in which they appear; `write` makes them all, complete and on the disk, below a folder."""
+    """Files that belong together, in the order in which they appear. `write` makes them all in a folder, complete and on disk."""
 
     files: tuple[PlannedFile, ...]
     write: Callable[[Path, OnBytes], None]
@@ -43,8 +43,11 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """`folder`: where the files go. `label`: what else goes there under another label does not meet it. `places`: of every split that was
-    asked for, empty ones too. `notes`: what to know about the result. `lines`: of Python, to paste into the other project's code."""
+    """The plan of an export.
+
+    `folder`: the place of the files. `label`: separates exports to the same folder. `places`: of each requested split, also empty ones.
+    `notes`: facts about the result for the user. `lines`: Python code to paste into the other project.
+    """
 
     folder: Path
     label: str
@@ -64,7 +67,7 @@ class ExportPlan:
 
     @property
     def stage(self) -> Path:
-        """Where files wait until all of them are complete."""
+        """The staging directory, where files wait until all are complete."""
         return self.folder / f".{self.label}.partial"
 
     @property
@@ -72,7 +75,7 @@ class ExportPlan:
         return {place.list_name for place in self.places}
 
     def older(self) -> list[str]:
-        """Names of what an older export left in these places, and of what lies where a file will; NielsCacheError if that is a folder."""
+        """Return the names of an older export's files and of files in the way. Raises NielsCacheError if one of them is a folder."""
         names = [name for place in self.places for name in place.older(self.folder)]
         names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
         for name in names:
@@ -81,17 +84,17 @@ class ExportPlan:
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
-        """The same, without what a killed export left, and none where all that is there is a list of files."""
+        """Return `older` without the files of a killed export; empty if only a list of files is left."""
         behind = left_behind(self.folder, self.stage)
         names = [name for name in self.older() if name not in behind]
         return names if set(names) - self._lists else []
 
     def deleted(self) -> list[str]:
-        """Those of them that `force` deletes and writes no other in their place."""
+        """Return the existing files that `force` deletes without a new file in their place."""
         return sorted(set(self.existing()) - {file.name for file in self.files})
 
     def require_free(self) -> None:
-        """Raise NielsCacheError where an older export would be replaced."""
+        """Raise NielsCacheError if an older export would be replaced."""
         existing = [name for name in self.existing() if name not in self._lists]
         if existing:
             more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
@@ -99,10 +102,10 @@ class ExportPlan:
 
 
 def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | None = None) -> None:
-    """Write the plan's files. With `force` they replace an older export, of which nothing is left.
+    """Write the plan's files. With `force` they replace an older export completely.
 
-    Raises NielsCacheError if files are there and not `force`, if another export writes there, if the data set is rebuilt meanwhile, and
-    for what the disk refuses. What was there is then as it was.
+    Raises NielsCacheError if files exist and `force` is not set, if another export writes there, if the data set is rebuilt meanwhile, and
+    for errors of the disk. Then the older files are as they were.
     """
     if not force:
         plan.require_free()
@@ -128,14 +131,14 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if not force:
             plan.require_free()
         names = [file.name for file in plan.files]
-        # Lists come first and go last, so that what a kill leaves is known to the next export; an index comes after its tokens.
+        # Lists come first and go last, so that the next export knows the files of a killed one. An index comes after its tokens.
         exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)
 
 
 def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
-    """Write a file from front to back and put it on the disk."""
+    """Write a file from front to back and put it on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
         for block in blocks:
@@ -147,7 +150,7 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
 
 
 def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
-    """A unit of files, each with the function that yields its content."""
+    """Return a unit of files, each with the function that yields its content."""
 
     def write(stage: Path, on_bytes: OnBytes) -> None:
         for file, blocks in files:
@@ -157,18 +160,18 @@ def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
 
 
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
-    """The list of the files of these units."""
+    """Return the unit of the list of these units' files."""
     content = list_of([file.name for unit in units for file in unit.files])
     return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
 @contextmanager
 def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
-    """`stage` in `folder`, ours alone, with an empty NEW in it, and gone afterwards, unless it holds an older export in OLD."""
+    """Create and lock `stage` in `folder`, with an empty NEW in it. It is removed afterwards, unless it holds an older export in OLD."""
     was_there = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a link would have somebody else's folder emptied
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # behind a link another folder would be emptied
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
     try:
@@ -184,10 +187,10 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, folder)}; the export was given up") from error
         finally:
-            if not (stage / OLD).exists():  # else it has what could not be put back
+            if not (stage / OLD).exists():  # else it holds files that could not be put back
                 shutil.rmtree(stage, ignore_errors=True)
             if not was_there:
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # the folder is not empty
                     folder.rmdir()
     finally:
         os.close(descriptor)

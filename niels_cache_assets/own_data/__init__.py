@@ -1,1 +1,1 @@
-"""What files of the user's own hold, told by their names and by looking into them, and the niels_cache.toml that reads them."""
+"""The user's own files: the kind of data in them, by name and by content, and the niels_cache.toml that reads them."""

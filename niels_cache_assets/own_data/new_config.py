@@ -1,4 +1,4 @@
-"""The text of a first niels_cache.toml: what was wished as tables, what else may be set as comments beside it."""
+"""The text of a first niels_cache.toml: requested data sets as tables, other possible settings as comments beside them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _BUDGETS = ("train_tokens", "val_tokens")
-_BYTES_PER_PIECE = 250  # of text; with less of it, training often ends for want of pieces
-_LEAST_PIECES = 400  # bytes and special tokens are 260 of them
+_BYTES_PER_PIECE = 250  # of text; with less text, training often cannot find enough pieces
+_LEAST_PIECES = 400  # bytes and special tokens take 260 of them
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # of other files, about
+_COMPRESSION = 3  # text from other files, about
 _FORMS = {
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
@@ -37,7 +37,10 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What somebody wants built; paths as they were typed, relative to the working directory. `folder`: where the file will lie."""
+    """The data that the user wants to build.
+
+    Paths are as typed, relative to the working directory. `folder`: the future folder of the file.
+    """
 
     folder: str = "."
     profile: str | None = None
@@ -59,12 +62,12 @@ class Wishes:
 
 
 def render(wishes: Wishes) -> str:
-    """The file. Raises NielsCacheError for files that are not there, and for those that hold neither text nor conversations."""
+    """Return the text of the file. Raises NielsCacheError for missing files, and for files that hold neither text nor conversations."""
     return "\n\n".join(_sections(wishes)) + "\n"
 
 
 def catalog_table(name: str) -> str:
-    """The table of a shipped data set, as a file that names it has it. Raises NielsCacheError for a name that the catalog does not have."""
+    """Return the table of a shipped data set, as in a file that names it. Raises NielsCacheError for a name that is not in the catalog."""
     if name not in catalog():
         refuse_choice("catalog", "no data set", name, catalog())
     family, table = catalog()[name]
@@ -140,7 +143,7 @@ def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str
 
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
-    """About how much text there is; None where that cannot be told."""
+    """Return about how much text there is, or None if that is unknown."""
     patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
     if any("://" in pattern for pattern in patterns):
         return None
@@ -153,7 +156,7 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
 
 
 def _proposals(wishes: Wishes) -> list[Proposal]:
-    """What the files that are given hold; of two options that name the same kind one table."""
+    """Return the kinds of data in the given files. If two options name the same kind, it becomes one table."""
     for path in wishes.chats:
         if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
             raise NielsCacheError(f"{path}: is not there; correct --chats")
@@ -224,12 +227,12 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Say which fields of a row are read: `text in 'body'`. Empty if none of these keys is set."""
+    """Return a note on the fields that are read: `text in 'body'`. Empty if none of these keys is set."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 
 def _name(wanted: str, taken: set[str]) -> str:
-    """A valid name that no other data set has."""
+    """Return a valid name that no other data set has."""
     base = wanted if is_valid_name(wanted) else "my_data"
     name = next(name for name in (base, *(f"{base}_{number}" for number in range(2, 1000))) if name not in taken)
     taken.add(name)
@@ -237,7 +240,7 @@ def _name(wanted: str, taken: set[str]) -> str:
 
 
 def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = None) -> str:
-    """For the file, once it is there and a folder or none, where that matters."""
+    """Return the path for the file. Raises NielsCacheError if it does not exist, or if it should be a folder and is not, or the reverse."""
     if "://" not in path:
         found = Path(path).expanduser()
         if not found.exists():
@@ -248,7 +251,7 @@ def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = N
 
 
 def _path(path: str, wishes: Wishes) -> str:
-    """As a file in `folder` has to name it."""
+    """Return the path as a file in `folder` must write it."""
     if "://" in path or path.startswith("~") or os.path.isabs(path):
         return path
     return os.path.relpath(path, wishes.folder)

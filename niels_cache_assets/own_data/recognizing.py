@@ -1,7 +1,7 @@
-"""What files and folders hold: a kind of source and its keys for each, for `init`; `sources_of` goes by names alone.
+"""Recognition of the data in files and folders: a kind of source and its keys for each, for `init`. `sources_of` goes by names alone.
 
-Costs the first rows of a few files of each kind; of all of them, where these few are not alike. What cannot become a data set is refused
-with what to do.
+Cost: the first rows of a few files of each kind; of all files if these few differ. Data that cannot become a data set is refused with
+advice.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ KINDS = {
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
-_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* is all of them
+_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* means all parts
 _LOOKED_AT = 5  # files of a pattern, spread over all
 _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
 _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
 _SYSTEMS = ("system", "system_prompt")
 _NOT_TEXT = re.compile(r"(^|_)(id|uuid|url|uri|hash|date|time|timestamp|lang|language|license|source|path|file|filename)$", re.IGNORECASE)
-_MOST_JSON = 64 << 20  # bytes of a .json file that is looked at as a whole
+_MOST_JSON = 64 << 20  # largest .json file that is read as a whole, in bytes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source with the keys that the rows ask for."""
+    """A kind of source with the keys that its rows need."""
 
     family: Family
     source: str
@@ -58,16 +58,16 @@ class Kind:
 
 @dataclass
 class Proposal:
-    """One table: where its data lies, as it was given."""
+    """One table, with the places of its data as they were given."""
 
     kind: Kind
     places: list[str] = field(default_factory=list)
 
 
 def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "") -> list[Proposal]:
-    """A table for each kind of data in these files, folders and globs. `family`: the only one that is wanted, as `option` says.
+    """Return a table for each kind of data in these files, folders and globs. `family`: accept only this one, as `option` demands.
 
-    Raises NielsCacheError for what is not there, and for what holds no text or conversations.
+    Raises NielsCacheError for missing files, and for files without text or conversations.
     """
     found: dict[Kind | tuple[Kind, str], Proposal] = {}
     for given in paths:
@@ -83,8 +83,8 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
         return {_by_name(path, family): [path]}
     if not os.path.isdir(path):
         files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-        sources = sources_of(files or [path])  # that they are there, and that their names say what they are
-        if not files:  # a link that leads nowhere, or a glob of folders
+        sources = sources_of(files or [path])  # raises for missing files and unknown names
+        if not files:  # a broken link, or a glob of folders
             raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
         return _sorted_by_kind(patterns, family, option)
@@ -92,13 +92,13 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
     if family != "sft" and all(file.lower().endswith(".md") for file in files):
         return {Kind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
-    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # ends at the first other
+    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # ends at the first other file
         return {Kind("pretrain", "roam"): [path]}
     return _sorted_by_kind(_patterns(path, files), family, option)
 
 
 def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
-    """By kind: patterns all of whose files are of it, else the files themselves. Files without a row belong to any."""
+    """Return the places by kind: a pattern if all its files are of one kind, else the files. Files without a row fit any kind."""
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)
@@ -122,9 +122,9 @@ def _by_name(path: str, family: Family | None) -> Kind:
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
-    """One for all files below a folder that end alike, so that what is put there later is read, too.
+    """Return one pattern for all files below a folder with the same ending, so that later files are read too.
 
-    Where links lead to a folder twice, which `**` follows again and again: one for each folder.
+    If links lead to a folder twice, `**` would follow them again and again; then there is one pattern for each folder.
     """
     found: dict[str, list[str]] = {}
     by_ending: dict[str, list[str]] = {}
@@ -142,7 +142,7 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_entered_once(folder: str) -> bool:
-    """Whether no link leads to a folder that is there, or linked, already. Ends at the first that does."""
+    """Return whether no link leads to a folder that was already entered. Stops at the first such link."""
     seen = set()
     for here, subfolders, _ in os.walk(folder, followlinks=True):
         real = os.path.realpath(here)
@@ -154,7 +154,7 @@ def _is_entered_once(folder: str) -> bool:
 
 
 def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
-    """None of a file of rows that has none."""
+    """Return the kind of data in a file, or None for a file of rows without a row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = kind_of(path)
@@ -198,7 +198,7 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
 
 
 def _whole_json(path: str) -> Any:
-    """The value that a file holds as a whole; None if it is too large, holds none, or is no regular file."""
+    """Return the value of a whole JSON file; None if it is too large, invalid or not a regular file."""
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON:
         return None
     try:
@@ -209,13 +209,13 @@ def _whole_json(path: str) -> Any:
 
 
 def _is_roam_export(path: str) -> bool:
-    """A list of pages with titles, of which one has blocks: other lists may have titles, and their text in fields that Roam has not."""
+    """Return whether a file is a list of pages with titles, and a page has blocks. Other lists may have titles, but no blocks."""
     pages = _whole_json(path)
     return is_export(pages) and any(isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
-    """How these rows are conversations; None if they are not."""
+    """Return how these rows form conversations, or None if they do not."""
     fields = list(dict.fromkeys(key for row in rows for key in row))
     if any(isinstance(row.get("prompt"), dict) and "replies" in row["prompt"] for row in rows) or {"message_id", "parent_id", "role"} <= {
         *fields
@@ -237,14 +237,14 @@ def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
 
 
 def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
-    """Whether these keys make a conversation of any row; a list of messages may be empty."""
+    """Return whether these keys make a conversation of any row. A list of messages may be empty."""
     source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], **keys})
     made = [messages for row in rows if (messages := source.messages_of(row)) is not None]
     return any(conversation_problem(messages) in (None, "empty_conversation") for messages in made)
 
 
 def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
-    """`text`, else the field with the most text; names and addresses only if there is nothing else."""
+    """Return `text`, else the field with the most text. Names and addresses are chosen only if there is no other field."""
     lengths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
@@ -256,9 +256,9 @@ def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:
-    """A source for each kind of file among the paths; folders stand for all files of a known kind in them.
+    """Return a source for each kind of file among the paths. A folder stands for all files of a known kind in it.
 
-    Raises NielsCacheError for what is not there, a file whose name does not say what it holds, and a folder without any that does.
+    Raises NielsCacheError for a missing path, a file whose name does not show its kind, and a folder without files of a known kind.
     """
     by_kind: dict[str, list[str]] = {}
     for path in paths:
@@ -278,7 +278,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 
 def files_in(folder: str) -> list[str]:
-    """Those below it whose kind is known; none is an error."""
+    """Return the files below a folder whose kind is known. It is an error if there are none."""
     files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
@@ -286,7 +286,7 @@ def files_in(folder: str) -> list[str]:
 
 
 def kind_of(path: str) -> str | None:
-    """`source` of a table for such a file, told by its name."""
+    """Return `source` of a table for such a file, by its name, or None."""
     stem = path.lower()
     for compression in COMPRESSIONS:
         stem = stem.removesuffix(compression)

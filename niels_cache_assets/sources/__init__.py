@@ -1,12 +1,12 @@
-"""Kinds of sources by the name that `source = "..."` has in a table: one file each, under that name.
+"""The kinds of sources, one file each. A file has the name that a table gives as `source = "..."`.
 
-    types            what a source is                          errors      errors of sources, and what messages tell of them
-    conversations    what the SFT kinds share                  val_share   the seeded share of documents that goes to val
-    inputs           what can be known of all data sets        net/        requests over the network
+    types            the interface of a source                 errors      errors of sources, and how messages show them
+    conversations    shared by the SFT kinds                   val_share   the seeded share of documents that goes to val
+    inputs           checks of all data sets before a build    net/        requests over the network
     hub/             the Hugging Face hub                      reading/    files, rows, encodings
     mediawiki/       dumps and their markup
 
-Importing this opens nothing and loads no large library.
+Importing this opens no file and loads no large library.
 """
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl

@@ -1,6 +1,6 @@
-"""`chat_jsonl`: SFT rows of files that the user has, one conversation each.
+"""`chat_jsonl`: SFT rows of the user's files, one conversation in each row.
 
-What makes a conversation valid is in `sources.conversations`; here rows become messages. Cost: one row at a time.
+This module turns rows into messages. `sources.conversations` decides which conversations are valid. Memory: one row at a time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED = 50
 _OPTIONAL = ("input_field", "system_field")
-_OF_FORM = {  # what makes every row the same kind of wrong
-    "malformed_messages": "the messages are no list of objects",
+_OF_FORM = {  # by reason: a form that makes all rows wrong in the same way
+    "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
-    "null_content": "a message has no text",
-    "non_string_content": "a message's content is no text",
+    "null_content": "a message has no content",
+    "non_string_content": "the content of a message is not text",
 }
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
 )
-_ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
+_ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
 
 
 class ChatJsonl(DecodesText, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
 
-    Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
+    Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. An empty system message is left out.
     """
 
     code_version: ClassVar[str] = "2"
@@ -63,7 +63,7 @@ class ChatJsonl(DecodesText, SftSource):
         return find_files(self.files, self.endings)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Each field must be in one of the first rows, and one of them be of the form; an optional field may come in any row."""
+        """Check that the first rows have each field and that one of them has the right form. An optional field may appear in any row."""
         files = self.readable_files()
         stream = (row for file in files for row in self._rows(file))
         unseen, fields = self._configured(), list[str]()
@@ -89,7 +89,7 @@ class ChatJsonl(DecodesText, SftSource):
         return "malformed_messages" if messages is None else conversation_problem(messages)
 
     def _configured(self) -> dict[str, str]:
-        """Names of fields by the key that gives them."""
+        """Return the names of the configured fields, by their keys in the configuration."""
         keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
         return {key: name for key in keys if (name := getattr(self, key))}
 
@@ -107,9 +107,9 @@ class ChatJsonl(DecodesText, SftSource):
         field = self.instruction_field or self.messages_field
         configured = self._configured()
         state = files.state
-        state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
+        state.setdefault("unseen", sorted(configured))  # keys whose field no row has had yet
         decoding = Decoding(self, context)
-        unproven = dict(configured)  # keys whose field held what it must in no row until now
+        unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
         texts_of = lambda values: _contents(self.messages_of(values))  # noqa: E731
         for file in files.files():
@@ -149,7 +149,7 @@ class ChatJsonl(DecodesText, SftSource):
             )
 
     def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
-        """The messages of a row, or None if it has no list of them."""
+        """Return the messages of a row, or None if it has no list of messages."""
         return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
@@ -160,7 +160,7 @@ class ChatJsonl(DecodesText, SftSource):
 
 
 def _is_right(key: str, value: Any) -> bool:
-    """Return whether that key's field holds what it must in a row; what is optional may be missing."""
+    """Return whether the field of this key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
     return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
@@ -171,7 +171,7 @@ def _contents(messages: list[Message] | None) -> list[str]:
 
 
 def _messages(value: Any) -> list[Message] | None:
-    """Messages with this project's keys and role names, or None where the value is no list of objects."""
+    """Return the messages with the keys and role names of this project, or None if the value is not a list of objects."""
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         return None
     messages = []

@@ -1,4 +1,4 @@
-"""What the sources of conversations share: which of them are trainable, batches of those, and messages made of an instruction."""
+"""Functions that the SFT kinds share: the check for training, batches, and messages made from an instruction."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -10,9 +10,9 @@ from niels_cache_assets.sources.reading.rows import batched
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """The reason (as counted in `dropped`) why messages are no SFT example, or None.
+    """Return the reason (as counted in `dropped`) why these messages are not an SFT example, or None.
 
-    Roles may come in any order; what is asked is known roles, content in every message, and something for the loss: an assistant.
+    Roles may come in any order. Each role must be known, each message needs content, and one must be the assistant's, for the loss.
     """
     if not messages:
         return "empty_conversation"
@@ -32,7 +32,7 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
 def valid_batches(
     conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
 ) -> Iterator[list[Conversation]]:
-    """Conversations in batches of 256; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
+    """Yield the conversations in batches of 256. Drop and count those that cannot be trained on. `files`: see `rows.batched`."""
 
     def valid() -> Iterator[Conversation]:
         for conversation in conversations:
@@ -45,7 +45,7 @@ def valid_batches(
 
 
 def joined(instruction: Any, extra: Any, between: str) -> Any:
-    """The user's message of an instruction and further input. Of what is no string the value itself comes back, to be counted."""
+    """Return the user's message of an instruction and further input. A value that is not a string is returned unchanged."""
     if extra is None or not isinstance(instruction, str):
         return instruction
     if not isinstance(extra, str):
@@ -54,6 +54,6 @@ def joined(instruction: Any, extra: Any, between: str) -> Any:
 
 
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
-    """A one-turn conversation; values are not checked here."""
+    """Return a conversation of one turn. Values are not checked here."""
     messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
     return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])

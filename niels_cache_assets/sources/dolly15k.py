@@ -1,4 +1,4 @@
-"""`dolly15k`: Databricks' Dolly, instructions and answers written by people, of the Hugging Face hub."""
+"""`dolly15k`: Databricks' Dolly on the Hugging Face hub, instructions and answers written by people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Dolly15k(HubData, SftSource):
-    """Databricks' Dolly: one turn a row; `context` is added to the instruction where there is one."""
+    """Databricks' Dolly: one turn in each row. A `context` is added to the instruction."""
 
     source: Literal["dolly15k"] = "dolly15k"
     dataset: str = "databricks/databricks-dolly-15k"

@@ -1,6 +1,6 @@
-"""Errors of sources: those that others tell apart, and what messages and logs tell of the others.
+"""Errors of sources: the class for an unavailable source, and how messages and logs show other errors.
 
-A source reads what others wrote, with the libraries of others: it may raise any exception. No message holds a token, a password or the
+A source reads data of others with libraries of others, so it may raise any exception. A message never shows a token, a password or the
 query of an address.
 """
 
@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from niels_cache_runtime.errors import NielsCacheError
 
-DEBUG = "DEBUG: "  # plain code begins a log line with it that helps only to find a bug; the log of the run keeps such lines
+DEBUG = "DEBUG: "  # marks log lines that only help to find a bug; the log of the run keeps them
 
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-_CONNECTION_ERRORS = {  # by library, what its errors of the connection derive from
+_CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
     "httpx": {"TransportError"},
     "httpx2": {"TransportError"},
     "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
@@ -30,11 +30,11 @@ _CONNECTION_ERRORS = {  # by library, what its errors of the connection derive f
 
 
 class SourceUnavailable(NielsCacheError):
-    """The source cannot be reached now (network, hub down); a finished cache of it stays usable."""
+    """A source that cannot be reached now (network or hub down). A finished cache of it stays usable."""
 
 
 def shown(url: str) -> str:
-    """An address as messages may show it: user, password and query, which may be secrets, are left out. Paths stay as they are."""
+    """Return an address without user, password and query, which may be secrets. Paths are returned unchanged."""
     if "://" not in url:
         return url
     try:
@@ -45,7 +45,7 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text without tokens, this process's own among them, and without queries of addresses: signed ones are keys."""
+    """Return the text without tokens and without the queries of addresses, which may be keys. This covers the token of this process too."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -54,12 +54,12 @@ def without_secrets(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, as messages may show it."""
+    """Return the first line of an error, safe for a message."""
     return without_secrets((str(error).strip().splitlines() or [""])[0])
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """The error, and those that it came of."""
+    """Return the error and its causes."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -69,18 +69,18 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def endless_redirect(error: BaseException) -> str | None:
-    """That a server sends on and on, and from where it did last, if that is what the error says."""
+    """Return a description of an endless redirect and the last address, or None if the error is something else."""
     for link in chain_of(error):
-        if type(link).__name__ == "TooManyRedirects":  # of whichever client
+        if type(link).__name__ == "TooManyRedirects":  # of any client library
             request: Any = getattr(link, "_request", None)
             return f"redirects without end{f', last from {shown(str(request.url))}' if request else ''}"
     return None
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Whether the error, or one that it came of, says that a server could not be talked to: nothing that it would answer.
+    """Return whether the error or one of its causes is a failed connection, so that the server gave no answer.
 
-    Clients of other stores are told by name: which of them are installed is their own affair.
+    Errors of other clients are found by name, because those libraries may not be installed.
     """
     return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
 
@@ -94,16 +94,16 @@ def _is_of_connection(error: BaseException) -> bool:
 
 
 def in_one_line(error: Exception) -> str:
-    """The message of our own errors; of others the class and the first line: `KeyError: 'text'`."""
+    """Return our own message, or the class and the first line of another error: `KeyError: 'text'`."""
     return str(error) if isinstance(error, NielsCacheError) else f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 
 
 def log_traceback(error: Exception, log: Callable[[str], object]) -> None:
-    """Give `log` where an error came from, unless it is one of ours: their message says all that a person needs."""
+    """Log the traceback of an error, unless the error is ours: our message already says all that the user needs."""
     if not isinstance(error, NielsCacheError):
         log(without_secrets("".join(traceback.format_exception(error))))
 
 
 def as_debug(log: Callable[[str], object]) -> Callable[[str], object]:
-    """Return a log that marks every line with DEBUG."""
+    """Return a log function that marks each line with DEBUG."""
     return lambda message: log(DEBUG + message)

@@ -1,4 +1,4 @@
-"""`fineweb_edu`: web pages of educational value, FineWeb-Edu."""
+"""`fineweb_edu`: FineWeb-Edu, web pages of educational value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from niels_cache_assets.sources.huggingface import HubText
 
 
 class FinewebEdu(HubText):
-    """FineWeb-Edu, one crawl of it by default, in token budgets."""
+    """FineWeb-Edu with token budgets, by default from one crawl."""
 
     source: Literal["fineweb_edu"] = "fineweb_edu"
     dataset: str = "HuggingFaceFW/fineweb-edu"

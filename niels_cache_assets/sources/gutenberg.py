@@ -1,6 +1,6 @@
 """`gutenberg`: Project Gutenberg books without the project's header and licence footer.
 
-From the hub, or from a folder of *.txt. Cost: one book (of a folder) or one row group (of the hub) in memory.
+Read from the hub, or from a folder of *.txt. Memory: one book (folder) or one row group (hub).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
 _START = re.compile(
     rf"^[ \t]*\*{{3}}\s*START OF {_NAME}(?:[^*\n]*(?:\n(?![ \t\r]*\n)[^*\n]*){{0,5}}\*{{3}})?[^\n]*\n?", _FLAGS
-)  # a long title takes lines
+)  # a long title takes several lines
 _SMALL_PRINT = re.compile(r"^\*END[ *]*THE SMALL PRINT[^\n]*\n?", _FLAGS)  # before about 2003
 _END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
 _END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
 _TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*)\r?$", _FLAGS)
-_HEADER_CHARACTERS = 20_000  # the small print of the 1990s is 10,000 characters long
-_FOOTER_CHARACTERS = 20_000  # without an end marker the phrase counts only near the end: books may quote it
-_PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
+_HEADER_CHARACTERS = 20_000  # the small print of the 1990s has 10,000 characters
+_FOOTER_CHARACTERS = 20_000  # without an end marker, the phrase counts only near the end: books may quote it
+_PHRASE_DISTANCE = 500  # the phrase is right before the end marker
 
 
 class Gutenberg(HubData, PretrainSource):
-    """Books of a hub data set, or every *.txt below `path`."""
+    """Books of a hub data set, or all *.txt below `path`."""
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
@@ -76,7 +76,7 @@ class Gutenberg(HubData, PretrainSource):
                     places.file, places.row = file, row + 1
                     replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                     problem = held.problem(text, file, row)
-                    if problem and problem != "empty":  # what is empty may still be no text that is admitted
+                    if problem and problem != "empty":  # `admits` may reject an empty text first
                         context.report.dropped[problem] += 1
                     elif decoding.admits(file, text, replaced=replaced):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
@@ -92,7 +92,7 @@ def _book(whole: Document, context: StreamContext) -> Iterator[Document]:
 
 
 def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
-    """(title, body) of a book. What stands before the start marker and from the end marker on is cut; without a marker nothing is."""
+    """Return (title, body) of a book. The text before the start marker and after the end marker is cut; without markers nothing is cut."""
     text = text.removeprefix("\ufeff")
     start = _START.search(text) or _SMALL_PRINT.search(text, 0, _HEADER_CHARACTERS)
     begin = start.end() if start else 0
@@ -103,5 +103,5 @@ def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
     for phrase in reversed([*_END_PHRASE.finditer(text, max(begin, stop - _FOOTER_CHARACTERS), stop)]):
         if stop - phrase.end() >= distance:
             break
-        stop, distance = phrase.start(), _PHRASE_DISTANCE  # old books say it twice
+        stop, distance = phrase.start(), _PHRASE_DISTANCE  # old books have the phrase twice
     return title[1].rstrip(" \t") if title else None, text[begin:stop].strip("\r\n")

@@ -1,4 +1,4 @@
-"""`huggingface`: any text data set of the Hugging Face hub, and what `fineweb_edu` shares with it. The library shuffles."""
+"""`huggingface`: any text data set of the Hugging Face hub, and the base class of `fineweb_edu`. The hub's library shuffles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HubText(HubData, PretrainSource):
         held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        """The text field, then the id field if there is one."""
+        """Return the text field, and the id field if the rows have one."""
         text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
@@ -47,7 +47,7 @@ class HubText(HubData, PretrainSource):
         held: HeldText,
         fields: dict[str, bool],
     ) -> Iterator[list[Document]]:
-        """`fields` is filled with those of the part."""
+        """Yield the documents of a part in batches. `fields` is filled with the fields of the part."""
 
         def choose(found: dict[str, bool]) -> list[str]:
             fields.clear()
@@ -68,13 +68,15 @@ class HubText(HubData, PretrainSource):
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):
                 context.report.place = None
-                if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(
+                    batch
+                ):  # the batch that ends these rows: only here is the place known
                     places.file, places.row = files[-1], rows[-1] + 1
                     places.report_place()
                 yield batch[start : start + BATCH_DOCUMENTS]
 
 
 class Huggingface(HubText):
-    """Any hub data set of text."""
+    """Any text data set of the hub."""
 
     source: Literal["huggingface"] = "huggingface"

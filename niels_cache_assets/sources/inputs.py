@@ -1,7 +1,7 @@
-"""What can be known of every data set before hours are spent on one: that its files are there and hold what its table says.
+"""Checks of all data sets before a long build: their files exist and have the fields that the tables name.
 
-Costs the first rows of local files, the columns of every Parquet file, and one request for each data set of the hub until that is away.
-What cannot be asked now is no finding: the build waits for it. Nothing is tokenized or written here.
+Cost: the first rows of local files, the columns of each Parquet file, and one request per hub data set until the hub is unreachable. An
+unreachable upstream is not reported as a problem: the build waits for it. Nothing is tokenized or written here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from niels_cache_assets.sources.types import PATH_KEYS, Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 
-ONE_TRY = 0.0  # seconds for which a request that fails is repeated: a build asks for longer
+ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries longer
 
 
 class InputProblem(NamedTuple):
-    """`table`: "pretrain.books". `is_away`: what it is read from cannot be asked now."""
+    """A problem of one data set. `table`: "pretrain.books". `is_away`: the upstream cannot be reached now."""
 
     table: str
     message: str
@@ -33,7 +33,7 @@ class InputProblem(NamedTuple):
 
 
 class BadInputs(NielsCacheError):
-    """Data sets that cannot be built as they are configured: `lines` has one for each."""
+    """Data sets that cannot be built with their settings. `lines` has one line for each."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
@@ -41,9 +41,9 @@ class BadInputs(NielsCacheError):
 
 
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
-    """What is wrong with the data sets that can be built, or those of `names`, in order. `offline`: files on other machines are left out.
+    """Yield the problems of the data sets that can be built, or of `names`, in order. `offline`: skip files on other machines.
 
-    The hub is not asked here.
+    This sends no request to the hub.
     """
     for table, source in _tables(registry, names):
         if offline and is_remote(source):
@@ -53,12 +53,12 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
                 source.check_input(registry.pretrain)
         except NielsCacheError as error:
             yield InputProblem(table, str(error), isinstance(error, SourceUnavailable))
-        except Exception:  # a bug of the source, no fault of the data: its build says where
+        except Exception:  # a bug of the source, not a fault of the data: the build reports it
             continue
 
 
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
-    """Data sets of the hub that are not there or refused. The first that cannot be reached ends it, and is told of as away."""
+    """Yield hub data sets that do not exist or refuse access. The first unreachable one is yielded with `is_away`, and ends the check."""
     for table, source in _tables(registry, names):
         if not isinstance(source, HubData) or source.local_key:
             continue
@@ -73,7 +73,7 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 
 
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
-    """Yield the name and the source of each table that can be built, or of those of `names`: ("pretrain.books", source)."""
+    """Yield the name and the source of each table that can be built, or of `names`: ("pretrain.books", source)."""
     wanted = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):
@@ -82,12 +82,12 @@ def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[s
 
 
 def is_remote(source: Source) -> bool:
-    """Whether its files lie on another machine."""
+    """Return whether the source reads files on another machine."""
     return "://" in str([getattr(source, key, None) for key in PATH_KEYS])
 
 
 def require_inputs(registry: Registry, names: Iterable[str]) -> None:
-    """Raise BadInputs with everything that is wrong with these data sets, and with what the tokenizer is trained on."""
+    """Raise BadInputs with all problems of these data sets and of those that the tokenizer is trained on."""
     every = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if not every and not registry.tokenizer.train_on:
         raise NielsCacheError(

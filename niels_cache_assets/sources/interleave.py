@@ -1,8 +1,8 @@
 """`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
 
-The drawing is `datasets.interleave_datasets`, on streams; its members are read as their own tables say. Cost: about 0.1 ms a document (the
-library hands rows between threads one by one), and one more pass over a member that is split by val_frac, to count it; memory is that of
-the members. What is left out because a member keeps it for val, and what that costs, is held_out.py's.
+`datasets.interleave_datasets` draws from streams; each member is read as its own table says. Cost: about 0.1 ms a document, because the
+library passes rows between threads one at a time, and one more pass to count a member that is split by val_frac. Memory: that of the
+members. held_out.py finds the documents that a member keeps for val, and describes that cost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Interleave(PretrainSource):
-    """Documents of the members, drawn with the given weights until one (or all) of them end.
+    """Documents of the members, drawn with the given weights until one member ends (or all).
 
-    `all_exhausted` starts members that ended early again, so their documents repeat: it cannot have a val split. What a member keeps for
-    val, by upstream's split, by val_frac or by token budgets, is left out and counted (`member_val`); what it does not keep for val is
-    split by this table's rule, however far its own cache reaches. If a member has `decontaminate`, documents of all members that equal or
-    are near to its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py says how val is found.
+    `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
+    for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the
+    rule of this table, even if the member's own cache ends earlier. If a member has `decontaminate`, documents of all members that equal or
+    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py describes how val is found.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -46,7 +46,7 @@ class Interleave(PretrainSource):
         return self
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        self._sources(siblings)  # each is looked at by itself
+        self._sources(siblings)  # each member is checked by itself
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return self._digest(siblings, self._asked(siblings))
@@ -57,7 +57,7 @@ class Interleave(PretrainSource):
     def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
-            rule = "\0without its val" if member.seeded_val_frac else ""  # the rest reads as it always did
+            rule = "\0without its val" if member.seeded_val_frac else ""  # other members keep their former digest
             digest.update(f"{name}\0{member.identity()}\0{revisions[name]}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
@@ -75,7 +75,7 @@ class Interleave(PretrainSource):
             revisions = self._asked(context.siblings)
             if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
-            context.revisions.update(revisions)  # every later pass, and a member that starts again, reads the same
+            context.revisions.update(revisions)  # all later passes and restarted members read the same revision
         streams = [_Member(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
@@ -110,7 +110,7 @@ class Interleave(PretrainSource):
 
 
 class _Member:
-    """One member as a generator of keys; its documents wait here until the library has drawn their key, so that they are not copied."""
+    """One member as a generator of keys. Its documents wait here until the library has drawn their keys, so that no document is copied."""
 
     def __init__(self, name: str, source: PretrainSource, context: StreamContext) -> None:
         self._name = name
@@ -121,7 +121,7 @@ class _Member:
         self._unsplit: int | None = None
         self.waiting: dict[int, Document] = {}
 
-    # The library pickles a generator for a fingerprint that is not used, and copies it: neither may touch what the context holds.
+    # The library pickles a generator for an unused fingerprint, and copies it: neither may touch the objects in the context.
     def __getstate__(self) -> dict[str, str]:
         return {"name": self._name}
 
@@ -129,8 +129,8 @@ class _Member:
         return self
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
-        # The library starts a member again when it ends, even at the end of the mix: what is left out counts once.
-        report = SourceReport(within=f"{self._name}/")  # of its own: a member's place is none of the mix
+        # The library restarts a member that ends, even at the end of the mix: its dropped documents count once.
+        report = SourceReport(within=f"{self._name}/")  # a separate report: the place of a member is not a place of the mix
         if not self._started:
             mine = self._context.report
             report.dropped, report.facts, report.hints = mine.dropped, mine.facts, mine.hints
@@ -144,7 +144,7 @@ class _Member:
             yield {"member": member, "key": key}
 
     def find_held_out(self) -> None:
-        """Before the first document of any member is asked for."""
+        """Find the val documents of this member. Call this before the first document of any member is read."""
         context = self._context
         if context.held_out is not None:
             documents = lambda: self._documents(SourceReport())  # noqa: E731
@@ -156,7 +156,7 @@ class _Member:
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
     def _documents(self, report: SourceReport) -> Iterator[Document]:
-        """With their split where the member's own build gives them one before it tokenizes."""
+        """Yield the documents with the split that the member's own build gives them before it tokenizes."""
         seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
         context = replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
         stream = chain.from_iterable(self._source.documents(context))

@@ -1,4 +1,4 @@
-"""`jsonl`: pretrain data sets from files with one JSON object a line, which the user has."""
+"""`jsonl`: pretrain data sets from the user's files with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
-    """JSON Lines: one object a line; a string `title` is the document's. `row` is the line's index, so blank lines count."""
+    """JSON Lines: one object per line. A string `title` becomes the document's title. `row` is the index of the line; blank lines count."""
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
@@ -46,7 +46,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
-        if "text_field" not in files.state:  # it was chosen by the first rows of the first pass
+        if "text_field" not in files.state:  # the first pass chose it by the first rows
             head = [*rows.first_rows(stream)]
             if not head:
                 return
@@ -77,7 +77,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
 
 def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:
-    """Whether each field of these rows holds a string in any of them."""
+    """Return for each field whether it holds a string in any of these rows."""
     fields: dict[str, bool] = {}
     for _, _, values in head:
         for name, value in values.items():

@@ -1,6 +1,7 @@
-"""`markdown_folder`: notes below a folder, one document for each *.md, and what `roam` shares with it.
+"""`markdown_folder`: notes below a folder, one document for each *.md, and the base class of `roam`.
 
-Files come in the order of their relative paths; hidden files and folders (.git, .obsidian) are left out. One file is in memory at a time.
+Files are read in the order of their relative paths. Hidden files and folders (.git, .obsidian) are left out. One file is in memory at a
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamC
 
 
 class Notes(DecodesText, PretrainSource):
-    """Notes in files: one document each, or as `file_documents` of a kind has it."""
+    """Notes in files: one document per file, unless a kind overrides `file_documents`."""
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(self.input_files())
@@ -34,7 +35,7 @@ class Notes(DecodesText, PretrainSource):
             yield from self.file_documents(file, files, context, decoding)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """The documents of a file, from the position of the pass on."""
+        """Yield the documents of a file from the position of the pass on."""
         if files.position.row:
             return
         text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
@@ -47,7 +48,7 @@ class Notes(DecodesText, PretrainSource):
 
 
 class MarkdownFolder(Notes):
-    """Every *.md below `path`."""
+    """All *.md below `path`."""
 
     code_version: ClassVar[str] = "2"
 

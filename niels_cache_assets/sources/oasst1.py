@@ -1,7 +1,7 @@
 """`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
 
-Reads flat messages (the hub's rows, in any order: all of them are held in memory, 88,000 for oasst1) and tree files (*.trees.jsonl: one
-tree at a time). Cost: linear in the messages and the threads written; no recursion.
+Reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all are held in memory: 88,000 for oasst1. Tree
+files (*.trees.jsonl) are read one tree at a time. Cost: linear in the messages and the threads written; no recursion.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Node(NamedTuple):
     deleted: bool | None
     file: str
     row: int
-    replaced: int = 0  # characters of its text that stand for replaced bytes
+    replaced: int = 0  # characters in its text that replace undecodable bytes
 
 
 class Oasst1(HubData, SftSource):
-    """Root-to-leaf threads. prompter becomes user; no system message is invented."""
+    """Paths from root to leaf. prompter becomes user; no system message is added."""
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
@@ -84,7 +84,7 @@ class Oasst1(HubData, SftSource):
         return kept
 
     def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
-        """The messages of one tree after the other, by first appearance."""
+        """Yield the messages of one tree after the other, in the order of their first appearance."""
         files = find_files(part.files) if part.files else []
         tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
@@ -124,7 +124,7 @@ def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
 
 
 def _nodes(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> list[Node]:
-    """The messages of a tree; those of a damaged row with what was replaced in them."""
+    """Return the messages of a tree. In a damaged row, each has the number of its replaced characters."""
     nodes = list(_flattened(tree, file, row, dropped))
     if not isinstance(tree, DamagedRow):
         return nodes
@@ -142,7 +142,7 @@ def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str])
             continue
         message_id = message.get("message_id")
         if not isinstance(message_id, str):
-            message_id = ""  # which `threads` leaves out; None would make roots of its replies
+            message_id = ""  # `threads` leaves it out; with None its replies would become roots
         lang, deleted = message.get("lang"), message.get("deleted")
         yield Node(message_id, parent_id, tree_id, message.get("text"), message.get("role"), lang, deleted, file, row)
         replies = message.get("replies") or []
@@ -153,10 +153,11 @@ def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str])
 
 
 def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
-    """All root-to-leaf paths of one tree, depth first, replies in row order.
+    """Yield all paths from root to leaf of one tree, depth first, with replies in row order.
 
-    A path keeps its first `max_messages` messages and ends with an assistant's; empty messages are passed over. Paths that are the same
-    after cutting are written once. Messages without an id, or with the id of an earlier one, are left out: a loop, or a tree in each tree.
+    A path keeps its first `max_messages` messages and ends with the assistant's; empty messages are skipped. Paths that are equal after the
+    cut are written once. Messages without an id, or with the id of an earlier message, are left out: they would make a loop or a repeated
+    tree.
     """
     children: dict[str | None, list[Node]] = {}
     total = 0
@@ -187,7 +188,7 @@ def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], spl
         if not replies:
             yield from _thread(path, written, dropped, split)
     if total > reached:
-        dropped["without_parent"] += total - reached  # below a message that is left out, or missing
+        dropped["without_parent"] += total - reached  # their parent is missing or was left out
 
 
 def _thread(path: tuple[Node, ...], written: set[str], dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:

@@ -1,4 +1,4 @@
-"""`parquet`: pretrain data sets from Parquet files that the user has."""
+"""`parquet`: pretrain data sets from the user's Parquet files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Parquet(RowFileSource):
-    """Parquet files; only the text and id columns, and a column `title` of strings, are read."""
+    """Parquet files. Only the text and id columns, and a string column `title`, are read."""
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -33,7 +33,7 @@ class Parquet(RowFileSource):
         found = self.readable_files()
         fields, text_field, kind = self._columns(found[0])
         held = rows.HeldText(text_field)
-        for file in found if "://" not in found[0].url else found[:1]:  # a file's columns stand at its end: a small read
+        for file in found if "://" not in found[0].url else found[:1]:  # the columns are listed at the end of a file: a small read
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
             if column is not None:
@@ -41,7 +41,7 @@ class Parquet(RowFileSource):
         rows.require_text(held, fields, kind=kind)
 
     def _columns(self, file: SourceFile) -> tuple[dict[str, bool], str, str]:
-        """Whether each column of a file holds strings; the one that is read, and its type."""
+        """Return whether each column of a file holds strings, the column to read, and its type."""
         with open_parquet(file) as parquet:
             kinds = parquet.columns
         fields = {name: is_string_type(kind) for name, kind in kinds.items()}

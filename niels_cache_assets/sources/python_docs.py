@@ -1,8 +1,8 @@
 """`python_docs`: a pretrain data set that every machine has, made of the standard library's docstrings.
 
-The quickstart profile builds it: real prose, no network. The docstrings are found by parsing the library's source: nothing is imported, so
-nothing runs. `python_help` (SFT) reads them too. Cost: a few seconds of parsing per pass. Objects written in C have no docstring in the
-source and are not found.
+The quickstart profile builds it: real prose, no network. The source code of the library is parsed, not imported, so nothing runs.
+`python_help` (SFT) uses the same docstrings. Cost: a few seconds of parsing per pass. Objects written in C have no docstring in the source
+and are not found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from niels_cache_runtime.old_paths import former_names
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
 
-# Packages whose docstrings are tests, vendored or generated code, or not the standard library at all.
+# Packages of tests, of vendored or generated code, or from outside the standard library.
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "ensurepip", "__pycache__"}
 )
@@ -37,7 +37,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class DocumentedObject(NamedTuple):
-    """`name` is qualified (json.dumps), `line` is where it starts in its file, from 0."""
+    """One object with its docstring. `name` is qualified (json.dumps); `line` is its first line in the file, from 0."""
 
     kind: str  # module, class, function or method
     name: str
@@ -67,7 +67,7 @@ class PythonDocs(PretrainSource):
 
 
 def stdlib_files() -> list[SourceFile]:
-    """The library's source files, sorted by path; an error where a Python comes without them."""
+    """Return the source files of the library, sorted by path. Raises NielsCacheError if this Python comes without them."""
     folder = sysconfig.get_paths()["stdlib"]
     files = walk_folder(folder, (".py",), skip=SKIPPED_FOLDERS)
     if not files:
@@ -76,20 +76,20 @@ def stdlib_files() -> list[SourceFile]:
 
 
 def stdlib_revision() -> str:
-    """Implementation, version and digest of the parsed files, which distributions patch."""
+    """Return implementation, version and digest of the parsed files. The digest is needed because distributions patch the library."""
     return f"{sys.implementation.name}-{platform.python_version()} {files_digest(stdlib_files())}"
 
 
 def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
-    """Every object of these kinds that has a docstring, in source order, file by file; private ones too, those inside functions not."""
+    """Yield all objects of these kinds with a docstring, in source order, file by file; private ones too, but none inside functions."""
     for file in stdlib_files():
         module = file.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         try:
-            with warnings.catch_warnings():  # the library's own invalid escapes are not the user's concern
+            with warnings.catch_warnings():  # invalid escapes in the library are not the user's problem
                 warnings.simplefilter("ignore")
                 tree = ast.parse(read_text(file)[0])
         except SyntaxError:
-            continue  # templates for other tools that only look like Python
+            continue  # a template of another tool, with a name that ends in .py
         if "module" in kinds and (doc := ast.get_docstring(tree)):
             yield DocumentedObject("module", module, doc, file.name, 0)
         stack = _definitions(tree, module)
@@ -102,7 +102,7 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
 
 
 def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_Definition, str, str]]:
-    """Classes and functions directly in a module or class, also under if, try and with; last first, ready for a stack."""
+    """Return the classes and functions directly in a module or class, also under if, try and with. The last comes first, for a stack."""
     found: list[tuple[_Definition, str, str]] = []
     function = "method" if isinstance(parent, ast.ClassDef) else "function"
     pending: list[ast.AST] = [*reversed(parent.body)]

@@ -1,4 +1,4 @@
-"""`roam`: a graph exported from Roam, as Markdown files or JSON: one document for each file, or for each page of a JSON export."""
+"""`roam`: a graph exported from Roam, as Markdown files or JSON: one document per file, or per page of a JSON export."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Roam(Notes):
         return files_of_folder(self.path, (".md", ".json"))
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
+        """Yield the pages of an export. Other JSON among the notes is skipped and counted; as the `path` it is an error."""
         if not file.name.lower().endswith(".json"):
             yield from super().file_documents(file, files, context, decoding)
             return
@@ -56,7 +56,7 @@ class Roam(Notes):
                 raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
             dropped["not_a_roam_export"] += 1
             return
-        if not position.row:  # the file's, before its first page
+        if not position.row:  # counted once for the file, before its first page
             decoding.count_marked(file.name, marked)
         marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
         for row, page in enumerate(pages[position.row :], position.row):
@@ -73,7 +73,7 @@ class Roam(Notes):
 
 
 def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
-    """The pages of an export; None for other JSON. Raises NielsCacheError for what is no JSON."""
+    """Return the pages of an export, or None for other JSON. Raises NielsCacheError for invalid JSON."""
     try:
         pages = json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError as error:
@@ -84,14 +84,14 @@ def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
 
 
 def is_export(value: Any) -> bool:
-    """Whether the value of a JSON file is a list of pages with titles, as Roam exports them."""
+    """Return whether a JSON value is a list of pages with titles, as Roam exports them."""
     return isinstance(value, list) and all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in value)
 
 
 def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
-    """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep.
+    """Return the blocks as an indented list, two spaces per level. Further lines of a block align with its text. There is no recursion.
 
-    Every line of a block is indented, so that a small export may have a huge outline: more than `limit` characters are an error.
+    Each line of a block is indented, so a small export may have a huge outline. More than `limit` characters are an error.
     """
     lines = []
     characters = 0
@@ -114,7 +114,7 @@ def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: 
 
 
 def _blocks(parent: dict[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
-    """The children of a page or block; what is no block is counted."""
+    """Return the children of a page or block. Other values are counted as malformed."""
     children = parent.get("children") or []
     if not isinstance(children, list):
         dropped["malformed_block"] += 1

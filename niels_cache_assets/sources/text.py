@@ -1,4 +1,4 @@
-"""`text`: pretrain data sets from plain text files that the user has."""
+"""`text`: pretrain data sets from the user's plain text files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from niels_cache_assets.sources.types import StreamContext
 
 
 class Text(KeepsDamaged, FileSource):
-    """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts those in the file."""
+    """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts documents in the file."""
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
@@ -45,7 +45,7 @@ class Text(KeepsDamaged, FileSource):
                 context.report.dropped["empty"] += 1  # a file without a line or paragraph
 
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
-        """(row, text, the same with marks or None) from `position` on; of unlimited files in constant memory."""
+        """Yield (row, text, text with marks or None) from `position` on. Lines and paragraphs take constant memory."""
         limit = self.max_document_bytes
         if self.sample_by == "document":
             if not position.row:
@@ -63,11 +63,11 @@ def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int, en
 
 
 def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
-    """Runs of lines between blank lines, without the last line end."""
+    """Yield runs of lines between blank lines, without the last line end."""
     encoding = encoding_of(stream, encoding)
     row = position.seek(stream)
     begin = position.offset
-    lines = FilePosition()  # behind `begin`
+    lines = FilePosition()  # counted from `begin`
     where = f"{where}: after byte {begin}" if begin else where
     paragraph: list[str] = []
     damaged: list[str] = []

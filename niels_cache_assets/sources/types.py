@@ -1,7 +1,7 @@
-"""What a source is: one typed configuration table that can say what it reads and stream it.
+"""The interface of a source: one typed configuration table that describes and streams its data.
 
-A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it, so a new
-source is one module and one line in `sources/__init__.py`. Nothing here opens a file; splitting, tokenizing and writing are not done here.
+A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it. So a new source
+is one module and one line in `sources/__init__.py`. This module opens no file; other rooms split, tokenize and write.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ if TYPE_CHECKING:
 PrepareStep = Literal["clean", "dedup"]
 
 FILES_HELP = "Globs of files, or folders of them; local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed"
-PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
+PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
 
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Paths are relative to the TOML file that holds them (validation context: `base_dir`); ~ and $VARIABLES are expanded.
-
-    URLs stay as they are.
-    """
+    """Make a path relative to its TOML file (validation context: `base_dir`) and expand ~ and $VARIABLES. URLs are not changed."""
     if not isinstance(value, str) or "://" in value:
         return value
     if not value:
@@ -44,7 +41,7 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
         raise ValueError("holds a NUL, which no path can")
     try:
         path = Path(os.path.expandvars(value)).expanduser()
-    except RuntimeError as error:  # ~somebody who is unknown here
+    except RuntimeError as error:  # ~user with a user that this machine does not have
         raise ValueError("names a user with no home directory here; write the path out") from error
     return str(Path(info.context["base_dir"] if info.context else ".") / path)
 
@@ -53,29 +50,29 @@ ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
 
 
 class HeldOut(Protocol):
-    """What the members of a mixture keep for val, as `streaming.held_out` finds it before the mixture is read."""
+    """The val documents of the members of a mixture. `streaming.held_out` finds them before the mixture is read."""
 
     @property
     def seed(self) -> int:
-        """The seed by which the members' own builds shuffle and split."""
+        """The seed with which the members' own builds shuffle and split."""
 
     def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find what one member keeps for val; all members before any of them is sorted."""
+        """Find the val documents of one member. Call this for all members before `sort`."""
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Give each document of a member with the reason for which it is left out, or None."""
+        """Yield each document of a member with the reason why it is left out, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamContext:
-    """What one pass over a source is given.
+    """The inputs of one pass over a source.
 
-    `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
-    stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
-    begin, a place that an earlier pass over the same revision reported (None: the beginning). `report` then holds
-    what that pass had counted there, and the source adds to it. `revisions`: of the siblings that are read, by name; the first pass of a
-    build fills it for all of its passes, for a branch may move meanwhile. `held_out`: what the siblings keep for
-    val; None: it is read like the rest, as for a tokenizer's sample.
+    `revision`: the value of `revision()` for this build, so that the pass reads what was resolved. `report`: filled while the stream is
+    consumed. `siblings`: all pretrain tables by name, for sources that are made of others (interleave). `start`: a place that an earlier
+    pass over the same revision reported; the pass begins there (None: at the beginning). `report` then holds the counts up to that place,
+    and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills it for all passes,
+    because a branch may move meanwhile. `held_out`: the val documents of the siblings; None, as for a tokenizer's sample: val is read like
+    the rest.
     """
 
     seed: int
@@ -89,13 +86,13 @@ class StreamContext:
 
 
 class Source(BaseModel):
-    """Keys every table has. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
+    """The keys that all tables have. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
-    code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
-    never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not decide what the source gives
-    endings: ClassVar[tuple[str, ...]] = ()  # of the files that a folder in `files` stands for
+    code_version: ClassVar[str] = "1"  # raise it by hand when a source's output changes for the same input
+    never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output
+    endings: ClassVar[tuple[str, ...]] = ()  # the endings of files that a folder in `files` stands for
 
     source: str
     enabled: bool = Field(True, description="False leaves the data set out: it is not built, not checked, and listed by `list --all` alone")
@@ -103,7 +100,7 @@ class Source(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_key_for_data(cls, table: Any) -> Any:
-        """`files` and `path` are one key with two names: a kind that has one of them takes the other for it.
+        """Accept `files` and `path` as two names of one key: a kind that has one of them also takes the other.
 
         `files` may be one string instead of a list.
         """
@@ -125,22 +122,22 @@ class Source(BaseModel):
         return kept
 
     def missing_setting(self) -> str | None:
-        """What the user has to set before this table is a partition, or None. Opens nothing."""
+        """Return the setting that is missing before this table can be a partition, or None. Opens nothing."""
         return None
 
     def input_files(self) -> list[SourceFile]:
-        """The files that the table names; empty where it reads none. Raises NielsCacheError where they are not there."""
+        """Return the files that the table names, empty if it reads none. Raises NielsCacheError if they do not exist."""
         return []
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         """Look at the beginning of local files as a build would, and no further.
 
-        Raises NielsCacheError for what a build would refuse at once, SourceUnavailable for files that cannot be asked for now.
+        Raises NielsCacheError for data that a build would refuse at once, SourceUnavailable for files that cannot be reached now.
         """
         self.readable_files()
 
     def readable_files(self) -> list[SourceFile]:
-        """`input_files`, all of which are there. Raises NielsCacheError for a local one that is not, or is no file."""
+        """Return `input_files`. Raises NielsCacheError for a local one that is missing, unreadable or not a regular file."""
         files = self.input_files()
         for file in files:
             if "://" not in file.url and not os.access(file.url, os.R_OK):
@@ -150,32 +147,32 @@ class Source(BaseModel):
         return files
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        """The upstream version now: hub commit, or digest of the files' names and content. None where there is no such thing.
+        """Return the current upstream version: the hub commit, or a digest of the files' names and content. None without a version.
 
-        Raises SourceUnavailable where it cannot be asked now, NielsCacheError where it does not exist.
+        Raises SourceUnavailable if upstream cannot be reached now, NielsCacheError if it does not exist.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
-        """`source` of meta.json: kind, streaming and what identifies the data; no absolute path, no clock, no host."""
+        """Return `source` of meta.json: kind, streaming and the identity of the data; no absolute path, no clock, no host."""
         return {"kind": self.source, "streaming": True}
 
     @property
     def version_that_counts(self) -> str:
-        """The code version of what this table reads."""
+        """The code version of the data that this table reads."""
         return self.code_version
 
     def shown_settings(self) -> dict[str, Any]:
-        """The settings as people are shown them: `identity`, without what has no say here."""
+        """Return the settings to show to the user: `identity` without settings that have no effect here."""
         return self.identity()
 
     @property
     def hub_config(self) -> str | None:
-        """`dataset_config` of meta.json: the configuration of the hub data set that is read; None where none is."""
+        """`dataset_config` of meta.json: the configuration of the hub data set, or None if no hub data set is read."""
         return getattr(self, "config", None)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the bytes, for the fingerprint. Which keys name files is among them; where the files lie is not."""
+        """Return the settings that decide the bytes, for the fingerprint: which keys name files counts, but not where the files are."""
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
         settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
@@ -185,13 +182,13 @@ class Source(BaseModel):
 class PretrainSource(Source):
     """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both.
 
-    What is costly per document (markup to text) belongs into `convert`, which a corpus runs in worker processes.
+    Costly work per document (markup to text) belongs in `convert`, which a corpus runs in worker processes.
     """
 
     family: ClassVar[Family] = "pretrain"
-    # Preparation and decontamination count where they are done.
+    # Preparation and decontamination have fingerprints where they are done.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
-    shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
+    shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
@@ -223,19 +220,19 @@ class PretrainSource(Source):
 
     @property
     def has_own_splits(self) -> bool:
-        """Documents carry `split`: upstream's own splits."""
+        """Whether documents carry `split`, upstream's own splits."""
         return False
 
     @property
     def seeded_val_frac(self) -> float | None:
-        """The share of the documents without a split that goes to val, seeded; None where token budgets (or upstream alone) decide."""
+        """The seeded share of the unsplit documents that goes to val. None if token budgets (or upstream alone) decide."""
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
         return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
 
     @property
     def builder_shuffle(self) -> int:
-        """Documents that the builder shuffles at a time; 0 where it keeps the order, which the stream itself may have shuffled."""
+        """The number of documents in the builder's shuffle buffer; 0 if the builder keeps the order. The stream may have shuffled."""
         return 0 if self.shuffles_itself else self.shuffle_buffer
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
@@ -245,23 +242,23 @@ class PretrainSource(Source):
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+        """Yield the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
 
     def count_unsplit(self, context: StreamContext) -> int:
-        """How many documents come without a split of their own, which val_frac has to know first. One pass; it reports nothing."""
+        """Return the number of documents without a split, which val_frac needs before the first document. One pass, without a report."""
         unreported = replace(context, report=SourceReport(), start=None)
         return sum(document.split is None for batch in self.documents(unreported) for document in batch)
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
-        """The documents before `convert`, in batches: `documents` is the one after the other."""
+        """Yield the documents before `convert`, in batches. `documents` applies both."""
         return self.documents(context)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Finish what `unconverted` gave: documents, and the reasons of those dropped here. Picklable and pure; may run in any process."""
+        """Finish the documents of `unconverted`. Return them and the reasons of those dropped. Picklable and pure, for any process."""
         return documents, Counter()
 
     def gives_plain_text(self, document: Document) -> bool:
-        """Whether `convert` has made plain text of this document's markup, so that cleaning has not to look for any."""
+        """Return whether `convert` makes plain text of this document's markup, so that cleaning need not remove any."""
         return False
 
 
@@ -273,7 +270,7 @@ class SftSource(Source):
 
     @property
     def split_unit(self) -> Literal["example", "group"]:
-        """What val_frac counts: examples, or groups of them that must stay on one side."""
+        """The unit that val_frac counts: examples, or groups of examples that must stay in one split."""
         return "example"
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
@@ -282,4 +279,4 @@ class SftSource(Source):
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        """Stream the conversations in batches, lazily, in the same order for the same context."""
+        """Yield the conversations in batches, lazily, in the same order for the same context."""

@@ -1,7 +1,7 @@
 """The seeded share of a finite source's documents that goes to val.
 
-`val_mask` is the rule, and `FractionSplitter` applies it to documents. A document that carries a split keeps it. Streams with token
-budgets are split by `streaming.splits`.
+`val_mask` is the rule, and `FractionSplitter` applies it to documents. A document that carries a split keeps it. Streams with token budgets
+are split by `streaming.splits`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
-    """Bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
+    """Return a bool array of `count` items, True for val: max(1, int(count * val_frac)) items if count > 1 and val_frac > 0, else no item.
 
-    The first of `torch.randperm(count)` under `seed` are val, so the choice depends on the count and the seed alone.
+    The first items of `torch.randperm(count)` under `seed` are val, so the choice depends on count and seed alone.
     """
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
@@ -29,9 +29,9 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
 
 
 class FractionSplitter:
-    """Gives each document of a finite source its split; both splits keep input order. `val_mask` is the rule.
+    """The splitter of a finite source. Both splits keep input order; `val_mask` is the rule.
 
-    `count` is the number of documents without a split of their own, from a first pass; `position` is how many of them were given one.
+    `count`: the number of documents without a split, from a first pass. `position`: the number of documents that were given one.
     """
 
     def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
@@ -43,11 +43,11 @@ class FractionSplitter:
             return document
         position, self.position = self.position, self.position + 1
         if position >= len(self._is_val):
-            return document  # `finish` says so, and how many there are of these
+            return document  # `finish` raises an error with their number
         return document._replace(split="val" if self._is_val[position] else "train")
 
     def finish(self) -> None:
-        """After the last document. Raises NielsCacheError if there were not `count`."""
+        """Check the count after the last document. Raises NielsCacheError if it was not `count`."""
         if self.position != len(self._is_val):
             raise NielsCacheError(
                 f"the source gave {self.position} documents, {len(self._is_val)} when counted a moment ago; build again when it is quiet"
@@ -55,7 +55,7 @@ class FractionSplitter:
 
 
 def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
-    """The documents, each with its split; see FractionSplitter."""
+    """Yield the documents, each with its split; see FractionSplitter."""
     splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
     for document in documents:
         yield splitter.split(document)

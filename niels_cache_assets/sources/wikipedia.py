@@ -1,9 +1,9 @@
-"""`wikipedia`: articles of the hub's ready text, of a MediaWiki XML dump, or of what wikiextractor made of one.
+"""`wikipedia`: articles from the hub's plain text, from a MediaWiki XML dump, or from the output of wikiextractor.
 
-Files are told by their names: `.xml`, or the `.xml-p1p41242` of a dump in parts, is a dump; the rest are JSON Lines (or .parquet files of
-the hub). All may be compressed. Of a dump only articles (namespace 0) are read, and their wikitext becomes text in `convert`. Redirects
-that a dump knows stay where cleaning is asked for, which counts them itself. Cost: see `mediawiki` and `wikipedia_markup`; cleaning is
-not done here.
+The file name decides the format: `.xml`, or the `.xml-p1p41242` of a dump in parts, is a dump; other files are JSON Lines (or .parquet
+files of the hub). All may be compressed. Only articles (namespace 0) of a dump are read, and `convert` makes text of their wikitext. If the
+table asks for cleaning, the redirects of a dump are kept here, because cleaning counts them itself. Cost: see `mediawiki`. Cleaning is not
+done here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
-    code_version: ClassVar[str] = "3"  # of wikipedia_markup too
+    code_version: ClassVar[str] = "3"  # also raised for a change in `mediawiki`
     files_code_version: ClassVar[str] = "4"
 
     source: Literal["wikipedia"] = "wikipedia"
@@ -56,7 +56,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield converted
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
-        """Articles with the text that their source holds: wikitext in a dump."""
+        """Yield the articles with the text of their source: wikitext in a dump."""
         if self.files:
             parts = [(part, find_files(part.files or [])) for part in self.parts()]
             files = FilePass([file for _, found in parts for file in found], context)
@@ -67,7 +67,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             yield from batched(self._hub(places, context), places)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Wikitext to text, for the articles of a dump. One that shows no text of its own is dropped as `empty`."""
+        """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`."""
         from niels_cache_assets.sources.mediawiki.markup import plain_text
 
         converted = []
@@ -85,7 +85,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return bool(self.files and _DUMP.search(document.file))
 
     def _local(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
-        """`splits` of all files of the pass."""
+        """Yield the articles of local files. `splits` has the split of each file of the pass."""
         held = HeldText()
         for file in files.files():
             is_dump = _DUMP.search(file.name)

@@ -1,7 +1,7 @@
 """`wikitext`: rows of WikiText joined back into articles.
 
-The hub's rows, and the lines of the raw files, are paragraphs; an article starts at a level-1 heading (` = Title = `, while
-` = = Section = = ` is a part of it). Joining keeps every row: the texts of all articles, one after the other, are the texts of all rows.
+The hub's rows and the lines of the raw files are paragraphs. An article starts at a level-1 heading (` = Title = `; ` = = Section = = ` is
+a section inside an article). Joining keeps all rows: the texts of all articles, one after the other, equal the texts of all rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Wikitext(HubData, PretrainSource):
-    """Upstream's train and validation are the splits; with `files` alone val_frac decides."""
+    """WikiText. Upstream's train and validation are the splits; with `files` alone val_frac decides."""
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"
@@ -60,7 +60,7 @@ class Wikitext(HubData, PretrainSource):
 
 
 def heading_title(text: str) -> str | None:
-    """Title of a level-1 heading (` = Title = `), else None."""
+    """Return the title of a level-1 heading (` = Title = `), else None."""
     match = _HEADING.fullmatch(text)
     return match[1] if match and not match[1].endswith("=") else None
 
@@ -73,12 +73,12 @@ def articles(
     limit: int = MAX_DOCUMENT_BYTES,
     decoding: Decoding | None = None,
 ) -> Iterator[Document]:
-    """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
+    """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not one).
 
-    What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is
-    that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says. One of more than `limit`
-    characters is an error. The next place of `places` is the heading after an article. `decoding` counts replaced bytes, and says which
-    articles are no text.
+    The text before the first heading is a separate document, unless it is blank: then it belongs to the first article. `row` is the row of
+    the heading. With this rule WikiText-2 has 60 validation and 60 test articles, as its paper says. An article of more than `limit`
+    characters is an error. The next place of `places` is the heading after an article. `decoding` counts replaced bytes, and rejects
+    articles that are not text.
     """
     parts: list[str] = []
     characters = replaced = 0
@@ -86,7 +86,7 @@ def articles(
     title: str | None = None
     previous = Row("", "", 0)
     for row, following in pairwise(chain(rows, [None])):
-        assert row is not None  # only the last `following` is
+        assert row is not None  # only the last `following` is None
         if type(row.text) is not str:
             report.dropped["null_text" if row.text is None else "non_string_text"] += 1
             row = row._replace(text="")

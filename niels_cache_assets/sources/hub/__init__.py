@@ -1,4 +1,4 @@
-"""The Hugging Face hub: tables streamed by the hub's own library, or read from a mirror; `text` and `data` are base classes of kinds."""
+"""The Hugging Face hub: tables streamed by the hub's own library, or read from a mirror. `data` has the base class of the kinds."""
 
 from typing import TYPE_CHECKING
 

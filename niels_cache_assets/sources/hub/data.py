@@ -1,8 +1,8 @@
-"""Everything about streaming from the Hugging Face hub, or from a local mirror through the same loading code.
+"""Streaming from the Hugging Face hub, or from local files through the same loading code.
 
-`HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches, with the file and row that each
-came from, also through Hugging Face's shuffle. What rows mean belongs to the sources. Cost: about 8 µs a row of 2 KB, shuffled; memory is
-a compressed row group's columns and some 64 MB of rows, or one; with a shuffle its buffer, and a thousand rows however long they are.
+`HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches. Each row comes with its file and
+row number, also through Hugging Face's shuffle. The sources give rows their meaning. Cost: about 8 µs a row of 2 KB, shuffled. Memory: the
+columns of a compressed row group, and about 64 MB of rows or one longer row. A shuffle adds its buffer and a thousand rows of any length.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
 
 class HubRows(NamedTuple):
-    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and row of each.
+    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and number of each row.
 
-    `damaged`: what was replaced in the texts of a row, by its index here, of those rows where something was.
+    `damaged`: the replaced bytes in the texts of a row, by its index in the batch. Rows without damage are not in it.
     """
 
     columns: dict[str, list[Any]]
@@ -46,9 +46,9 @@ class HubRows(NamedTuple):
 
 
 class HubData(DecodesText):
-    """Keys of tables that read a hub data set. With `files` the same loading code reads local files instead, and the hub is not asked."""
+    """Keys of tables that read a hub data set. With `files` the same loading code reads local files, and no request goes to the hub."""
 
-    files_code_version: ClassVar[str] = "2"  # as code_version, which is of what the hub has, of tables that read files instead
+    files_code_version: ClassVar[str] = "2"  # the code_version of tables that read files; `code_version` is for tables that read the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -75,7 +75,7 @@ class HubData(DecodesText):
 
     @property
     def origin(self) -> str:
-        """The data set, or the first files, for messages."""
+        """The data set, or the first pattern of files, for messages."""
         return shown(self.files[0]) if self.files else self.dataset
 
     @property
@@ -99,7 +99,7 @@ class HubData(DecodesText):
 
     @property
     def reads_files(self) -> bool:
-        """Whether it is the user's files that are read, which may hold anything."""
+        """Whether the user's files are read, which may hold anything."""
         return self.local_key is not None
 
     @property
@@ -108,7 +108,7 @@ class HubData(DecodesText):
 
     @property
     def follows_the_hub(self) -> bool:
-        """Whether the revision is whatever the hub's newest commit is: no pinned one, and no local copy."""
+        """Whether the revision is the newest commit of the hub: no pinned revision and no local copy."""
         return self.pinned_revision is None and not self.local_key
 
     def describe(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class HubData(DecodesText):
         return self.val_files is not None if self.files else self.val_split is not None
 
     def parts(self) -> list[Part]:
-        """What to read, val first: it is small, and a train budget may end the stream."""
+        """Return the parts to read, val first: it is small, and a train budget may end the stream."""
         if self.files and self.val_files:
             return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
         if self.files:
@@ -144,11 +144,11 @@ class HubData(DecodesText):
         start: tuple[str, int] | None = None,
         texts: Collection[str] = (),
     ) -> Iterator[HubRows]:
-        """Rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
+        """Yield rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
-        `texts`: those of them whose damage is told; none: the first.
-        `keep_linebreaks` is for plain text files, whose rows are lines. `start`: the file and row to begin at, without a shuffle; files
-        before it are not opened. Closing the iterator early is quick.
+        `texts`: the fields whose damage is reported; if empty, the first field. `keep_linebreaks` is for plain text files, whose rows are
+        lines. `start`: the file and row to begin at, without a shuffle; files before it are not opened. Closing the iterator early is
+        quick.
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
@@ -183,8 +183,8 @@ class HubData(DecodesText):
             except Exception:
                 raise
             except BaseException as interrupt:
-                # An interrupt in the moment that the library starts a thread: its pool has not noted the thread, which waits for work
-                # until the pool is gone, as the process waits for it. The traceback's frames would hold the pool to the end.
+                # An interrupt may come when the library has started a thread and its pool has not noted it. The thread waits for work until
+                # the pool is deleted, and the process waits for the thread. The frames of the traceback would keep the pool alive.
                 interrupt.__context__ = None
                 raise interrupt.with_traceback(None) from None
             finally:
@@ -192,16 +192,16 @@ class HubData(DecodesText):
 
 
 def _datasets() -> Any:
-    """The datasets library, quiet, and without its five seconds of sleep whenever a shuffled Parquet stream ends or is closed.
+    """Return the datasets library, quiet, and without its sleep of five seconds at the end of each shuffled Parquet stream.
 
-    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). Counting loads of local files would ask the network.
+    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). Counting loads of local files would need the network.
     """
     import datasets
 
     from niels_cache_assets.sources.net.transport import install
 
     install()
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs addresses whole, with what is secret in them; errors say the same
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs whole addresses with their secrets; errors say the same
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
@@ -219,8 +219,9 @@ def _open(
     *,
     by_bytes: bool,
 ) -> tuple[Any, list[str], bool]:
-    """The part as an IterableDataset of the chosen columns, file index and row; the names behind the file indices; whether its strings
-    are `recoded` (hub_tables.values_of).
+    """Return the part as an IterableDataset of the chosen columns, file index and row.
+
+    Return also the file names by index, and whether its strings are `recoded` (hub_tables.values_of).
     """
     datasets = _datasets()
     local_names = {}
@@ -236,7 +237,7 @@ def _open(
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
         if path != "parquet":
             for file in found:
-                refuse_long_lines(file, data.max_document_bytes)  # the loaders hold any line whole
+                refuse_long_lines(file, data.max_document_bytes)  # the loaders hold a whole line in memory
         if path == "text":
             settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
             read_tables = hub_tables.text_tables(local_names, data.encoding, keep_linebreaks=keep_linebreaks)
@@ -257,12 +258,12 @@ def _open(
 
 
 def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
-    """Whether the loader, which reads UTF-8 alone, cannot read one of the files by itself."""
+    """Return whether the loader, which reads UTF-8 only, cannot read one of the files itself."""
     if encoding != UTF8:
         return True
     for file in map(SourceFile, local_names, local_names.values()):
         if "://" not in file.url:
-            with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+            with reading(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
                 if encoding_of(stream, UTF8) != UTF8:
                     return True
     return False
@@ -285,7 +286,7 @@ def _split(splits: Any, part: Part, data: HubData) -> Any:
 
 
 def _format_of(names: list[str]) -> str:
-    """Name of the loader of these files, by their suffixes."""
+    """Return the name of the loader for these files, by their suffixes."""
     formats = {_loader(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
     if len(formats) > 1:
         raise NielsCacheError(f"files: {' and '.join(sorted(formats))} files cannot be mixed in one data set; narrow the globs")
@@ -300,7 +301,7 @@ def _loader(name: str) -> str:
 
 
 def _fields(dataset: Any) -> dict[str, bool]:
-    """{field: holds strings}; read from the first row where the loader does not know."""
+    """Return {field: holds strings}, from the first row if the loader has no schema."""
     if dataset.features is not None:
         return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})

@@ -1,4 +1,4 @@
-"""What goes wrong with the hub, told as "not reachable now" or "not there", with what to do, and never with a token in it."""
+"""Errors of the hub, as "not reachable now" or "not there", with advice, and never with a token."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
+_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that mean "later"
 _REFUSALS = {401, 403, 404}
 _MOST_REASON = 300  # characters
 _COPY = 'files = ["/path/to/copy/*.parquet"]'
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
-    """A sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
+    """Return a sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
     if asked is None:
         return f"set {what} to one of: {shown}"
@@ -32,7 +32,7 @@ def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
 
 @contextmanager
 def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
-    """Turn any error of the hub libraries into a NielsCacheError; SourceUnavailable where trying again later may help."""
+    """Turn errors of the hub libraries into NielsCacheError, or SourceUnavailable if another try later may help."""
     try:
         yield
     except SourceUnavailable as error:
@@ -53,7 +53,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return any(isinstance(link, types) for link in chain)
 
     for link in chain:
-        if isinstance(link, SourceUnavailable):  # what the transport gave up on, wrapped by a library
+        if isinstance(link, SourceUnavailable):  # the transport gave up, and a library wrapped its error
             return _unreachable(dataset, str(link))
     answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
     statuses = {link.response.status_code for link in answers}
@@ -75,7 +75,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return _unreachable(dataset, detail)
-    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
+    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # the hub hides private data sets with 401
         return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
         return NielsCacheError(
@@ -85,7 +85,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: the hub says that a file of it is not there (HTTP 404); look for it at {page}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
-    if caused_by(StopIteration):  # how the JSON loader meets a file without a row
+    if caused_by(StopIteration):  # the JSON loader found a file without a row
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     if any(map(is_no_object, chain)):
         return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
@@ -101,13 +101,13 @@ def _page(dataset: str) -> str:
 
 
 def _answer(error: HfHubHTTPError) -> str:
-    """The status, and the reason that the hub gives, if it does."""
+    """Return the status of an answer, and the reason if the hub gives one."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
     return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
-    """Without an answer a name that does not exist looks like a network that is away; what is known of it here is said."""
+    """Return the error for an unreachable hub. A wrong name looks the same then, so it says if the data set was read before."""
     known = "this machine has read the data set before" if _was_read_before(dataset) else "so whether it has this data set is not known"
     return SourceUnavailable(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
@@ -116,7 +116,7 @@ def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
 
 
 def _was_read_before(dataset: str) -> bool:
-    """Whether the hub's library keeps something of it in its cache."""
+    """Return whether the cache of the hub's library holds a part of this data set."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 

@@ -1,8 +1,7 @@
-"""Tables as the hub's library reads them, and what is done to them on their way: which file and row each row is of, how many at a time,
-and columns of mixed types as the file holds them.
+"""Changes to the tables of the hub's library: file and row of each row, smaller batches, and columns of mixed types as the file holds them.
 
-All of it hangs into the library's loaders where nothing public does, so each function says what it relies on. Which data set is read, and
-which of its columns, is `hub`'s. Cost: two columns of numbers.
+The library has no public interface for this, so these functions change its loaders; each says what it relies on. `hub.data` chooses the
+data set and the columns. Cost: two columns of numbers.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from niels_cache_runtime.errors import NielsCacheError
 ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
 _TEXT_CHARACTERS = 1 << 20  # read at a time
-_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # a literal first: that is fast
+_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # begins with a literal: that makes the search fast
 _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 
 
 def file_name(url: str, local_names: dict[str, str]) -> str:
-    """Its name in the repository, or what `local_names` calls it."""
+    """Return the name of a file in its repository, or the one in `local_names`."""
     return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
 
 
@@ -53,11 +52,11 @@ def with_origin(
     start: tuple[str, int] | None,
     read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
 ) -> tuple[Any, list[str]]:
-    """The data set with two more columns: index of the file, and row in that file. And the names behind the indices.
+    """Return the data set with two more columns, the index of the file and the row in that file, and the file names by index.
 
-    Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
-    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the library calls it for one file at a time, and
-    the order after a shuffle stays the same. What comes before `start` is left out.
+    Hugging Face's streams do not say where a row came from, and there is no public hook between the file reader and the shuffle. So this
+    wraps the function that yields a file's Arrow tables (the loader's, or `read_tables`). The library calls it for one file at a time, and
+    the order after a shuffle stays the same. Rows before `start` are left out.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
@@ -73,7 +72,7 @@ def with_origin(
         raise NielsCacheError(f"{start[0]}: is not where it was among the files when this build began; build again with --force")
     first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
 
-    # Of a hub's files an OSError may be the network, which hub_errors tells apart.
+    # For files of the hub an OSError may be the network; hub_errors tells the cases apart.
     damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
 
     def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
@@ -106,19 +105,20 @@ def with_origin(
 
 
 def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
-    """The files of a loader's arguments: Parquet calls them files, JSON, CSV and text base_files."""
+    """Return the files in a loader's arguments. Parquet calls them files; JSON, CSV and text call them base_files."""
     return list(kwargs.get("base_files") or kwargs["files"])
 
 
 def is_no_object(error: BaseException) -> bool:
-    """Whether this is how the JSON loader meets a record that is no object: it or Arrow says something of columns, or of iterating."""
+    """Return whether the JSON loader failed on a record that is not an object: the loader or Arrow complains about columns or iteration."""
     return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
 
 
 @lru_cache(maxsize=1)
 def survive_null_rows() -> None:
-    """Have the JSON loader give Arrow `{}` for rows that are `null`, which come to the same: where a block begins with one, Arrow's parser
-    ends the process (pyarrow 26).
+    """Make the JSON loader give Arrow `{}` for rows that are `null`; both give the same row.
+
+    If a block begins with `null`, Arrow's parser ends the process (pyarrow 26).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -134,10 +134,10 @@ def survive_null_rows() -> None:
 
 
 def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
-    """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
+    """Return the Python values of a column. A column that the JSON loader encoded because of mixed types gets the file's values back.
 
-    `encoding`, `damaged`: as of column_values. `recoded`: the bytes come from `decode_json`, so they are UTF-8 and may hold marks already.
-    The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
+    `encoding`, `damaged`: see column_values. `recoded`: the bytes come from `decode_json`, so they are UTF-8 and may already hold marks.
+    The loader does not encode strings that are already JSON, so the string "6" cannot be told from the number.
     """
     import pyarrow as pa
 
@@ -154,9 +154,9 @@ def _decoded(value: str | None) -> Any:
 
 
 def decode_late_json(builder: Any) -> None:
-    """Decode columns whose types turn out to be mixed after the first 10 MB, when the schema says string already.
+    """Decode columns whose types prove mixed only after the first 10 MB, when the schema already says string.
 
-    The loader hands them on JSON-encoded and unmarked. Strings are kept; the schema has no place for the rest, which become null.
+    The loader passes them on JSON-encoded and unmarked. Strings are kept. The schema has no place for other values, which become null.
     """
     import pyarrow as pa
     from datasets import Json
@@ -177,7 +177,7 @@ def decode_late_json(builder: Any) -> None:
 
 
 def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """What the text loader yields of the user's files, a row for each line, decoded as `encoding` and with a column DAMAGE."""
+    """Return a reader of the user's files in place of the text loader's: a row per line, decoded as `encoding`, with a column DAMAGE."""
     import pyarrow as pa
 
     def tables(base_files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
@@ -200,7 +200,7 @@ def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: 
 
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
-    """Whole lines, about a million characters at a time; the first without a byte order mark."""
+    """Yield whole lines, about a million characters at a time, the first without a byte order mark."""
     piece = text.read(_TEXT_CHARACTERS).removeprefix("\ufeff")
     while piece:
         yield piece + text.readline()
@@ -212,15 +212,14 @@ def _packed(damage: Damage) -> int:
 
 
 def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
-    """What a column DAMAGE says, by row."""
+    """Return the damage in a column DAMAGE, by row."""
     return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
 
 
 def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
-    """Have this JSON loader, which knows UTF-8 alone, read the user's files as `encoding`, or as their byte order marks say.
+    """Make this JSON loader, which reads UTF-8 only, read the user's files as `encoding`, or as their byte order marks say.
 
-    It reads with `open`, which its module takes for its own. Here the function that reads is given another one. Damage comes through it
-    as marks (`carried`).
+    The loader calls `open`, a global of its module. Here its function gets another `open`. Damage passes through it as marks (`carried`).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -267,10 +266,10 @@ class _Recoded(io.RawIOBase):
 
 
 def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """What the Parquet loader yields, up to a thousand rows at a time: row groups may be large. `by_bytes`: fewer where rows are long.
+    """Return a reader in place of the Parquet loader's, which yields up to a thousand rows at a time. `by_bytes`: fewer if rows are long.
 
-    The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow. The
-    library's shuffle orders rows by the tables that they come in, so for that the tables are always the same.
+    The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow reader, and tokenizing is slow. No setting changes that. The
+    library's shuffle orders rows by the tables that they come in, so for a shuffle the tables must always be the same.
     """
     import pyarrow as pa
     from datasets import DownloadConfig
@@ -290,11 +289,10 @@ def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: boo
 
 
 def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
-    """The rows of a data set in Arrow tables where the schema is known, else in columns of Python values. About a thousand rows at a time,
-    fewer where they are long.
+    """Yield the rows of a data set as Arrow tables if the schema is known, else as columns of Python values.
 
-    Arrow gives the same order as plain iteration at a quarter of the cost. The library's own `iter` collects a thousand rows, however long;
-    its tables are asked for as they come wherever they need no shuffle.
+    A batch has about a thousand rows, fewer if they are long. Arrow gives the same order as plain iteration at a quarter of the cost. The
+    library's own `iter` collects a thousand rows of any length, so without a shuffle its tables are read directly.
     """
     if dataset.features is None:
         from datasets.iterable_dataset import _examples_to_batch

@@ -1,4 +1,4 @@
-"""MediaWiki: pages of an XML dump, and plain text of their markup. Which data set they are of is not known here."""
+"""MediaWiki: pages of an XML dump, and plain text of their markup, for any data set."""
 
 from typing import TYPE_CHECKING
 

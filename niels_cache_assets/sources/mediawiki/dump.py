@@ -1,9 +1,9 @@
 """Pages of a MediaWiki XML dump, streamed: `read_pages`.
 
-Format: the export schema, mediawiki.org/xml/export-0.11, in any version: the namespace is not looked at. Read by the standard library's
-expat, event by event: memory is one page and a block of the file, whatever the dump's size; of a page with a history the last revision
-stays. A pass that starts in the middle of a dump seeks to a page where the file is not compressed, else it parses up to there: expat is
-faster than decompression. What wikitext means is not known here.
+Format: the export schema, mediawiki.org/xml/export-0.11, in any version (the namespace is ignored). The standard library's expat reads it,
+event by event. Memory: one page and a block of the file, for a dump of any size. Of a page with a history only the last revision is kept. A
+pass that starts in the middle of an uncompressed dump seeks to a page; in a compressed one it parses up to there, which is faster than the
+decompression. Wikitext is not converted here.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _BLOCK = 1 << 18
 _MAX_DEPTH = 64  # of elements; a dump has five
-_MAX_MARKUP_BYTES = 1 << 20  # of one tag, or one comment: expat scans it from its beginning with every block
-_MAX_NAME = 1000  # characters of an element's name, its namespace included
+_MAX_MARKUP_BYTES = 1 << 20  # of one tag or comment: expat scans it from its beginning with each block
+_MAX_NAME = 1000  # characters of an element's name, with its namespace
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 
 
 class Page(NamedTuple):
-    """A page of a dump; `row` counts pages from 0. `text` is None where the dump holds none (deleted revisions, dumps of titles).
+    """A page of a dump. `row` counts pages from 0. `text` is None if the dump holds none (deleted revisions, dumps of titles).
 
-    `replaced_bytes`: those of the page that U+FFFD stands for, `replaced`: such characters in `text`, `has_nul`: whether one was a NUL.
+    `replaced_bytes`: bytes of the page that became U+FFFD. `replaced`: the number of such characters in `text`. `has_nul`: whether one of
+    them was a NUL.
     """
 
     row: int
@@ -50,8 +51,10 @@ class Page(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """U+FFFD that expat is given, between two tags: where the first is, in the bytes that it was given, for how many bytes they all stand,
-    how many they are, and whether one stands for a NUL.
+    """The U+FFFD between two tags.
+
+    `at`: position of the first in the bytes that expat got. `size`: number of replaced bytes. `characters`: number of U+FFFD. `has_nul`:
+    whether one of them was a NUL.
     """
 
     at: int
@@ -61,11 +64,11 @@ class _Replaced(NamedTuple):
 
 
 class _Handler:
-    """Collects the pages that expat's events tell of; the first of them is page `row` of the dump."""
+    """The collector of pages from expat's events. The first page has number `row` in the dump."""
 
     def __init__(self, where: str, limit: int, row: int) -> None:
         self.pages: list[Page] = []
-        self.starts: list[int] = []  # of each of them, in bytes that expat was given
+        self.starts: list[int] = []  # of each page, in bytes that expat got
         self.ended = False  # the root element is closed
         self.parser = expat.ParserCreate(namespace_separator=" ")
         self.parser.buffer_text = True
@@ -82,8 +85,8 @@ class _Handler:
         self._collected = 0  # characters in them
         self._redirect = False
         self._start = 0
-        self._text = (0, 0)  # where the text of the page begins and ends, as `starts`
-        self.replaced: deque[_Replaced] = deque()  # what was given and is behind the last page, in order
+        self._text = (0, 0)  # begin and end of the page's text, counted like `starts`
+        self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -145,7 +148,7 @@ class _Handler:
         self.ended = not self._path
 
     def _replaced_in_page(self) -> list[_Replaced]:
-        """What was replaced in the page that ends here; what was before it is forgotten."""
+        """Return the replaced characters of the page that ends here, and forget those before it."""
         found = []
         while self.replaced and self.replaced[0].at < self.parser.CurrentByteIndex:
             each = self.replaced.popleft()
@@ -166,11 +169,12 @@ def read_pages(
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
 ) -> Iterator[Page]:
-    """The pages from `position` on, in the order of the dump. Bytes that are not of `encoding`, and characters that XML cannot hold (NULs),
-    become U+FFFD, and the page says how many.
+    """Yield the pages from `position` on, in the order of the dump.
 
-    A dump that is damaged, cut or no XML, has a page of more than `limit` characters, or a tag or comment that no dump has, raises
-    NielsCacheError with file and offset; with `on_damage` one with damage ends before that.
+    Bytes that are not valid in `encoding`, and characters that XML cannot hold (NULs), become U+FFFD, and the page holds their number.
+
+    Raises NielsCacheError with file and offset for a dump that is damaged, cut or not XML, for a page of more than `limit` characters, and
+    for a tag or comment that no dump has. With `on_damage`, a damaged dump ends before the damage.
     """
     position = position or FilePosition()
     damaged: list[DamagedFile] = []
@@ -184,13 +188,13 @@ def read_pages(
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
-        given, offset = len(header.encode()), position.offset  # bytes that expat has, and where in the file they end
-        _parse(parser, header, file.name)  # what is wrong with it is wrong with the next piece too
+        given, offset = len(header.encode()), position.offset  # bytes that expat got, and where in the file they end
+        _parse(parser, header, file.name)  # an error here comes again with the next piece
         for text, begin, end, replaced in _decoded(stream, offset, encoding):
             handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
             problem = _parse(parser, text, file.name)
             size = len(text.encode())
-            # U+FFFD is never shorter than what it replaces, so of equal sizes every byte is in its place; in other encodings none is.
+            # U+FFFD is never shorter than the bytes it replaces, so with equal sizes all bytes are in place. This holds for UTF-8 only.
             yield from _given(handler, position, after=given, offset=begin if encoding == UTF8 and size == end - begin else None)
             given, offset = given + size, end
             if problem:
@@ -211,7 +215,7 @@ def read_pages(
 
 
 def _seek(stream: IO[bytes], position: FilePosition) -> str:
-    """Bring the stream to the page that the position knows of; what expat needs before it: all that stands before the first page."""
+    """Bring the stream to the page of the position. Return the text before the first page of the dump, which expat needs first."""
     header = b""
     if position.offset and stream.seekable():
         header, page, _ = stream.read(_BLOCK).partition(b"<page")
@@ -219,11 +223,11 @@ def _seek(stream: IO[bytes], position: FilePosition) -> str:
             header, position.offset = b"", 0
         stream.seek(0)
     position.seek(stream)
-    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # of UTF-8: no other has an offset
+    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # UTF-8: no other encoding has an offset
 
 
 def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
-    """The collected pages that are still to be given. `offset`: where in the file what expat was given `after` so many bytes begins."""
+    """Yield the collected pages from the position on. `offset`: where in the file the text begins that expat got after `after` bytes."""
     for page, start in zip(handler.pages, handler.starts, strict=True):
         if page.row >= position.row:
             position.row = page.row + 1
@@ -235,12 +239,12 @@ def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int
 
 
 def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
-    """The byte of the file that expat is at."""
+    """Return the byte of the file that expat is at."""
     return max(offset - given + parser.CurrentByteIndex, 0)
 
 
 def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
-    """What is wrong with this piece of the dump, or nothing."""
+    """Return the problem of this piece of the dump, or an empty string."""
     try:
         parser.Parse(text, last)
     except expat.ExpatError as error:
@@ -253,8 +257,9 @@ def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = Fa
 
 
 def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[str, int, int, list[_Replaced]]]:
-    """(text, where in the file it begins, and ends, what was replaced) of the pieces of a stream that is at `offset`, and that goes on in
-    `encoding`. A byte order mark is in none.
+    """Yield (text, begin in the file, end in the file, replaced characters) of the pieces of a stream at `offset` in `encoding`.
+
+    A byte order mark is left out.
     """
     decoder = codecs.getincrementaldecoder(encoding)(MARKS)
     begin, read = offset, offset
@@ -273,9 +278,9 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
 
 
 def _readable(text: str) -> tuple[str, list[_Replaced]]:
-    """The text with U+FFFD for marks and for what XML cannot hold; `at` is in bytes from its beginning.
+    """Return the text with U+FFFD for marks and for characters that XML cannot hold; `at` is in bytes from its beginning.
 
-    Elements begin and end at "<", so what is replaced between two of those is one entry: a page may be damaged from end to end.
+    Elements begin and end at "<", so all replaced characters between two "<" are one entry: a page may be damaged from end to end.
     """
     replaced: list[_Replaced] = []
     if not _NOT_XML.search(text):
@@ -292,5 +297,5 @@ def _readable(text: str) -> tuple[str, list[_Replaced]]:
 
 
 def _bytes_of(character: str) -> int:
-    """How many bytes of the file a mark, or a character that XML cannot hold, stands for."""
+    """Return how many bytes of the file a mark, or a character that XML cannot hold, stands for."""
     return damage_of(character).size or len(character.encode())

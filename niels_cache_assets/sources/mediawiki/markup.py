@@ -1,17 +1,16 @@
 """Wikitext to plain text: `plain_text`.
 
-Two steps. One scan over the page takes out what shows no prose anyway (comments, references, templates, tables, files, categories, tags)
-and every mark that is never closed, and puts the text of the templates that are prose (`wikipedia_templates`) and the labels of addresses
-in their place; what is left goes line by line to mwparserfromhell, which knows links and entities, and its nodes become text. The scan is
-there because the parser reads on from an unclosed mark to the end of its input and comes back: 20 KB of `{{a|` take it 15 s. After the scan
-its input is one line in which all marks are closed, so the whole is linear in the page, without any limit on a page's size: about 2 MB/s on
-articles, two to three times what the parser alone gives. Dumps and redirects are not known here.
+There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
+categories, tags) and all marks that are never closed. It inserts the text of templates that are prose (`templates`) and the labels of
+addresses. Second, mwparserfromhell, which parses links and entities, gets the rest line by line, and its nodes become text. The scan is
+needed because at an unclosed mark the parser reads to the end of its input and comes back: 20 KB of `{{a|` take it 15 s. After the scan its
+input is one line with all marks closed. So the whole is linear in the page, without a limit on its size: about 2 MB/s on articles, two to
+three times as fast as the parser alone. Dumps and redirects are handled elsewhere.
 
-Kept: paragraphs, headings as lines of their own, list items with `-`, labels of links, formulas as their LaTeX between `$`, code,
-quotations, `10^6` for a raised number. Not kept: sections of END_MATTER (`wikipedia_names`) and those that only list names or works: both
-are no prose and would make a list of many an article; and links to the same article in other languages, which stand in lines of their own
-(`[[wp:Manual]]` in a sentence shows what MediaWiki shows).
-Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
+Kept: paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as their LaTeX between `$`, code, quotations,
+`10^6` for a raised number. Not kept: sections of END_MATTER (`names`) and sections that only list names or works, because they are not
+prose and would make lists of many articles; and links to the same article in other languages on a separate line (`[[wp:Manual]]` in a
+sentence shows the same text as in MediaWiki). Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from niels_cache_assets.sources.mediawiki.names import (
 )
 from niels_cache_assets.sources.mediawiki.templates import template_text
 
-_SENTENCE = 100  # characters from which the items of a list are, on average, prose
+_SENTENCE = 100  # from this average length in characters, the items of a list are prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
 _OPENING = re.compile(rf"<!--|<({'|'.join(sorted(EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
@@ -44,20 +43,20 @@ _MARKS = re.compile(
     r"|(?P<less><)|(?P<line>\n)",
     re.MULTILINE | re.IGNORECASE,
 )
-_DEPTH = 40  # open marks at a time; more are not markup that anybody meant
-_RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark looks for its partner past what ranks no higher
+_DEPTH = 40  # open marks at a time; a page with more does not mean them as markup
+_RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of no higher rank on the way to its partner
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
 _ADDRESS = re.compile(r"[^\s\[\]<>\"\x02-\x08]*")
 _POWER = re.compile(
     r"(?:(?<=[\d)])|(?<=''))<sup>[ ]?((?:&minus;|[-−–+])?(?:\d{1,9}(?:[.,/]\d{1,9})?|''[^\W\d_]{1,3}''))[ ]?</sup>", re.IGNORECASE
 )
 
-# Characters that no page holds (they are taken out first) stand for what is found on the way.
-_RAW = re.compile("\x02(\\d+)\x02")  # text that is no wikitext, by its index
-_GONE = "\x03"  # a template or reference was here: the brackets and blanks around it may have lost their reason
-_ROWS = "\x04"  # a table or template that never closes: what follows may be rows of it
+# Characters that no page holds (the scan removes them first) stand for its findings.
+_RAW = re.compile("\x02(\\d+)\x02")  # text that is not wikitext, by its index
+_GONE = "\x03"  # a template or reference was here: brackets and blanks around it may not be needed any more
+_ROWS = "\x04"  # a table or template that never closes: the following lines may be its rows
 _LINK, _LINK_END = "\x05", "\x06"
-_LITERALS = str.maketrans("[{", "\x07\x08")  # from the parser, to which they are marks
+_LITERALS = str.maketrans("[{", "\x07\x08")  # hidden from the parser, which takes them for marks
 _BACK = str.maketrans("\x07\x08\x0e", "[{<", "\x03\x05\x06")
 _LESS = "\x0e"
 _PRIVATE = re.compile("[\x00\x02-\x08\x0e]")
@@ -72,7 +71,7 @@ _QUOTES = re.compile(r"'{2,}")
 _SWITCH = re.compile(
     r"__(?:NOTOC|FORCETOC|TOC|NOEDITSECTION|NEWSECTIONLINK|NONEWSECTIONLINK|NOGALLERY|HIDDENCAT|EXPECTUNUSEDCATEGORY|EXPECTUNUSEDTEMPLATE"
     r"|NOCONTENTCONVERT|NOCC|NOTITLECONVERT|NOTC|INDEX|NOINDEX|STATICREDIRECT|NOGLOBAL|DISAMBIG)__"
-)  # mediawiki.org, Help:Magic words, and those of its usual extensions
+)  # mediawiki.org, Help:Magic words, and those of the usual extensions
 _LIST = re.compile(r"([*#:;]+)[ \t]*")
 _RULE = re.compile("-{4,}")
 _HEADING = re.compile("(={1,6})(.+)\\1[\\s\x03]*")
@@ -82,13 +81,13 @@ _EMPTIED_START = re.compile("\\([ ,;:]*\x03[ ,;:\x03]*")
 _EMPTIED_END = re.compile("(?<![ ,;:\x03])[ ,;:\x03]++(?=\\))")
 _SPACE_BEFORE = re.compile("(?<![ \x03])[ \x03]++([,;:.)])(?=\\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
-_NEEDS_PARSER = re.compile("[\x05&]")  # not for addresses without brackets, which show as they stand
+_NEEDS_PARSER = re.compile("[\x05&]")  # not for addresses without brackets, which show unchanged
 _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
 _PIECE = 100_000  # characters of a line that are parsed at a time
 
 
 def plain_text(wikitext: str) -> str:
-    """The prose of a page as paragraphs between blank lines; empty where nothing is left. Pure; linear in time and memory."""
+    """Return the prose of a page as paragraphs between blank lines, empty if there is none. Pure; linear in time and memory."""
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
     if "<sup>" in text:
@@ -118,8 +117,8 @@ class _Page:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.section: list[str] = []  # lines of the section that is being read
-        self.end_matter = 0  # level of the heading of the end matter that is being read, 0 in prose
+        self.section: list[str] = []  # lines of the current section
+        self.end_matter = 0  # heading level of the current end matter, 0 in prose
         self._headings: list[tuple[int, str]] = []  # whose sections have shown nothing yet
 
     def start_section(self, level: int, title: str) -> None:
@@ -143,7 +142,7 @@ class _Page:
 
 
 def _is_list(lines: list[str]) -> bool:
-    """Nothing but short list items: names, works and the like."""
+    """Return whether the lines are only short list items: names, works and the like."""
     return all(line.lstrip(" ").startswith("- ") for line in lines) and sum(map(len, lines)) < _SENTENCE * len(lines)
 
 
@@ -153,13 +152,15 @@ def _is_end_matter(title: str) -> bool:
 
 
 def _without_extensions(text: str, raw: list[str]) -> str:
-    """Take out comments and extension tags.
+    """Remove comments and extension tags.
 
-    What shows of them goes to `raw`, and its index between two characters that no page holds takes its place.
+    Content that shows goes to `raw`; its index between two characters that no page holds takes its place.
     """
     lowered = text.lower()
-    lowered = lowered if len(lowered) == len(text) else text  # a few letters grow; then only closing tags in lower case are found
-    missing: set[str] = set()  # closing marks that do not come any more: not to look for them again keeps this linear
+    lowered = (
+        lowered if len(lowered) == len(text) else text
+    )  # a few letters grow in lower case; then only lower-case closing tags are found
+    missing: set[str] = set()  # closing marks that do not occur again: without a second search the scan stays linear
     parts = []
     position = 0
     while opening := _OPENING.search(text, position):
@@ -173,7 +174,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         closing = f"</{name}" if name else "-->"
         end = -1 if closing in missing else lowered.find(closing, position)
         if end < 0:
-            missing.add(closing)  # what it would have hidden stays
+            missing.add(closing)  # the text that it would have hidden stays
             continue
         content = text[position:end]
         if name:
@@ -184,7 +185,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if hidden:
             parts.append(_GONE)
         elif name:
-            if name in FORMULAS:  # the same formula to LaTeX, and no template to whoever reads the text next
+            if name in FORMULAS:  # the same formula in LaTeX, but not a template for the next step
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
             parts.append(f"\x02{len(raw) - 1}\x02")
@@ -192,16 +193,16 @@ def _without_extensions(text: str, raw: list[str]) -> str:
 
 
 def _closed_markup(text: str) -> str:
-    """Take out templates, tables, files, categories and tags, and every mark without a partner; join lines inside a link."""
+    """Remove templates, tables, files, categories, tags and all marks without a partner. Join the lines inside a link."""
     out: list[str] = []
-    stack: list[tuple[str, int]] = []  # open marks, and where in `out` each stands
+    stack: list[tuple[str, int]] = []  # open marks, and the index of each in `out`
     position = 0
 
     def never_closes(index: int) -> None:
         out[index] = _ROWS if out[index].startswith((_ROWS, "{{")) else ""
 
     def close(kind: str) -> int | None:
-        """Index in `out` of the partner of a closing mark, off the stack; open marks above it never close."""
+        """Return the index in `out` of the partner of a closing mark, and take it off the stack. Open marks above it never close."""
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth][0] == kind:
                 for _, index in stack[depth + 1 :]:
@@ -214,7 +215,7 @@ def _closed_markup(text: str) -> str:
         return None
 
     def open_mark(kind: str, shown: str) -> None:
-        if len(stack) >= _DEPTH:  # nobody meant these to be closed; their text shows
+        if len(stack) >= _DEPTH:  # not meant to be closed; their text shows
             for _, index in stack:
                 never_closes(index)
             stack.clear()
@@ -271,9 +272,9 @@ def _closed_markup(text: str) -> str:
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
-    """Put its text in the place of the template that begins at `index`, or take out the parameter of one.
+    """Replace the template that begins at `index` by its text, or remove a template's parameter.
 
-    Returns how many braces that used: three of a parameter, two of a template; of four, both pairs are a template's.
+    Return the number of braces used: three for a parameter, two for a template; of four, both pairs belong to templates.
     """
     used = 2 if closing in (2, 4) else 3
     rest = out[index][used:]
@@ -291,7 +292,7 @@ def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[s
 
 
 def _take_link(out: list[str], index: int) -> None:
-    """Finish the link that begins at `index`: on one line, and nothing where it shows no text."""
+    """Finish the link that begins at `index`: on one line, or removed if it shows no text."""
     content = "".join(out[index + 1 :])
     del out[index:]
     match = _NAMESPACE.match(content)
@@ -303,7 +304,7 @@ def _take_link(out: list[str], index: int) -> None:
 
 
 def _take_address(out: list[str], index: int) -> None:
-    """Put the label of the address in brackets that begins at `index` in its place."""
+    """Replace the address in brackets that begins at `index` by its label."""
     content = "".join(out[index + 1 :])
     del out[index:]
     address = _ADDRESS.match(content)
@@ -312,7 +313,7 @@ def _take_address(out: list[str], index: int) -> None:
 
 
 def _line_text(line: str) -> str:
-    """The text of one line without its markup."""
+    """Return the text of one line without its markup."""
     item = _LIST.match(line)
     prefix = ""
     if item:
@@ -327,7 +328,7 @@ def _line_text(line: str) -> str:
     if _NEEDS_PARSER.search(line):
         line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
         line = "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
-        line = _DOUBLE_MARK.sub("", line)  # of what the parser takes for no link, and of links that a cut went through
+        line = _DOUBLE_MARK.sub("", line)  # left by the parser, which rejected the link, or by a cut through a link
     line = _BLANKS.sub(" ", line)
     if _GONE in line:
         if "(" in line:
@@ -341,13 +342,13 @@ def _line_text(line: str) -> str:
 
 
 def _only_languages(line: str) -> bool:
-    """The line holds nothing but links to the article in other languages."""
+    """Return whether the line holds only links to the article in other languages."""
     links = line.replace(_GONE, "").rstrip()
     return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """The line as the parser gets it: its nodes take a hundred times the space of their text, so a line that is a book comes in parts."""
+    """Yield the line in pieces for the parser. Its nodes take a hundred times the memory of their text, so a very long line is cut."""
     start = 0
     while len(line) - start > _PIECE:
         end = line.rfind(" ", start, start + _PIECE) + 1
@@ -368,17 +369,17 @@ def _nodes_text(code: Any) -> str:
 
 
 def _node_text(node: Any) -> str:
-    """What a reader of the page sees of a node."""
+    """Return the text of a node that a reader of the page sees."""
     kind = type(node).__name__
     if kind == "Text":
         return str(node.value)
     if kind == "Wikilink":
         return _nodes_text(node.text) if node.text is not None else _nodes_text(node.title).strip().removeprefix(":")
-    if kind == "ExternalLink":  # without brackets: the scan took the others
+    if kind == "ExternalLink":  # without brackets: the scan removed the others
         return _nodes_text(node.url)
     if kind == "HTMLEntity":
         return _entity(node)
-    if kind == "Tag":  # only list marks and rules in the middle of a line: the scan took the others
+    if kind == "Tag":  # only list marks and rules in the middle of a line: the scan removed the others
         return str(node.wiki_markup or "")
     if kind == "Heading":
         return _nodes_text(node.title)
@@ -386,7 +387,7 @@ def _node_text(node: Any) -> str:
 
 
 def _entity(node: Any) -> str:
-    """The character, or the entity as it stands where there is none. Half a surrogate pair and control characters show nothing."""
+    """Return the character of an entity, or the entity if it has none. Half a surrogate pair and control characters show nothing."""
     try:
         character = str(node.normalize())
     except (ValueError, OverflowError):

@@ -1,19 +1,19 @@
-"""Names that wikitext gives a meaning: tags, namespaces, languages, headings of end matter. Data for `wikipedia_markup`; no logic."""
+"""Names with a meaning in wikitext: tags, namespaces, languages, headings of end matter. Data for `markup`; no logic."""
 
-# Contents are no wikitext: up to the first closing tag, as MediaWiki's preprocessor reads them.
+# Their content is not wikitext, up to the first closing tag, as in MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
 _HIDDEN += " section indicator style script"
 FORMULAS = ("math", "chem", "ce")
 LITERAL_TAGS = ("nowiki", "pre", "source", "syntaxhighlight")
 EXTENSIONS = frozenset((*_HIDDEN.split(), *FORMULAS, *LITERAL_TAGS))
-# What MediaWiki takes for a tag (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
+# The tags of MediaWiki (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
 _BREAKING_TAGS = "br hr p div li ul ol dl dd dt tr blockquote center poem h1 h2 h3 h4 h5 h6 caption"
 BLOCK_TAGS = frozenset(_BREAKING_TAGS.split())
 _INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link mark meta q rb rp rt rtc ruby s samp small span strike"
 _INLINE_TAGS += " strong sub sup td th time tt u var wbr noinclude includeonly onlyinclude"
 TAGS = "|".join(sorted({*BLOCK_TAGS, *_INLINE_TAGS.split(), *EXTENSIONS}, key=lambda name: (-len(name), name)))
 
-# Namespaces that show no text where they are linked, in the languages of the largest wikis.
+# Namespaces that show no text in a link, in the languages of the largest wikis.
 _NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
 _NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
 _NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
@@ -31,7 +31,7 @@ sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv
 xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
 """
 LANGUAGES = frozenset(_CODES.split())
-# Headings of the English Wikipedia (its Manual of Style, Layout, and their usual variants) below which no prose stands, in lower case.
+# Headings of sections without prose in the English Wikipedia (its Manual of Style, Layout, and their usual variants), in lower case.
 # A heading that joins several ("Notes and references") counts as well.
 END_MATTER = frozenset(
     (

@@ -1,9 +1,9 @@
-"""Templates that are prose: `template_text` gives the text of those that stand in running text, and None for all others.
+"""Templates that are prose: `template_text` returns the text of templates in running text, and None for all others.
 
-A dump holds the calls of templates, not what they show, so the few that carry words, numbers or signs of a sentence are known here by
-name; everything else (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) goes. Names and arguments: the templates'
-own pages in the English Wikipedia. An argument is text whose inner templates are text already; its links and entities are left as they
-are. What depends on the day (age, currentyear, inflation) is not given. Time: linear in the call.
+A dump holds the calls of templates, not their output. So this module lists by name the few that show words, numbers or signs of a sentence.
+All others (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) are removed. Names and arguments are taken from the
+templates' pages in the English Wikipedia. The inner templates of an argument are already text; its links and entities are not changed.
+Values that depend on the date (age, currentyear, inflation) are left out. Time: linear in the call.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-Arguments = dict[str, str]  # "1", "2", ... for those without a name
+Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
-_BOUNDS = re.compile("[\x05\x06|]")  # of a link, as wikipedia_markup marks them
+_BOUNDS = re.compile("[\x05\x06|]")  # of a link, as marked by `markup`
 _KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
 _NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
 _UNITS = {"sqmi": "sq mi", "sqft": "sq ft", "sqin": "sq in", "sqyd": "sq yd", "cuft": "cu ft", "cuin": "cu in", "cuyd": "cu yd"}
@@ -26,7 +26,7 @@ _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs u
 
 
 def template_text(call: str, before: str) -> str | None:
-    """Text of a template's call (what stands between its braces). Of several lines only for quotations. `before` is what precedes it."""
+    """Return the text of a template's call (between its braces). Only quotations have several lines. `before`: the text before the call."""
     name, _, rest = call.partition("|")
     if _NAME.fullmatch(name.strip()) is None:
         return None
@@ -34,7 +34,7 @@ def template_text(call: str, before: str) -> str | None:
     if title in _SIGNS:
         return _SIGNS[title]
     function, colon, _ = title.partition(":")
-    if colon:  # of the parser functions, those that only change how their argument looks
+    if colon:  # of the parser functions, only those that change the look of their argument
         return next(_split(call.lstrip()[len(function) + 1 :])).strip() if function in _FUNCTIONS else None
     arguments = _arguments(rest)
     if title in _QUOTATIONS:
@@ -66,7 +66,7 @@ def _arguments(call: str) -> Arguments:
 
 
 def _split(call: str) -> Iterator[str]:
-    """The pieces between bars that are not in a link."""
+    """Yield the pieces between bars that are not inside a link."""
     depth = start = 0
     for bound in _BOUNDS.finditer(call):
         if bound[0] == "|":
@@ -79,12 +79,12 @@ def _split(call: str) -> Iterator[str]:
 
 
 def _given(arguments: Arguments, *keys: str) -> str:
-    """The first of the arguments that is there and not empty."""
+    """Return the first of these arguments that is present and not empty."""
     return next((arguments[key] for key in keys if arguments.get(key)), "")
 
 
 def _in_order(arguments: Arguments) -> list[str]:
-    """Those without a name, as far as they follow one another."""
+    """Return the arguments without a name, up to the first gap."""
     values: list[str] = []
     while str(len(values) + 1) in arguments:
         values.append(arguments[str(len(values) + 1)])
@@ -116,7 +116,7 @@ def _ship_class(arguments: Arguments) -> str:
 
 
 def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
-    """A paragraph of its own, and one for who said it."""
+    """Return the quotation as a paragraph, and its author and work as another."""
     text = _given(arguments, "1", "text", "quote", "content")
     by = [_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
     said = ", ".join(value for value in by if value)
@@ -124,7 +124,7 @@ def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
 
 
 def _convert(arguments: Arguments) -> str:
-    """The quantity as its writer gave it: a number, a range (5|to|10|km) or a number in two units (5|ft|6|in)."""
+    """Return the quantity as it was written: a number, a range (5|to|10|km) or a number in two units (5|ft|6|in)."""
     values = _in_order(arguments)
     if not values:
         return ""
@@ -140,7 +140,7 @@ def _convert(arguments: Arguments) -> str:
 
 
 def _val(arguments: Arguments) -> str:
-    """A measured value: its uncertainty, power of ten and unit."""
+    """Return a measured value with its uncertainty, power of ten and unit."""
     values = _in_order(arguments)
     if not values:
         return ""
@@ -187,7 +187,7 @@ def _note(arguments: Arguments) -> str:
     return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
 
 
-_QUOTE = "&#39;"  # as an entity: beside others of its kind it would be a mark
+_QUOTE = "&#39;"  # as an entity: two quotes together would be a mark
 _SIGNS = {"!": "&#124;", "=": "=", "'": _QUOTE, "'s": f"{_QUOTE}s", "eqm": "⇌", '-"': '"'}
 _SIGNS |= {"' \"": f'{_QUOTE} "', "\" '": f'" {_QUOTE}', "'\"": f'{_QUOTE}"', "\"'": f'"{_QUOTE}'}
 _SIGNS |= dict.fromkeys(("nbsp", "space", "thinsp", "thin space", "hair space", "hairsp", "spaces"), " ")
@@ -198,7 +198,7 @@ _SIGNS |= dict.fromkeys(("snd", "snds", "spnd", "sndash", "spndash", "spaced nda
 _SIGNS |= dict.fromkeys(("spaced mdash", "spaced em dash", "smdash", "snmdash"), " — ")
 _SIGNS |= dict.fromkeys(("dot", "·", "•", "bull", "bullet", "middot", "\\"), " · ")
 _FUNCTIONS = frozenset(("formatnum", "lc", "uc", "lcfirst", "ucfirst"))
-# Where they stand, who said it and in which work, in the arguments without a name.
+# The positions of author and work among the arguments without a name.
 _QUOTATIONS = dict.fromkeys(
     ("quote", "quotation", "blockquote", "block quote", "bquote", "quoted text", "poemquote", "poem quote"), ("2", "3")
 )

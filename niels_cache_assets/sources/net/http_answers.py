@@ -1,7 +1,7 @@
-"""What an HTTP answer says of a file, and whether it is an answer to what was asked: version, size, bytes, content, when to come back.
+"""Reading and checking one HTTP answer: version, size, bytes and content of the file, and the time of the next try.
 
-An answer that cannot be believed is Broken: asked again, it may be right. Whether it is, and what is known of files from other answers, is
-`transport`'s. Importing this imports huggingface_hub.
+An answer that fails a check raises Broken, and another try may succeed. `transport` retries, and compares answers with each other.
+Importing this imports huggingface_hub.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from huggingface_hub.utils import httpx
 _HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
 _NUMBER = re.compile("[0-9]{1,18}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|\*)")
-_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # how the hub words it
+_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # the wording of the hub
 
 
 class Validator(NamedTuple):
-    """What tells one version of a file from another: its ETag, or its time, and its size; None where the server does not say."""
+    """One version of a file: its ETag or time, and its size. A field is None if the server does not give it."""
 
     tag: str | None
     size: int | None
@@ -32,7 +32,7 @@ class Validator(NamedTuple):
 
 
 class Broken(Exception):
-    """An answer that is to be asked for again. `spoilt`: what came of it is not the beginning of a right one."""
+    """An answer that must be requested again. `spoilt`: the bytes received so far may be wrong too."""
 
     def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False, spoilt: bool = False) -> None:
         super().__init__(problem)
@@ -42,7 +42,7 @@ class Broken(Exception):
 
 
 def validator_of(response: httpx.Response) -> Validator:
-    """Of the file that the answer is about, also where it holds a part of it or is the hub's redirect to it."""
+    """Return the version of the file in the answer, also for a part of a file and for the hub's redirect to a file."""
     headers = response.headers
     tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
     size = headers.get("X-Linked-Size")
@@ -54,25 +54,25 @@ def validator_of(response: httpx.Response) -> Validator:
 
 
 def commit_of(path: str) -> str | None:
-    """The commit in the path of a file of the hub."""
+    """Return the commit in the path of a hub file, or None."""
     found = _HUB_FILE.search(path)
     return found[1] if found else None
 
 
 def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
-    """First and last byte (None: to the end) of a plain Range header; None where there is none, or another (of the last so many bytes)."""
+    """Return first and last byte (None: to the end) of a plain Range header; None without a header or for its other forms."""
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
 
 
 def part_of(response: httpx.Response) -> tuple[int, int] | None:
-    """First and last byte that an answer of a part of a file says it holds."""
+    """Return first and last byte that a partial answer says it holds."""
     given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return (int(given[1]), int(given[2])) if given else None
 
 
 def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fine: bool) -> None:
-    """Raises Broken where other bytes of the file were answered than were asked for."""
+    """Raise Broken if the answer holds other bytes of the file than the request named."""
     asked = range_of(request)
     if response.status_code == 206 and asked is not None:
         first, last = part_of(response) or (-1, -1)
@@ -86,9 +86,9 @@ def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fin
 
 
 def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:
-    """What a whole body can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1.
+    """Raise Broken if a whole body fails its check. The hub's ETags are the sha256 of large files, and git's sha1 of others.
 
-    What an API says in JSON must be JSON. A file need not be: servers call JSON Lines so too, and a part of a file is none.
+    An API's JSON must be valid. A file's content is not checked so: servers also give JSON Lines this type, and part of a file is not JSON.
     """
     linked = request.extensions.get("linked")
     tag, size = validator_of(response)
@@ -105,7 +105,7 @@ def check_content(request: httpx.Request, response: httpx.Response, content: byt
 
 
 def _is_of_an_api(request: httpx.Request, response: httpx.Response) -> bool:
-    """Whether it is a whole answer in JSON, and nothing tells that it is a file's."""
+    """Return whether this is a whole JSON answer of an API, and not the content of a file."""
     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     of_a_file = bool({"validator", "linked"} & set(request.extensions)) or commit_of(request.url.path) is not None
     return response.status_code == 200 and media_type == "application/json" and not of_a_file
@@ -120,7 +120,7 @@ def _is_json(content: bytes) -> bool:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
+    """Return the seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
     value = response.headers.get("Retry-After", "").strip()
     if _NUMBER.fullmatch(value):
         return float(value)

@@ -1,8 +1,8 @@
-"""Files at http(s) addresses as an fsspec file system, over the transport that the hub is read with.
+"""Files at http(s) addresses as an fsspec file system, with the same transport as the hub.
 
-Servers that give ranges are read in blocks, also out of order (Parquet needs that); others from the beginning to the end, once. Every
-answer must be of the version that was there when the file was opened. Nothing is listed: an address names one file. fsspec's own file
-system for http(s) needs another client library, and neither goes on where a body broke nor looks at what version it is of.
+If the server supports ranges, files are read in blocks in any order (Parquet needs that); otherwise once from beginning to end. All answers
+must be of the version that the file had when it was opened. There are no listings: an address names one file. fsspec's own http(s) file
+system needs another client library, does not resume a broken body and does not check versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class HttpFiles(AbstractFileSystem):
-    """Read only. Settings of other http(s) file systems are taken and ignored."""
+    """A read-only file system. It accepts the settings of other http(s) file systems and ignores them."""
 
     protocol = ("http", "https")
 
@@ -46,9 +46,9 @@ class HttpFiles(AbstractFileSystem):
         return False
 
     def info(self, path: str, **settings: Any) -> dict[str, Any]:
-        """Size and version, on which two answers must agree: one alone may be wrong, and the file would be measured by it.
+        """Return size and version. Two answers must agree on them: one alone may be wrong, and all reads are checked against it.
 
-        Raises FileNotFoundError, or NielsCacheError where access is refused.
+        Raises FileNotFoundError, or NielsCacheError if access is refused.
         """
         answers = [_probed(path)]
         while answers.count(answers[-1]) < 2:
@@ -66,9 +66,11 @@ class HttpFiles(AbstractFileSystem):
 
 
 def _probed(path: str) -> dict[str, Any]:
-    """What the headers of an answer say."""
+    """Return the facts in the headers of an answer."""
     with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
-        if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # it has no first byte
+        if (
+            answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0"
+        ):  # the file is empty, so it has no first byte
             return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
         _refuse_errors(answer)
         tag, size = validator_of(answer)
@@ -76,7 +78,7 @@ def _probed(path: str) -> dict[str, Any]:
 
 
 class _HttpFile(AbstractBufferedFile):
-    """A file in blocks, which fsspec keeps a few of."""
+    """A file in blocks; fsspec keeps a few of them."""
 
     def __init__(self, *args: Any, validator: Validator, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -90,7 +92,7 @@ class _HttpFile(AbstractBufferedFile):
 
 
 class _WithoutRanges(io.RawIOBase):
-    """A file as it comes."""
+    """A file that is read once from beginning to end."""
 
     def __init__(self, url: str, validator: Validator) -> None:
         client = _client(os.getpid())
@@ -125,8 +127,8 @@ class _WithoutRanges(io.RawIOBase):
 
 @lru_cache(maxsize=1)
 def _client(process: int) -> httpx.Client:
-    """One for a process: connections do not live through a fork."""
-    return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # transport.READ_SECONDS
+    """Return the client of this process: connections do not survive a fork."""
+    return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # the transport sets its own timeout
 
 
 def _refuse_errors(answer: httpx.Response) -> None:

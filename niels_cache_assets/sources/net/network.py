@@ -1,8 +1,8 @@
-"""Patience with the network: how long a request that fails is asked again, and what is said meanwhile.
+"""Patience with the network: how long a failed request is retried, and the log lines meanwhile.
 
-`patience` sets it for what runs inside, `Tries` counts one request's failures and waits between them, ever longer, or ends them with
-SourceUnavailable. `transport.install` gives the hub's library, and fsspec for http(s) addresses, a transport that works so. The library
-has one HTTP client for the whole process, so the patience is the process's too. What an answer must look like is not known here.
+`patience` sets it for the code inside. `Tries` counts the failures of one request and waits between them, each time longer, until it raises
+SourceUnavailable. `transport.install` gives this to the hub's library, and to fsspec for http(s) addresses. The library has one HTTP client
+for the whole process, so the patience is also per process. Answers are checked in `http_answers`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
-UNWATCHED_PATIENCE = 1.0  # seconds, of a thread that would hold up who interrupts the main one
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the first to the second
+UNWATCHED_PATIENCE = 1.0  # seconds, in a thread that would delay an interrupt of the main thread
 BRIEFLY = 10.0
 
 P = ParamSpec("P")
@@ -38,8 +38,8 @@ class _Patience:
         self._set_seconds = seconds
         self._thread = threading.current_thread()
         self.log = log
-        self.ended: tuple[int, float] | None = None  # failures, and since when, of requests given up; none has been answered since
-        self.signals: socket.socket | None = None  # what came since `watched` began
+        self.ended: tuple[int, float] | None = None  # failures and start time of requests that were given up; None after an answer
+        self.signals: socket.socket | None = None  # signals since `watched` began
 
     @property
     def seconds(self) -> float:
@@ -49,8 +49,8 @@ class _Patience:
         return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
 
     def wait(self, seconds: float) -> bool:
-        """False where the process is interrupted meanwhile. In the main thread its handlers see to that themselves."""
-        signals = self.signals  # None where others look for signals, and when nobody waits for this thread any more: an interrupt left it
+        """Wait. Return False if the process is interrupted meanwhile; in the main thread the signal handlers do that themselves."""
+        signals = self.signals  # None if other code handles signals, or if an interrupt has ended the wait for this thread
         if self._is_interruptible() or signals is None:
             time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
             return True
@@ -59,14 +59,14 @@ class _Patience:
             while (left := until - time.monotonic()) > 0 and select.select([signals], [], [], left)[0]:
                 if {signal.SIGINT, signal.SIGTERM} & set(signals.recv(1 << 16, socket.MSG_PEEK)):
                     return False
-                time.sleep(0.1)  # another signal; it stays, because other threads look as well
-        except (OSError, ValueError):  # it is closed
+                time.sleep(0.1)  # another signal; it stays in the socket for other threads
+        except (OSError, ValueError):  # the socket is closed
             return False
         return True
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let other threads see signals: libraries read in threads of their own, and wait for them where they are interrupted."""
+        """Let other threads see signals: libraries read in their own threads, and an interrupt waits for those."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -75,7 +75,7 @@ class _Patience:
         told.setblocking(False)
         with self.signals, told:
             before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-            if before != -1:  # another's
+            if before != -1:  # set by other code
                 signal.set_wakeup_fd(before)
                 self.signals = None
             try:
@@ -86,14 +86,14 @@ class _Patience:
                 self.signals = None
 
     def _is_interruptible(self) -> bool:
-        """Whether nobody waits in vain for this thread: it is the main one, or what it works for is not in the main one either."""
+        """Return whether an interrupt need not wait for this thread: it is the main thread, or another thread started its work."""
         return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
 
 def _jitter() -> float:
-    """From 0.5 to 1.5, another in each process, so that they do not come back all at once. It decides waits and nothing else.
+    """Return a number from 0.5 to 1.5, different in each process, so that processes do not retry all at once. It changes nothing but waits.
 
-    Of the clock: a generator of torch would have to be imported first, which may take longer than the wait.
+    It comes from the clock: importing torch for a generator may take longer than the wait.
     """
     return 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
 
@@ -102,7 +102,7 @@ def _silent(message: str) -> None: ...
 
 
 def _seconds(configured: float) -> float:
-    """The environment variable, else what is configured."""
+    """Return the environment variable's seconds, else the configured ones."""
     value = os.environ.get(PATIENCE_VARIABLE)
     try:
         seconds = float(value or configured)
@@ -118,7 +118,7 @@ _patience = _Patience(None, _silent)
 
 @contextmanager
 def _set(new: _Patience) -> Iterator[None]:
-    """For one thread at a time: where two overlap, the one that ends last leaves what the other had set."""
+    """Set the patience for the code inside. If two threads overlap, the last one to end restores the other's value."""
     global _patience
     outer, _patience = _patience, new
     try:
@@ -129,7 +129,7 @@ def _set(new: _Patience) -> Iterator[None]:
 
 @contextmanager
 def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
-    """Requests of the process are asked again for so long; `log` gets a line at each wait. The environment variable goes before."""
+    """Retry failed requests of the process for so many seconds. `log` gets a line at each wait. The environment variable has precedence."""
     new = _Patience(_seconds(seconds), log)
     with new.watched(), _set(new):
         yield
@@ -137,7 +137,7 @@ def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[N
 
 @contextmanager
 def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
-    """Ask for ten seconds at most, or `seconds`, if `only`: where there is something to go on with when no answer comes."""
+    """Retry for at most `seconds` if `only` is true: for requests that the caller can do without."""
     new = _Patience(min(_patience.seconds, seconds), _patience.log)
     new.signals = _patience.signals
     with _set(new if only else _patience):
@@ -145,7 +145,7 @@ def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
 
 
 def patient(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with the patience of the registry that is its first argument, and with its keyword argument `log`."""
+    """Run a function with the patience of its first argument, a registry, and with its keyword argument `log`."""
 
     @wraps(function)
     def with_patience(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -158,7 +158,7 @@ def patient(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Tries:
-    """The failures of one request since it last got anywhere."""
+    """The failures of one request since its last progress."""
 
     def __init__(self, url: str) -> None:
         self._url = shown(url)
@@ -166,7 +166,7 @@ class Tries:
         self._since = 0.0
 
     def failed(self, problem: str, retry_after: float | None = None) -> None:
-        """Wait until it is time to ask again, at least the seconds that the server names; SourceUnavailable where patience ends before."""
+        """Wait until the next try, at least the seconds that the server asks for. Raises SourceUnavailable if the patience ends before."""
         now = time.monotonic()
         if not self._failures:
             self._failures, self._since = _patience.ended or (0, now)
@@ -182,9 +182,9 @@ class Tries:
         if self._failures > 1 or wait > 2:
             _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
         if not _patience.wait(wait):
-            raise KeyboardInterrupt  # a library hands it to the main thread, which may not have seen its own yet
+            raise KeyboardInterrupt  # a library passes it to the main thread, which may not have seen its own yet
 
     def progressed(self) -> None:
-        """The request was answered, or enough of its body came."""
+        """Forget the failures: the request was answered, or enough of its body came."""
         self._failures = 0
         _patience.ended = None

@@ -1,11 +1,12 @@
-"""The HTTP transport below huggingface_hub and our http(s) files: asks again where that may help, and gives no byte that may be wrong.
+"""The HTTP transport below huggingface_hub and our http(s) files. It retries if that may help, and returns no byte that may be wrong.
 
-Asked again: connections that fail, end early, stall or drip; HTTP 408, 429 and 5xx (after Retry-After); answers that are not what was asked
-for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, an API's JSON that is none). A
-body that breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is
-read again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in
-memory until they are whole.
-`install` puts it into the hub's library and into fsspec. Importing this imports huggingface_hub: import it where it is needed.
+It retries connections that fail, end early, stall or are very slow; HTTP 408, 429 and 5xx (after Retry-After); and answers that do not
+match the request: other bytes than the Range, another commit than the address's, another ETag or size than the file's, invalid JSON from an
+API. A body that breaks, or ends before the size that any answer named, is resumed at that byte; without ranges it is read again up to
+there. Other answers (401, 403, 404, redirects) go to the caller. Cost: one HEAD per hub file. Bodies up to 32 MiB are held in memory until
+they are complete.
+
+`install` puts the transport into the hub's library and into fsspec. Importing this imports huggingface_hub, so import it inside functions.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from niels_cache_assets.sources.net.http_answers import (
 from niels_cache_assets.sources.net.network import Tries
 from niels_cache_runtime.errors import NielsCacheError
 
-READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout
-STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is asked for again
+READ_SECONDS = 30.0  # without a byte, if the caller sets no timeout
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is requested again
 WHOLE_BYTES = 32 << 20
 EXPLANATION_BYTES = 1 << 16
-CHANGED_TRIES = 5  # a server that names another version so often means it
+CHANGED_TRIES = 5  # after this many changes the file really changes
 
 _LENGTHS = ("content-length", "transfer-encoding")
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -47,9 +48,9 @@ _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolErr
 
 @lru_cache(maxsize=1)
 def install() -> None:
-    """Make the hub's library and fsspec's http(s) ask patiently.
+    """Make the hub's library and fsspec's http(s) retry patiently.
 
-    Listings of the hub come page by page in the calling thread: threads of the library would hold up an interrupt.
+    Listings of the hub come page by page in the calling thread: threads of the library would delay an interrupt.
     """
     import fsspec
     from huggingface_hub.utils import _http, set_client_factory
@@ -62,27 +63,29 @@ def install() -> None:
 
 
 def made_patient(client: httpx.Client) -> httpx.Client:
-    """The client, with its transports (the proxies' too) wrapped."""
+    """Wrap the transports of the client, also those of proxies, and return it."""
     client._transport = PatientTransport(client._transport)
     client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
     return client
 
 
 class PatientTransport(httpx.BaseTransport):
-    """Understands request extensions: `validator`, which the answer must have; `headers_only`, where neither its body nor the Range
-    matters; `may_begin_again`, where the whole is as good as the Range.
+    """A transport that retries.
+
+    Request extensions: `validator`, the version that the answer must have; `headers_only`, if neither body nor Range matters;
+    `may_begin_again`, if the whole file may answer a Range.
     """
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path, and whether two answers agreed on it
-        self._linked: dict[str, Validator] = {}  # by the address that the hub sent us to
+        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path; True after two answers that agree
+        self._linked: dict[str, Validator] = {}  # by the address that the hub redirected to
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout") or {}
         timeouts = {kind: timeouts.get(kind) or READ_SECONDS for kind in ("connect", "read", "write", "pool")}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        request.headers["Accept-Encoding"] = "identity"  # lengths and offsets are those of the file
+        request.headers["Accept-Encoding"] = "identity"  # so that lengths and offsets are those of the file
         if linked := self._linked.pop(str(request.url), None):
             request.extensions["linked"] = linked
         tries = Tries(str(request.url))
@@ -106,7 +109,7 @@ class PatientTransport(httpx.BaseTransport):
         self._inner.close()
 
     def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
-        """Bytes of the answer by all that is known of its file; None where nothing is. Its own length may be missing."""
+        """Return the length of the answer by all known facts of its file, or None. The answer may not give its length itself."""
         if response.status_code == 206:
             part = part_of(response)
             return part[1] - part[0] + 1 if part else None
@@ -114,7 +117,7 @@ class PatientTransport(httpx.BaseTransport):
         return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
 
     def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
-        """An answer whose status and headers are those of what was asked for, or which the caller has to judge."""
+        """Return an answer with the right status and headers, or one that the caller must judge."""
         changes = 0
         path = request.url.path
         commit = commit_of(path)
@@ -162,7 +165,7 @@ class PatientTransport(httpx.BaseTransport):
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
-                    self._hub_files.pop(path, None)  # which of the two is wrong is for further answers to tell
+                    self._hub_files.pop(path, None)  # further answers tell which of the two is wrong
                 raise Broken("the answer is of another version of the file")
             if path in self._hub_files:
                 self._hub_files[path] = known, True
@@ -176,7 +179,7 @@ class PatientTransport(httpx.BaseTransport):
 
 
 class _Body(httpx.SyncByteStream):
-    """The bytes of an answer, in order, from as many answers as that takes; `wait_for_head` alone may raise Broken."""
+    """The bytes of an answer, in order, from as many answers as needed. Only `wait_for_head` may raise Broken."""
 
     def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
         self._transport, self._request, self._response, self._tries = transport, request, response, tries
@@ -187,7 +190,7 @@ class _Body(httpx.SyncByteStream):
         self._restartable = True
 
     def wait_for_head(self) -> None:
-        """Hold what comes up to 32 MiB. A body that is whole by then is checked as far as its answer allows."""
+        """Hold up to 32 MiB of the body. A body that is complete by then is checked as far as its answer allows."""
         waiting = 0
         for chunk in self._chunks:
             self._head.append(chunk)
@@ -229,7 +232,7 @@ class _Body(httpx.SyncByteStream):
                     raise
                 if hindrance:
                     raise SourceUnavailable(f"{shown(str(self._request.url))}: {error} in the middle, and {hindrance}") from error
-                if self._given - counted >= STALL_BYTES:  # what was read again up to here counts for nothing
+                if self._given - counted >= STALL_BYTES:  # bytes that are read again do not count as progress
                     counted = self._given
                     self._tries.progressed()
                 self._tries.failed(str(error))
@@ -239,7 +242,7 @@ class _Body(httpx.SyncByteStream):
             skip = self._given if self._response.status_code == 200 else 0
 
     def _hindrance(self, error: Broken) -> str:
-        """Why the rest of the body cannot be asked for; empty where it can."""
+        """Return why the rest of the body cannot be requested, or an empty string."""
         if validator_of(self._first).tag is None:
             return "the server names no version to go on with"
         if "Range" in self._request.headers and range_of(self._request) is None:
@@ -251,15 +254,15 @@ class _Body(httpx.SyncByteStream):
         headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
-            del extensions["validator"]  # each server of a store may have tags of its own; its addresses name contents
-        if self._first.status_code == 200:  # also to a Range from the first byte
+            del extensions["validator"]  # each server of a store may have its own tags; its addresses name contents
+        if self._first.status_code == 200:  # also the answer to a Range from the first byte
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
     in_window = 0
-    seconds = 0.0  # of waiting for the server: what the reader does in between is not its fault
+    seconds = 0.0  # waiting for the server; the reader's own time does not count
     stream = iter(response.stream)  # type: ignore[arg-type]
     while True:
         begin = time.monotonic()
@@ -280,7 +283,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
 
 
 def _with_short_body(response: httpx.Response) -> httpx.Response:
-    """A redirect or error, whose body may explain something, as far as it came."""
+    """Return a redirect or error with the part of its body that came: it may explain something."""
     content = b""
     with suppress(Broken):
         for chunk in _chunks(response):

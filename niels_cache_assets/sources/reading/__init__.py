@@ -1,1 +1,1 @@
-"""Reading of files, whatever the kind of source: where they lie, decompression, encodings, limits, rows, and places to begin again."""
+"""Reading of files for all kinds of sources: location, decompression, encodings, limits, rows, and places to resume from."""

@@ -1,10 +1,10 @@
-"""Compressed files as one stream of bytes, told by their suffix: `decompressed`, and `DamagedFile` where the data do not read to their end.
+"""Compressed files as one stream of bytes, by their suffix: `decompressed`, and `DamagedFile` for data that cannot be read to the end.
 
-A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and the parallel compressors write them. The
-standard library's own readers of such files take what does not begin a stream for padding, and so end silently where the header of a
-later stream is damaged; here all that is no stream and no padding is an error. Formats: RFC 1952 (gzip; zero bytes may follow it), bzip2,
-the .xz file format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'; memory: theirs and some megabytes,
-however much a small file becomes. Which file is opened, and what is inside, is not known here.
+A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and parallel compressors write them. The standard
+library's readers take any bytes that do not begin a stream for padding, and so end silently if the header of a later stream is damaged.
+Here all bytes that are neither a stream nor padding are an error. Formats: RFC 1952 (gzip; zero bytes may follow it), bzip2, the .xz file
+format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'. Memory: theirs and a few megabytes, even if a
+small file becomes very large. Opening the file and reading its content is not done here.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def with_compressions(*endings: str) -> tuple[str, ...]:
-    """These endings of names, each with and without a compression's."""
+    """Return these endings, each with and without the suffix of a compression."""
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
 
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
-_COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time: what a damaged block takes along is no more than comes of it
+_COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-_XZ_MEMORY = 1 << 28  # the file says how much its reader needs: xz -9 is 65 MiB, a hostile header says 4 GiB
+_XZ_MEMORY = 1 << 28  # the header says how much memory is needed: xz -9 takes 65 MiB, a hostile header asks for 4 GiB
 _BLOCK = 1 << 18
 
 
 class DamagedFile(NielsCacheError):
-    """Compressed data that cannot be read to its end. What came before the offset was read."""
+    """Compressed data that cannot be read to its end. The bytes before the offset were read."""
 
 
 OnDamage = Callable[[DamagedFile], None]
 
 
 class _Stream(Protocol):
-    """The interface that bz2 and lzma give their decompressors."""
+    """The interface of the decompressors of bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -72,14 +72,16 @@ class _GzipStream:
 
 
 class _ZstdStream:
-    """Its library gives all that comes of its input at once, thirty thousand times its size at worst: it gets little, and what does not
-    fit waits.
+    """A Zstandard stream.
+
+    The library returns all output of its input at once, at worst thirty thousand times the input's size. So it gets small pieces, and extra
+    output waits here.
     """
 
     def __init__(self) -> None:
         import zstandard
 
-        self._object: Any = zstandard.ZstdDecompressor().decompressobj()  # of windows up to 128 MiB
+        self._object: Any = zstandard.ZstdDecompressor().decompressobj()  # for windows up to 128 MiB
         self._input = memoryview(b"")
         self._waiting = memoryview(b"")
 
@@ -107,7 +109,7 @@ class _ZstdStream:
 
 class _Format(NamedTuple):
     start: Callable[[], _Stream]
-    padding: int  # zero bytes may follow a stream in multiples of this; 0: none may
+    padding: int  # zero bytes may follow a stream in multiples of this; 0: no padding
 
 
 def _bzip2() -> _Stream:
@@ -126,7 +128,7 @@ _FORMATS = {".gz": _Format(_GzipStream, 1), ".bz2": _Format(_bzip2, 0), ".xz": _
 
 
 def compression_of(name: str) -> str | None:
-    """The suffix of COMPRESSIONS that the name ends in, in any case. A name of another compression or archive is an error."""
+    """Return the suffix of COMPRESSIONS at the end of the name, in any case, or None. Another compression or archive is an error."""
     lowered = name.lower()
     suffix = next((suffix for suffix in COMPRESSIONS if lowered.endswith(suffix)), None)
     other = next((other for other in _OTHERS if lowered.removesuffix(suffix or "").endswith(other)), None)
@@ -138,10 +140,10 @@ def compression_of(name: str) -> str | None:
 
 
 def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """What `source` holds, decompressed as the suffix of `name` says; `source` itself where it says nothing. It need not be seekable.
+    """Return `source` decompressed as the suffix of `name` says; `source` itself without such a suffix. It need not be seekable.
 
-    Damage, a cut and what follows the last stream raise DamagedFile, which says how many bytes could be read; with `on_damage`, that is
-    given the error and the stream ends there instead.
+    Damage, a cut and bytes after the last stream raise DamagedFile with the number of bytes read. With `on_damage`, the error is passed to
+    it and the stream ends there.
     """
     suffix = compression_of(name)
     if suffix is None:
@@ -150,14 +152,14 @@ def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None
 
 
 def bytes_read(stream: IO[bytes]) -> int:
-    """How far in the file itself a stream of `decompressed` was read."""
+    """Return the position in the file itself of a stream from `decompressed`."""
     raw = getattr(stream, "raw", None)
     return raw.source.tell() if isinstance(raw, _Decompressed) else stream.tell()
 
 
 @lru_cache(maxsize=1)
 def decompression_errors() -> tuple[type[Exception], ...]:
-    """What the decompressors raise for damaged data, bzip2's plain OSError aside."""
+    """Return the exceptions that decompressors raise for damaged data, except bzip2's plain OSError."""
     import lzma
 
     import zstandard
@@ -174,7 +176,7 @@ class _Decompressed(io.RawIOBase):
         self._name = name
         self._on_damage = on_damage
         self._stream: _Stream | None = None
-        self._compressed = b""  # read, not yet given to a stream
+        self._compressed = b""  # read, but not yet given to a stream
         self._streams = 0
         self._offset = 0
         self._damaged = False
@@ -203,7 +205,7 @@ class _Decompressed(io.RawIOBase):
                     self._offset += len(data)
                     return len(data)
         except Exception as error:
-            plain = type(error) is OSError and error.errno is None  # what bz2 raises; the disk's and the network's have a number or a class
+            plain = type(error) is OSError and error.errno is None  # raised by bz2; errors of disk and network have a number or a subclass
             if not plain and not isinstance(error, decompression_errors()):
                 raise
             damage = DamagedFile(
@@ -217,12 +219,12 @@ class _Decompressed(io.RawIOBase):
         return 0
 
     def _take(self) -> bytes:
-        """Compressed bytes: those that an ended stream left, else the next of the file."""
+        """Return compressed bytes: the rest after an ended stream, else the next bytes of the file."""
         taken, self._compressed = self._compressed, b""
         return taken or self.source.read(_COMPRESSED_BLOCK)
 
     def _next_stream(self) -> bool:
-        """Pass over padding and start a stream; False at the end of the file."""
+        """Skip padding and start a stream. Return False at the end of the file."""
         padding = 0
         while compressed := self._take():
             if self._streams and self._format.padding:

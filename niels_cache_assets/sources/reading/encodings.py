@@ -1,12 +1,12 @@
-"""How bytes of files become text: `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a pass.
+"""Decoding of files: `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a pass.
 
-Bytes that are not of the encoding become U+FFFD, as Python's "replace" has it. They are counted where they are decoded, so that a U+FFFD
-that the file itself holds is none of them: the error handler here leaves a mark, a lone surrogate that says how many bytes it stands for
-and that no decoder of a file makes. The reader that meets marks gives the text without them, and the marked text beside it.
+Bytes that are not valid in the encoding become U+FFFD, as with Python's "replace". They are counted while decoding, so that a U+FFFD in the
+file itself does not count. For this the error handler leaves a mark: a lone surrogate with the number of bytes, which no decoder makes from
+a file. A reader returns the text without marks, and beside it the marked text if there are marks.
 
-A byte order mark is stronger than `encoding`. Cost: clean text is decoded strictly, as fast as ever; only what fails is decoded again.
-Lines of UTF-8 are split before they are decoded, and a pass can seek to one; lines of other encodings are split after, and a pass that
-starts in the middle of such a file decodes what comes before. What a document is belongs to the sources.
+A byte order mark has precedence over `encoding`. Cost: clean text is decoded strictly, at full speed; only text with errors is decoded
+again. Lines of UTF-8 are split before decoding, so a pass can seek to one. Lines of other encodings are split after decoding, so a pass
+that starts in the middle of such a file decodes all bytes before. The sources decide what a document is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NOT_TEXT = "not_text"
 REPLACED = "replaced"
 MAX_REPLACED_SHARE = 0.01
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
-CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that hold marks already (`carried`)
+CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that already hold marks (`carried`)
 MARK = re.compile("[\udc01-\udcff]")
 
 _SET_ENCODING = 'set the key encoding to what the files are in, such as encoding = "latin-1"'
 _BOMS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before that of UTF-16, which it begins with
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before the mark of UTF-16, which has the same first bytes
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, UTF8),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -45,13 +45,13 @@ _BOMS = (
 )
 _BOM = "\ufeff"
 _BLOCK = 1 << 18
-_NAMED_FILES = 20  # with the most, in facts; the one that is being read is kept beside them
+_NAMED_FILES = 20  # in facts: those with the highest counts; the current file is kept too
 _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
 
 class DecodesText(LimitsDocuments):
-    """Keys of the kinds that read files: how their bytes become text."""
+    """Keys of the kinds that read files, for decoding."""
 
     encoding: str = Field(
         UTF8, description="Python's name of the files' encoding; a byte order mark is stronger. Of Parquet: of strings that are not UTF-8"
@@ -65,7 +65,7 @@ class DecodesText(LimitsDocuments):
     )
 
     def describe(self) -> dict[str, Any]:
-        """As of every source, and another encoding than the default."""
+        """Return the description of every source, and the encoding if it is not the default."""
         return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
 
     @field_validator("encoding")
@@ -75,7 +75,7 @@ class DecodesText(LimitsDocuments):
 
 
 def text_encoding(name: str) -> str:
-    """The one name that Python has for a text encoding. Raises ValueError with the nearest choice for anything else."""
+    """Return Python's canonical name of a text encoding. Raises ValueError with the nearest choice for other names."""
     if not _makes_text(name):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), _encoding_names(), n=1)
         raise ValueError(f"is not a text encoding that Python knows; did you mean {near[0] if near else UTF8!r}?")
@@ -84,7 +84,7 @@ def text_encoding(name: str) -> str:
 
 
 def _makes_text(name: str) -> bool:
-    """Whether files can be decoded so, with marks and block by block. rot13 and base64 make no text of bytes."""
+    """Return whether this codec decodes bytes to text, with marks and block by block. rot13 and base64 do not."""
     try:
         encoding = encoding_at(b"", codecs.lookup(name).name)
         codecs.getincrementaldecoder(encoding)(MARKS).decode(b"\x00\xff", final=True)
@@ -120,7 +120,7 @@ codecs.register_error(CARRIED_MARKS, _carried_mark)
 
 
 class Damage(NamedTuple):
-    """Bytes that were replaced, and characters that stand for them."""
+    """The number of replaced bytes, and of the characters in their place."""
 
     size: int
     characters: int
@@ -130,7 +130,7 @@ NO_DAMAGE = Damage(0, 0)
 
 
 def damage_of(marked: str) -> Damage:
-    """What the marks of a text say."""
+    """Return the damage that the marks of a text stand for."""
     marks = MARK.findall(marked)
     return Damage(sum(ord(mark) - 0xDC00 for mark in marks), len(marks))
 
@@ -140,7 +140,7 @@ def unmarked(marked: str) -> str:
 
 
 def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
-    """(text, the same with marks or None where nothing was replaced)."""
+    """Return (text, text with marks), or (text, None) if nothing was replaced."""
     try:
         return data.decode(encoding), None
     except UnicodeDecodeError:
@@ -149,19 +149,19 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """A text with marks as bytes, for a way that takes only those; CARRIED_MARKS finds the marks again."""
+    """Return a text with marks as bytes, for interfaces that take only bytes. CARRIED_MARKS finds the marks again."""
     return text.encode(errors="surrogatepass")
 
 
 def encoding_at(head: bytes, encoding: str) -> str:
-    """The encoding of what begins so: what its byte order mark says, else `encoding`, little-endian where that does not say."""
+    """Return the encoding that the byte order mark names, else `encoding`, as little-endian if it does not name a byte order."""
     return next(
         (named for bom, named in _BOMS if head.startswith(bom)), {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
     )
 
 
 def encoding_of(stream: IO[bytes], encoding: str) -> str:
-    """As encoding_at, of a newly opened stream, of which nothing is taken."""
+    """Return `encoding_at` of a newly opened stream, without taking bytes from it."""
     peek = getattr(stream, "peek", None)
     return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
 
@@ -169,9 +169,9 @@ def encoding_of(stream: IO[bytes], encoding: str) -> str:
 def read_text(
     file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> tuple[str, str | None]:
-    """The whole file without its byte order mark, as of `decode`. Line ends stay as they are.
+    """Return the whole file without its byte order mark, as `decode` returns it. Line ends are not changed.
 
-    Raises NielsCacheError for one of more than `limit` bytes, decompressed.
+    Raises NielsCacheError for a file of more than `limit` bytes after decompression.
     """
     with reading(file), open_bytes(file, on_damage) as stream:
         data = read_whole(stream, file.name, limit)
@@ -182,10 +182,10 @@ def read_text(
 def read_lines(
     stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str = UTF8, *, is_start: bool = True
 ) -> Iterator[tuple[int, str, str | None]]:
-    """(index from 0, line with its end, the same with marks or None) from `position` on, which is behind every line that is given.
+    """Yield (index from 0, line with its end, line with marks or None) from `position` on, which is behind each line that is yielded.
 
-    A newly opened stream, or with `is_start` False one that is inside a file, behind its byte order mark. That is in no line; only a line
-    feed ends one. Raises NielsCacheError for a line of more than `limit` bytes.
+    `stream`: newly opened, or with `is_start` False inside a file, after its byte order mark. No line includes that mark, and only a line
+    feed ends a line. Raises NielsCacheError for a line of more than `limit` bytes.
     """
     encoding = encoding_of(stream, encoding) if is_start else encoding
     if encoding != UTF8:
@@ -213,7 +213,7 @@ def read_lines(
 def _lines_after_decoding(
     stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str
 ) -> Iterator[tuple[int, str, str | None]]:
-    position.offset = position.offset_row = 0  # where a line begins in the bytes is not known
+    position.offset = position.offset_row = 0  # the byte offset of a line is not known
     index = position.seek(stream)
     for line in _decoded_lines(stream, where, limit, encoding):
         index += 1
@@ -245,7 +245,7 @@ def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> 
 
 
 def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
-    """The rest of a stream as text with marks, block by block."""
+    """Yield the rest of a stream as text with marks, block by block."""
     decoder = codecs.getincrementaldecoder(encoding)(MARKS)
     while block := stream.read(_BLOCK):
         yield decoder.decode(block)
@@ -253,7 +253,7 @@ def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
 
 
 class DamagedRow(dict[str, Any]):
-    """A row of which bytes were replaced. `size`: how many. `marked`: the same row with what `mark` matches in their place."""
+    """A row with replaced bytes. `size`: their number. `marked`: the same row with characters in their place that `mark` matches."""
 
     def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)
@@ -261,13 +261,13 @@ class DamagedRow(dict[str, Any]):
 
     @classmethod
     def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
-        """`line`: the JSON of these values with marks."""
+        """Return the damaged row of these values. `line` is their JSON with marks."""
         marked, mark = marked_json(line)
         return cls(values, marked, mark, damage_of(line).size)
 
 
 def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
-    """The value of JSON with marks, and what matches them there: what JSON escapes may be surrogates too, so another character is taken."""
+    """Return the value of JSON with marks, and a pattern of the marks. JSON may escape surrogates too, so another character is used."""
     lowered = text.lower()
     free = (mark for mark in _JSON_MARKS if mark not in text and f"\\u{ord(mark):04x}" not in lowered)
     mark = next(free, "\ufffd")
@@ -275,21 +275,20 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
 
 
 class Decoding:
-    """What a pass counts of bytes that were replaced, and of documents that are no text, in its report: in all and for each file.
+    """The counts of a pass for its report: replaced bytes, and documents that are not text, in total and for each file.
 
-    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to count.
-    `by_file` names the 20 files with the most, and the one that was read last. Files are counted right where they are read one after the
-    other.
+    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to count. `by_file` names
+    the 20 files with the highest counts, and the last one read. The number of files is right if files are read one after the other.
     """
 
     def __init__(self, source: DecodesText, context: StreamContext, *, of_files: bool = True) -> None:
-        """`of_files` False: what the hub has is counted and not judged."""
+        """Set up empty counts. `of_files` False: data of the hub is counted and not judged."""
         self.encoding = source.encoding
         self._share, self._of_files = source.max_replaced_share, of_files
         self._report = context.report
 
     def count(self, file: str, damage: Damage) -> int:
-        """Count replaced bytes of a file; the number of characters that stand for them."""
+        """Count the replaced bytes of a file, and return the number of characters in their place."""
         if damage.size:
             self._add(REPLACED, "bytes", file, damage.size)
         return damage.characters
@@ -298,14 +297,14 @@ class Decoding:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
     def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
-        """Count the replaced bytes of a row; the number of characters that stand for them in the texts that `texts` takes of it."""
+        """Count the replaced bytes of a row. Return the number of characters in their place in the texts that `texts` returns."""
         if not isinstance(values, DamagedRow):
             return 0
         self._add(REPLACED, "bytes", file, values.size)
         return sum(len(values.mark.findall(text)) for text in texts(values.marked) if isinstance(text, str))
 
     def admits(self, file: str, *texts: str, replaced: int = 0) -> bool:
-        """Whether the texts of a document are text; if not it is counted as dropped. `replaced`: their characters for replaced bytes."""
+        """Return whether the texts of a document are text; if not, count it as dropped. `replaced`: how many characters replace bytes."""
         if not self._of_files:
             return True
         if (not replaced or replaced <= self._share * sum(map(len, texts))) and not any("\0" in text for text in texts):
@@ -315,7 +314,7 @@ class Decoding:
         return False
 
     def _add(self, key: str, unit: str, file: str, count: int) -> None:
-        """New values always: marks of the journal hold the old ones."""
+        """Add to the counts. The values are always new objects, because marks of the journal hold the old ones."""
         file = f"{self._report.within}{file}"
         old = self._report.facts.get(key, {unit: 0, "files": 0, "by_file": {}})
         by_file: dict[str, int] = dict(old["by_file"])
@@ -327,7 +326,7 @@ class Decoding:
 
 
 def decoding_warning(meta: Mapping[str, Any]) -> str | None:
-    """One line about what a build replaced, or dropped as no text, by its meta.json; None for nothing."""
+    """Return one line on the bytes that a build replaced and the documents it dropped as no text, from its meta.json, or None."""
     facts, source = meta.get("facts", {}), meta.get("source", {})
     encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
     told = []
@@ -346,16 +345,16 @@ def _worst(counted: dict[str, Any]) -> str:
 
 
 def nothing_is_text(facts: dict[str, Any]) -> str:
-    """What to add to the message of a build of which nothing is left; nothing where documents were not dropped as no text."""
+    """Return a note for the message of a build that keeps no document; empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
     return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or take out what is no text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:
-    """The strings of a column that is not all UTF-8; `damaged` is filled with those that have marks, by their index.
+    """Return the strings of a column that is not all UTF-8. `damaged` is filled with the marked strings, by index.
 
-    A value that is UTF-8 is that, another one is decoded as `encoding`.
+    A value that is valid UTF-8 is decoded so; other values are decoded as `encoding`.
     """
     found: list[str | None] = []
     for index, value in enumerate(values):

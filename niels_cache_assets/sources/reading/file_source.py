@@ -1,7 +1,7 @@
-"""Keys that the kinds share which read files of the user: `jsonl`, `parquet`, `text`.
+"""Keys that the kinds share which read the user's files: `jsonl`, `parquet`, `text`.
 
-Files are globs, local or fsspec URLs, compressed or not, read in the order of their relative paths. Cost: reading and decoding; the
-input order is kept, a shuffle is the builder's. Data sets of the Hugging Face hub are not read here.
+Files are globs, local or fsspec URLs, compressed or not, read in the order of their relative paths. Cost: reading and decoding. The input
+order is kept; a builder may shuffle. Hub data sets are read in `hub/`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSou
 
 
 class KeepsDamaged(Source):
-    """Key of the kinds that read files line by line or page by page."""
+    """The key of the kinds that read files line by line or page by page."""
 
     keep_damaged: bool = Field(False, description="Keep what comes before the damage in a damaged file; otherwise it fails the build")
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
-        """None (damage is an error), or what logs a damaged file of this pass and counts it among the dropped as `damaged_file`.
+        """Return None (damage is an error), or a function that logs a damaged file and counts it as dropped (`damaged_file`).
 
-        Readers meet the damage while they give what comes before it, and a pass that begins there meets it again: it counts once.
+        Readers reach the damage while they yield the data before it, and a pass that begins there reaches it again: it counts once.
         """
         if not self.keep_damaged:
             return None
@@ -40,7 +40,7 @@ class KeepsDamaged(Source):
 
 
 class FileSource(DecodesText, PretrainSource):
-    """Keys shared by the kinds that read globs of files."""
+    """Keys of the kinds that read globs of files."""
 
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 

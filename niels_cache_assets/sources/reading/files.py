@@ -1,8 +1,7 @@
-"""Local and remote files of a source: finding, opening, digesting them, and errors that name them.
+"""Local and remote files of a source: finding, opening, hashing, and errors that name the file.
 
-Globs become `SourceFile`s with a name relative to the globs' common folder, which is all that a cache ever records: where the
-files lie on this machine stays out of it. Opening is transparent for fsspec URLs, and for compressed files by way of `compressed`. What is
-inside a file is not known here.
+Globs become `SourceFile`s with a name relative to the globs' common folder. A cache records only these names, not the location on this
+machine. Opening works for fsspec URLs too, and decompresses with `compressed`. The content of files is read elsewhere.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirec
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
-_MOST_NAMES = 10_000  # of a folder, among which a misspelt one is looked for
+_MOST_NAMES = 10_000  # in a folder, to search for a misspelt one
 
 
 class SourceFile(NamedTuple):
-    """`url` opens it (a path or an fsspec URL); `name` is its POSIX path relative to the source's root."""
+    """A file. `url` opens it (a path or an fsspec URL); `name` is its POSIX path relative to the source's root."""
 
     url: str
     name: str
 
 
 def writable(text: str) -> str:
-    """The text as UTF-8 can hold it: names that are not UTF-8, and JSON with half a surrogate pair, become strings with question marks."""
+    """Return the text as UTF-8 can hold it, with question marks: for names that are not UTF-8, and JSON with half a surrogate pair."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[SourceFile]:
-    """The files that match any of the globs, each once, sorted by name. A glob that matches nothing is an error.
+    """Return the files that match any of the globs, each once, sorted by name. A glob without a match is an error.
 
-    A local folder stands for all files below it with one of the `endings`; if there are none of these, it is an error.
-    Names are relative to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
+    A local folder stands for all files below it with one of the `endings`; if there are no such files, it is an error. Names are relative
+    to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
     """
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
@@ -59,7 +58,7 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
             mend = "check the path" if "://" in pattern else advice_for_missing(pattern)
             raise NielsCacheError(f"files: {shown(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)")
         twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
-        if twice is not None:  # addresses that differ in their queries
+        if twice is not None:  # addresses with different queries
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
         found.update(matches)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
@@ -69,13 +68,13 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
 
 
 def advice_for_missing(pattern: str) -> str:
-    """Return what to do about a local path or glob that matches nothing.
+    """Return advice for a local path or glob that matches nothing.
 
-    Raises NielsCacheError if this user may not list a folder that it leads through.
+    Raises NielsCacheError if you may not list a folder on the way to it.
     """
     path = Path(pattern).expanduser().absolute()
     for folder, name in zip(reversed(path.parents), path.parts[1:], strict=True):
-        for found in filter(os.path.isdir, glob.iglob(str(folder), recursive=True)):  # `glob` passes over what it may not list
+        for found in filter(os.path.isdir, glob.iglob(str(folder), recursive=True)):  # `glob` skips folders that it may not list
             try:
                 os.stat(os.path.join(found, os.curdir))
                 if glob.has_magic(name):
@@ -100,9 +99,9 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
 
 
 def _near_path(path: str) -> str | None:
-    """The path up to its first name that is not there, with the nearest name that is; None where all is there or nothing is near.
+    """Return the path up to its first missing name, with the nearest existing name in its place; None if nothing is missing or near.
 
-    Of a glob, the names before its first wildcard.
+    Of a glob, only the names before its first wildcard are looked at.
     """
     folder = Path()
     for part in Path(path).parts:
@@ -149,7 +148,7 @@ def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's file system of an address, and the path there."""
+    """Return fsspec's file system of an address, and the path in it."""
     import fsspec
 
     if url.startswith(("http://", "https://", "hf://")):
@@ -160,7 +159,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def _exists(filesystem: Any, path: str) -> bool:
-    """As the file system's own `exists`, which takes every error for a no."""
+    """Return whether the path exists. The file system's own `exists` takes any error for a no."""
     try:
         return bool(filesystem.info(path))
     except FileNotFoundError:
@@ -168,17 +167,17 @@ def _exists(filesystem: Any, path: str) -> bool:
 
 
 def _fixed_folder(pattern: str) -> str:
-    """The folders of a pattern before its first wildcard."""
+    """Return the folders of a pattern before its first wildcard."""
     fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
     return "/".join(fixed) or "/"
 
 
 def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = frozenset()) -> list[SourceFile]:
-    """Files below a folder with one of the (lower-case) suffixes, sorted by relative path; `skip` names folders not to enter.
+    """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path. `skip` names folders not to enter.
 
-    Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed, wherever they lead, since people keep parts
-    of their notes elsewhere; each real folder is entered once, so loops end. What a link leads to has the link's name: no cache records
-    more than paths below `path`. So of a folder that others may write to, what their links point at is read too.
+    Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed wherever they lead, since people keep parts
+    of their notes elsewhere. Each real folder is entered once, so loops end. The target of a link has the link's name: a cache records only
+    paths below `path`. So if other users can write to the folder, their links decide which files are read.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
@@ -200,7 +199,7 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
 
 
 def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """Those below a source's `path`; none is an error."""
+    """Return the files below a source's `path`. It is an error if there are none."""
     files = walk_folder(path, suffixes)
     if not files:
         raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
@@ -213,9 +212,9 @@ def _raise(error: OSError) -> NoReturn:
 
 @contextmanager
 def reading(file: SourceFile) -> Iterator[None]:
-    """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file.
+    """Turn errors while reading a file (missing, unreadable, damaged archive) into an error that names the file.
 
-    Of a remote one that is SourceUnavailable where trying again later may help.
+    For a remote file it is SourceUnavailable if another try later may help.
     """
     remote = "://" in file.url
     try:
@@ -241,22 +240,22 @@ def reading(file: SourceFile) -> Iterator[None]:
 
 
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Open for reading, decompressed as the file's suffix says (`compressed`). Use inside `reading(file)`; local pipes are read too.
+    """Open a file for reading, decompressed by its suffix (`compressed`). Use inside `reading(file)`. Local pipes can be read too.
 
-    Damaged compressed data raise DamagedFile; with `on_damage` that is given the error instead, and the file ends before the damage.
+    Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to it, and the file ends before the damage.
     """
-    compression_of(file.name)  # before anything is opened: what cannot be read is named
+    compression_of(file.name)  # before opening, so that the message names the unknown compression
     if "://" not in file.url:
         return decompressed(open(file.url, "rb"), file.name, on_damage)
     filesystem, path = _filesystem(file.url)
-    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # many file systems' own files read no line up to a limit
+    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # the files of many file systems cannot read a line up to a limit
     return decompressed(stream, file.name, on_damage)
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
-    """Digest of names and contents. Remote files count by what their store says of them (ETag, size, time), not by content.
+    """Return a digest of names and contents. Remote files count with the facts of their store (ETag, size, time), not with their content.
 
-    A local file is hashed once per process and change (size, time, inode): asking again is cheap.
+    A local file is hashed once per process and change (size, time, inode), so a second call is cheap.
     """
     total = hashlib.sha256()
     for file in files:
@@ -283,5 +282,5 @@ def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
 def _remote_identity(url: str) -> str:
     filesystem, path = _filesystem(url)
     info: dict[str, Any] = filesystem.info(path)
-    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # what the usual stores call it
+    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names in the usual stores
     return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

@@ -1,9 +1,9 @@
-"""How large one document, one line or one file that is read whole may be: `max_document_mib`, and readers that take no more than that.
+"""The largest size of one document, line or whole file: `max_document_mib`, and readers that keep the limit.
 
-Without a limit one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers
-here hold at most the limit and a block; what is made of a line of JSON can take some twenty times its bytes. A row of a Parquet file, and
-a row that the hub's library reads from the hub or from addresses, is in memory when it is refused; of Parquet few others are with it
-(parquet_files.py), of a remote file a line takes what it takes. (A local file is looked through before that library gets it.)
+Without a limit, one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers
+here hold at most the limit and a block; the JSON of a line may take about twenty times its bytes. Two kinds of rows are in memory before
+they are refused: rows of a Parquet file, with few other rows beside them (parquet_files.py), and rows that the hub's library reads from the
+hub or from addresses. (A local file is scanned before that library gets it.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BLOCK = 1 << 20
 
 
 class LimitsDocuments(Source):
-    """Key of the kinds that read files."""
+    """The key of the kinds that read files."""
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # decides whether there is a cache, not what is in it
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # it decides whether there is a cache, not what is in it
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB, description="Longest document, line, or file that is one document, in MiB; a longer one fails the build"
@@ -44,7 +44,7 @@ def _size(limit: int) -> str:
 
 
 def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
-    """All that is left of a stream."""
+    """Return the rest of a stream."""
     blocks = []
     size = 0
     while block := stream.read(_BLOCK):

@@ -1,9 +1,9 @@
-"""Parquet files, decoded by bytes: `ParquetTable.batches` gives all rows, and never many long ones at once.
+"""Parquet files, decoded by bytes: `ParquetTable.batches` yields all rows, and never many long rows at once.
 
-A file of ten kilobytes may hold gigabytes: a row of a dictionary-encoded column is a number, and becomes the whole text when it is decoded.
-So the longest value of each dictionary, the average length of a row group's rows and what was seen last decide how many rows are decoded
-together: 64 MiB of them, or one row. More only where a row group of more than that, without a dictionary, holds a run of rows that are far
-longer than its average. Cost: of a row group with a dictionary the first row is decoded twice. What rows mean is not known here.
+A file of ten kilobytes may hold gigabytes: a row of a dictionary-encoded column is a number, and decoding makes it the whole text. So three
+things decide how many rows are decoded together: the longest value of each dictionary, the average length of a row group's rows, and the
+last rows. The limit is 64 MiB, or one row. It can only be exceeded in a larger row group without a dictionary that has a run of rows far
+longer than its average. Cost: in a row group with a dictionary the first row is decoded twice. The sources give rows their meaning.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BATCH_BYTES = 64 << 20
-_AVERAGE_BYTES = 1 << 20  # of as many rows of average length, where some may be much longer
-_WORST_BYTES = 256 << 20  # if every row were all that its columns hold; how long the longest is costs milliseconds to find out
-_ENOUGH_ROWS = 64  # decoded together; of more each costs hardly less
-_LOOKED_AT = 16  # rows: those without a value show no dictionary
+_AVERAGE_BYTES = 1 << 20  # for rows of average length, because some may be much longer
+_WORST_BYTES = 256 << 20  # for rows that hold all of their columns' bytes; finding the real maximum costs milliseconds
+_ENOUGH_ROWS = 64  # decoded together; more rows hardly cost less each
+_LOOKED_AT = 16  # rows: a row without a value shows no dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-_REPEATING = "DELTA_BYTE_ARRAY"  # an encoding whose values repeat the beginning of the one before
+_REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which values repeat the beginning of the one before
 
 
 @contextmanager
 def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
-    """A Parquet file whose errors, also later ones, name the file."""
+    """Open a Parquet file. Errors name the file, also later ones."""
     import pyarrow as pa
 
     with reading(file), open_bytes(file) as stream:
@@ -48,7 +48,7 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
 
 
 class ParquetTable:
-    """A Parquet file: `columns` (name to Arrow type) and its rows. `source`: a path, or a stream that can seek; `name` is for messages."""
+    """A Parquet file: `columns` (name to Arrow type) and its rows. `source`: a path or a seekable stream; `name` is for messages."""
 
     def __init__(self, source: str | IO[bytes], name: str) -> None:
         self._source, self._name = source, name
@@ -61,21 +61,21 @@ class ParquetTable:
     def _open(self, **settings: Any) -> pq.ParquetFile:
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(self._source, pre_buffer=False, **settings)  # pre-buffered, memory grows with the file
+        return pq.ParquetFile(self._source, pre_buffer=False, **settings)  # with pre-buffering, memory grows with the file
 
     def batches(
         self, columns: Sequence[str] | None = None, *, most_rows: int, start: int = 0, by_bytes: bool = True
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(row of its first, rows) in batches that lie in one row group, from row `start` on; row groups before it are not read.
+        """Yield (first row, rows) in batches inside one row group, from row `start` on. Earlier row groups are not read.
 
-        `by_bytes` False: all batches of a row group but its last have `most_rows` rows, however long they are. Raises NielsCacheError if
-        the file has two columns of a name that is asked for.
+        `by_bytes` False: all batches of a row group except the last have `most_rows` rows of any length. Raises NielsCacheError if the file
+        has two columns with the same requested name.
         """
         wanted = list(self.columns if columns is None else columns)
         if repeated := [".".join(path) for path in self._repeated if path[0] in wanted]:
             names = " and ".join(map(repr, repeated))
             raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
-        first, together = 0, 1  # the first rows tell how long rows are, should the file's own numbers be wrong
+        first, together = 0, 1  # the first rows show the length of rows, in case the file's numbers are wrong
         for group in range(self._parquet.num_row_groups):
             end = first + self._parquet.metadata.row_group(group).num_rows
             if end > start:
@@ -86,26 +86,26 @@ class ParquetTable:
                     decoded = _decoded(batch)
                     if by_bytes:
                         together = max(1, min(2 * together, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
-                        self._parquet.reader.set_batch_size(together)  # of the batches that come
+                        self._parquet.reader.set_batch_size(together)  # applies to the next batches
                     begin, row = max(row, start), row + len(decoded)
                     if begin < row:
                         yield begin, decoded.slice(len(decoded) - (row - begin))
             first = end
 
     def _rows_together(self, group: int, columns: Sequence[str], most: int) -> int:
-        """How many rows of a row group may be decoded at once, by the sizes that the file says of its columns."""
+        """Return how many rows of a row group may be decoded at once, by the sizes of its columns in the file."""
         metadata = self._parquet.metadata.row_group(group)
         rows = max(metadata.num_rows, 1)
         most = min(most, rows)
-        size = fixed = 0  # bytes of all columns; bytes that a row may take in columns that can only be judged by their size
-        dictionaries: dict[str, tuple[int, int]] = {}  # (values of a row, bytes that they may take) of columns with dictionaries
+        size = fixed = 0  # bytes of all columns; most bytes of a row in columns with nothing but a size
+        dictionaries: dict[str, tuple[int, int]] = {}  # (values of a row, most bytes of them) of columns with dictionaries
         for chunk in map(metadata.column, range(metadata.num_columns)):
             path = chunk.path_in_schema
             if path not in columns and path.partition(".")[0] not in columns:
                 continue
             size += chunk.total_uncompressed_size
             values = -(-chunk.num_values // rows)
-            bound = values * chunk.total_uncompressed_size  # no value is longer than all that the column holds
+            bound = values * chunk.total_uncompressed_size  # no value is longer than the whole column
             if chunk.physical_type not in _BYTES:
                 continue
             if _REPEATING in chunk.encodings:
@@ -127,7 +127,7 @@ class ParquetTable:
         return max(most, 1)
 
     def _longest_values(self, group: int, paths: list[str]) -> dict[str, int]:
-        """Bytes of the longest value in the dictionary of these columns of a row group, where one of its first rows shows it."""
+        """Return the length in bytes of the longest value in the dictionaries of these columns, if one of the first rows shows it."""
         encoded = self._open(metadata=self._parquet.metadata, read_dictionary=paths)
         longest: dict[str, int] = {}
         for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _LOOKED_AT):
@@ -145,7 +145,7 @@ def is_string_type(arrow_type: Any) -> bool:
 
 
 def is_text_type(arrow_type: Any) -> bool:
-    """Whether a column of this type gives strings, or may: a dictionary's values decide, and a column of nulls has no type yet."""
+    """Return whether a column of this type may hold strings: a dictionary's values decide, and a column of nulls has no type yet."""
     import pyarrow.types as types
 
     value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
@@ -153,7 +153,7 @@ def is_text_type(arrow_type: Any) -> bool:
 
 
 def in_pieces(table: Any) -> Iterator[Any]:
-    """An Arrow table or batch in slices of at most BATCH_BYTES, or of one row."""
+    """Yield an Arrow table or batch in slices of at most BATCH_BYTES, or of one row."""
     if len(table) < 2 or table.nbytes <= BATCH_BYTES:
         yield table
     else:
@@ -163,7 +163,7 @@ def in_pieces(table: Any) -> Iterator[Any]:
 
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of columns, and of fields of structures in them, whose name another one beside them has."""
+    """Yield the paths of columns, and of fields in structures, that have the same name as another one beside them."""
     import pyarrow.types as types
 
     fields = list(fields)
@@ -177,7 +177,7 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain columns: the schema of a file may ask for dictionaries, one of which would go with every row."""
+    """Return the batch with plain columns. The schema of a file may ask for dictionaries, and each row would keep a whole one."""
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -188,7 +188,7 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:
-    """(path of the leaf, bytes of the longest value) of every dictionary in an Arrow array."""
+    """Yield (path of the leaf, bytes of the longest value) of each dictionary in an Arrow array."""
     import pyarrow.compute as compute
     import pyarrow.types as types
 

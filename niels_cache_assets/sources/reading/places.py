@@ -1,8 +1,8 @@
-"""Where a pass over a source stands, and how one begins there: `FilePass`, the `FilePosition` that readers keep; `RowsPass` of hub rows.
+"""Places in a source, and passes that begin at one: `FilePass` with the `FilePosition` of a reader, and `RowsPass` of hub rows.
 
-A reader moves its position past a row before it gives the row away, so whenever a source has yielded, its position is where the next row
-begins. Files before a place are not opened; inside a file the reader seeks where the stream can (uncompressed ones), else it reads rows
-again without looking into them. Cost: two numbers a row. What a row is belongs to the readers; which place is kept, to the builders.
+A reader moves its position past a row before it yields the row. So after each yield of a source, the position is the start of the next row.
+Files before a place are not opened. Inside an uncompressed file the reader seeks; otherwise it reads rows again without parsing them. Cost:
+two numbers a row. The readers define rows; the builders choose which places to keep.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Row = TypeVar("Row")
 
 
 class FilePosition:
-    """`row`: the next row of a file to be given. `offset`: a byte of its uncompressed content before which lie `offset_row` rows.
+    """A position in a file. `row`: the next row. `offset`: a byte of the uncompressed content, with `offset_row` rows before it.
 
-    `rows`: how many the file has, where its reader knows.
+    `rows`: the number of rows in the file, if the reader has it.
     """
 
     __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
@@ -38,7 +38,7 @@ class FilePosition:
         self._stream: IO[bytes] | None = None
 
     def share(self, size: int) -> float | None:
-        """How much of the file, of `size` bytes on the disk, was read: 0 to 1; None where that cannot be told."""
+        """Return the share of the file that was read, 0 to 1, or None if it is unknown. `size`: bytes on disk."""
         if self.rows is not None:
             return self.row / self.rows if self.rows else 1.0
         if not size or self._stream is None or self._stream.closed:
@@ -46,7 +46,7 @@ class FilePosition:
         return min(bytes_read(self._stream) / size, 1.0)
 
     def seek(self, stream: IO[bytes]) -> int:
-        """Bring a newly opened stream near the row; returns the index of the row that comes next, which is at most `row`."""
+        """Bring a newly opened stream near the row. Return the index of the next row in the stream, at most `row`."""
         self._stream = stream
         if self.offset and stream.seekable():
             stream.seek(self.offset)
@@ -56,9 +56,9 @@ class FilePosition:
 
 
 class RowsPass:
-    """One pass over the upstream splits of a data set whose rows tell their file and row, from `context.start` on.
+    """One pass over the upstream splits of a data set whose rows have a file and a number, from `context.start` on.
 
-    `file`, `row`: the next row to be given; `file` is None at the beginning of a split.
+    `file`, `row`: the next row; `file` is None at the beginning of a split.
     """
 
     def __init__(self, context: StreamContext) -> None:
@@ -69,21 +69,21 @@ class RowsPass:
         self.row: int = start["row"]
 
     def parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, tuple[str, int] | None]]:
-        """The parts that are not read to their end, each with the file and row to begin at; None for its beginning."""
+        """Yield the unfinished parts, each with the file and row to begin at (None: the beginning)."""
         for number in range(self._part, len(parts)):
             if number > self._part:
                 self._part, self.file, self.row = number, None, 0
             yield parts[number], None if self.file is None else (self.file, self.row)
 
     def report_place(self) -> None:
-        """As of FilePass."""
+        """Report the place, as FilePass does."""
         self._report.place = {"part": self._part, "file": self.file, "row": self.row}
 
 
 class FilePass:
     """One pass over `files` in order, from `context.start` on.
 
-    `number`: index of the file that is read. `state`: JSON values that the source itself needs at a place.
+    `number`: index of the current file. `state`: JSON values that the source itself needs at a place.
     """
 
     def __init__(self, files: Sequence[SourceFile], context: StreamContext) -> None:
@@ -107,21 +107,21 @@ class FilePass:
         self.state = dict(place["state"])
 
     def files(self) -> Iterator[SourceFile]:
-        """The files that are not read to their end; `position` is where to begin in each."""
+        """Yield the unfinished files. `position` is where to begin in each."""
         while self.number < len(self._files):
             yield self._files[self.number]
             self.number += 1
             self.position = FilePosition()
 
     def replayed(self, head: Iterable[Row], rest: Iterable[Row]) -> Iterator[Row]:
-        """`head`, which was read of these files before its use, and the rest. Before the rest no place is reported."""
+        """Yield `head`, rows that were read ahead from these files, and then the rest. No place is reported before the rest."""
         self._ahead = True
         yield from head
         self._ahead = False
         yield from rest
 
     def _share(self) -> float | None:
-        """By bytes; of remote files, whose sizes nobody has asked for, by their number."""
+        """Return the share that was read, by bytes; by number for remote files, whose sizes are not requested."""
         done: float = self._ends[self.number]
         if self.number < len(self._sizes):
             share = self.position.share(self._sizes[self.number])
@@ -131,7 +131,7 @@ class FilePass:
         return min(done / self._ends[-1], 1.0) if self._ends[-1] else None
 
     def report_place(self) -> None:
-        """Say where the next batch begins; call it immediately before a batch is yielded."""
+        """Report where the next batch begins. Call this immediately before a batch is yielded."""
         if self._ahead:
             return
         self._report.share = self._share()
@@ -149,12 +149,12 @@ class FilePass:
 def _size(url: str) -> int:
     try:
         return 0 if "://" in url else os.path.getsize(url)
-    except OSError:  # whoever opens it says what is wrong
+    except OSError:  # opening the file reports the error
         return 0
 
 
 class Part(NamedTuple):
-    """One upstream split to read, and the split that its rows keep (None: split by the builder)."""
+    """One upstream split to read, and the split that its rows keep (None: the builder splits them)."""
 
     upstream: str
     split: Split | None

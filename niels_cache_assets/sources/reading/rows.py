@@ -1,7 +1,7 @@
 """Rows of JSON Lines and Parquet files, and the choice of their text field.
 
-One place for what both pretrain and SFT sources need from row files; what the rows mean belongs to the sources. Cost: json.loads per line;
-how Parquet is decoded is parquet_files.py's.
+Pretrain and SFT sources share these readers; the sources give rows their meaning. Cost: json.loads per line; parquet_files.py describes the
+cost of Parquet.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from niels_cache_assets.sources.types import StreamContext
 
 Item = TypeVar("Item")
-Row = TypeVar("Row", bound=tuple[Any, ...])  # of it, in its file or files; its values come last
+Row = TypeVar("Row", bound=tuple[Any, ...])  # a row with its file or number; its values come last
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
-_BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others is no JSON
+_BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes; a line of other blanks is not JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
-PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
+PEEK_ROWS = 100  # rows looked at before a field counts as missing in all rows
 PROOF_ROWS = 10_000
 _PEEK_CHARACTERS = 1 << 24
 _PROOF_CHARACTERS = 1 << 25
@@ -47,9 +47,9 @@ def batched(
     *,
     length: Callable[[Any], int] = lambda document: len(document.text),
 ) -> Iterator[list[Item]]:
-    """Group documents: up to 256, or about a million characters, so that large documents do not pile up.
+    """Group documents into batches of up to 256, or about a million characters, so that large documents do not pile up.
 
-    `places`: the pass that the items come of; it reports where each next batch begins. `length`: of an item that is no document.
+    `places`: the pass of these items; it reports where each next batch begins. `length`: the length of an item, if items are not documents.
     """
     batch: list[Item] = []
     characters = 0
@@ -68,7 +68,7 @@ def batched(
 
 
 def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
-    """A hundred rows, or those with the first few megabytes of text: they are all in memory. The values are the last of each."""
+    """Yield a hundred rows, or the rows with the first few megabytes of text: all are held in memory. Values are the last item of a row."""
     characters = 0
     for row in islice(stream, PEEK_ROWS):
         yield row
@@ -78,9 +78,9 @@ def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
 
 
 def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
-    """Enough rows to refuse a data set for what none of them has: ten thousand, or those with tens of megabytes of text.
+    """Yield enough rows to refuse a data set for a field that none of them has: ten thousand, or the rows with tens of megabytes of text.
 
-    The reader stops at the first row that has it. The values are the last of each.
+    The caller stops at the first row that has the field. Values are the last item of a row.
     """
     characters = 0
     for row in islice(stream, PROOF_ROWS):
@@ -98,22 +98,22 @@ def _characters(value: Any) -> int:
 
 
 def row_id(value: Any, file: str, row: int) -> str:
-    """A row's own id as text, or file#row where it has none."""
+    """Return a row's own id as text, or file#row if it has no id."""
     return f"{file}#{row}" if value is None else writable(str(value))
 
 
 def text_problem(text: Any) -> str | None:
-    """Why a row's text is no document (the reason under which it is counted), or None."""
+    """Return why a row's text is not a document (the reason in `dropped`), or None."""
     if type(text) is not str:
         return "null_text" if text is None else "non_string_text"
     return "empty" if not text or text.isspace() else None
 
 
 class HeldText:
-    """Whether a field holds text in any row of a pass, and what the first row holds that has something else there.
+    """Whether a field holds text in any row of a pass, and the first row that holds something else there.
 
-    One wrong row is counted as `non_string_text` and passed over; where no row has text, it is the configuration that is wrong. `field` may
-    be set while it is read.
+    One wrong row is counted as `non_string_text` and skipped. If no row has text, the configuration is wrong. `field` may be set during the
+    pass.
     """
 
     def __init__(self, field: str = "text") -> None:
@@ -122,7 +122,7 @@ class HeldText:
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
-        """Return `text_problem` of the field's value in that row, and remember what it is."""
+        """Return `text_problem` of the field's value in that row, and remember the result."""
         found = text_problem(text)
         if found is None or found == "empty":
             self._is_there = True
@@ -131,17 +131,17 @@ class HeldText:
         return found
 
     def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
-        """At the end of a pass, leave a hint in the report if no row had text in the field, though some had something else.
+        """Add a hint to the report at the end of a pass, if no row had text in the field but some had another value.
 
-        fields: as of choose_text_field. key: what names the field in the configuration; None if nothing does. kind: the column's type,
-        where its file says it.
+        fields: see choose_text_field. key: the key that names the field in the configuration, or None. kind: the column's type, if the file
+        has it.
         """
         hint = self.hint(fields, key=key, kind=kind)
-        if hint is not None and context.start is None:  # of what an earlier run read, nothing is known
+        if hint is not None and context.start is None:  # the rows of an earlier run are unknown
             context.report.hints.append(hint)
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
-        """What is wrong and what to do, as of `tell`; None if a row had text in the field, or none had anything."""
+        """Return the problem and the advice for `tell`; None if a row had text in the field, or no row had a value."""
         if self._is_there or self._other is None:
             return None
         file, row, found = self._other
@@ -149,7 +149,7 @@ class HeldText:
 
 
 def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
-    """Raise NielsCacheError if no row that was looked at has text in the field that text_field names, though some have something else."""
+    """Raise NielsCacheError if no row so far has text in the field that text_field names, but some have another value."""
     hint = held.hint(fields, key="text_field", kind=kind)
     if hint is not None:
         raise NielsCacheError(hint)
@@ -164,7 +164,7 @@ def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Name the type of a row's value, for a message."""
+    """Return a name for the type of a row's value, for a message."""
     names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
     return names.get(type(value), type(value).__name__)
 
@@ -177,12 +177,10 @@ def json_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line index from 0, object) of a JSON Lines file from `position` on. Blank lines are passed over; what else is no object is an error.
+    """Yield (line index from 0, object) of a JSON Lines file from `position` on. Blank lines are skipped; any other line must be an object.
 
-    So is a line of more than `limit` bytes. The object of a line with bytes that are not of `encoding` is a DamagedRow.
-
-    With `on_damage` a compressed file ends with the last whole line before the damage that it is
-    given (`open_bytes`).
+    A line of more than `limit` bytes is an error. If bytes of a line are not valid in `encoding`, its object is a DamagedRow. With
+    `on_damage`, a compressed file ends with the last whole line before the damage (`open_bytes`).
     """
     damage: list[DamagedFile] = []
 
@@ -212,21 +210,21 @@ def json_rows(
 
 
 def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
-    """Raise how lines are made of a file that is one list of objects."""
+    """Raise an error that tells how to turn a list of objects into lines."""
     name = shlex.quote(file.name)
     raise NielsCacheError(f"{file.name}: is one JSON array; write an object a line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
-    """Raise NielsCacheError for a local file with a line of more than `limit` bytes, for readers that know no limit.
+    """Raise NielsCacheError if a local file has a line of more than `limit` bytes. For readers without a limit.
 
-    Reads it to its end where it is compressed or larger than that; otherwise its size says enough.
+    The file is read to its end if it is compressed or larger than the limit; otherwise its size is enough.
     """
     if "://" in file.url or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
         return
     number = 1
-    length = 0  # of line `number` until here
-    with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+    length = 0  # of the current line so far
+    with reading(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
         while block := stream.read(_SCAN_BLOCK):
             head, newline, _ = block.partition(b"\n")
             if length + len(head) > limit:
@@ -236,9 +234,9 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
-    """The Python values of an Arrow column; strings by way of NumPy, which is several times faster.
+    """Return the Python values of an Arrow column; strings by way of NumPy, which is several times faster.
 
-    Strings that are not UTF-8 are decoded as `encoding`. `damaged` is filled with the marked text of those of which bytes were replaced.
+    Strings that are not UTF-8 are decoded as `encoding`. `damaged` is filled with the marked text of strings with replaced bytes.
     """
     import pyarrow as pa
     import pyarrow.types as types
@@ -252,7 +250,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
 
 
 def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
-    """The rows of a batch; strings that are not UTF-8, also inside lists and structs, as of column_values."""
+    """Return the rows of a batch. Strings that are not UTF-8, also inside lists and structs, are treated as in column_values."""
     try:
         return cast(list[dict[str, Any]], batch.to_pylist())
     except UnicodeDecodeError:
@@ -265,7 +263,7 @@ def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes for strings."""
+    """Return the type with bytes in place of strings."""
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -279,7 +277,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
-    """The value with text, with marks, for the bytes of strings. `kind`: its type before `_with_bytes`."""
+    """Return the value with marked text in place of the bytes of strings. `kind`: its type before `_with_bytes`."""
     import pyarrow.types as types
 
     if value is None:
@@ -297,7 +295,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
 
 
 def _settled(marked: dict[str, Any]) -> dict[str, Any]:
-    """A row with marks as a DamagedRow; the row itself where it has none."""
+    """Return a row with marks as a DamagedRow, or the row itself if it has none."""
     size = 0
 
     def clean(value: Any) -> Any:
@@ -323,18 +321,17 @@ def parquet_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has.
+    """Yield (row index from 0, object) of a Parquet file from `position` on, with the requested columns that the file has.
 
-    Strings that are not UTF-8 are decoded as `encoding`; a row of which bytes were replaced then is a DamagedRow.
-
-    A row that takes more than `limit` bytes in Arrow is an error.
+    Strings that are not UTF-8 are decoded as `encoding`; a row with replaced bytes is a DamagedRow. A row of more than `limit` bytes in
+    Arrow is an error.
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
         wanted = None if columns is None else [name for name in columns if name in parquet.columns]
         for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
-            if batch.nbytes > limit:  # one of them may be longer by itself
+            if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
                         refuse_length(f"{file.name}: row {first + row}", limit)
@@ -352,14 +349,14 @@ def file_rows(
     on_damage: OnDamage | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
+    """Yield the rows of a Parquet file (by its suffix; with those of `columns` that it has), else whole rows of JSON Lines."""
     if file.name.lower().endswith(".parquet"):
         return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
     return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str, *, has_key: bool = True) -> str:
-    """The configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings.
+    """Return the configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings.
 
     has_key: whether the source has the key text_field.
     """
