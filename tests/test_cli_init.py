@@ -174,7 +174,7 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
                 "regular",
             ),
         ),
-        (["titles.json"], ("titles.json: ", "object a line")),
+        (["titles.json"], ("titles.json: ", "each line")),
         (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "--tokenizer takes files")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--profile", "quick"], ("--profile: ", "did you mean 'quickstart'?")),

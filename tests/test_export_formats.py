@@ -178,7 +178,7 @@ def test_llmc_has_eot_before_each_document_and_shards_of_whole_size(cache: Path,
     assert {file.bytes for file in train[:-1]} == {1024 + 2_000}
     stream = np.concatenate([np.fromfile(tmp_path / file.name, dtype="<u2")[512:] for file in train]).tolist()
     assert stream == stream_of([[EOT, *document[:-1]] for document in DOCUMENTS["train"]])
-    assert plan.notes[0].startswith(f"EOT ({EOT}) stands before")
+    assert plan.notes[0].startswith(f"EOT ({EOT}) is before")
 
 
 def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path
     data = np.memmap(tmp_path / "data" / "val.bin", dtype=np.uint16, mode="r")
     x = torch.from_numpy(data[5 : 5 + 16].astype(np.int64))
     assert x.tolist() == stream_of(DOCUMENTS["val"])[5:21]
-    assert plan.notes[0].startswith(f"EOT ({EOT}) stands after")
+    assert plan.notes[0].startswith(f"EOT ({EOT}) is after")
 
 
 def test_nanogpts_loop_learns_from_the_export_with_the_line_that_is_printed(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ class SmallGPT(torch.nn.Module):
 def test_nanogpt_gets_no_line_where_the_vocabulary_is_unknown(tmp_path: Path) -> None:
     plan = export(write_documents_cache(tmp_path / "cache" / "x", DOCUMENTS, vocab_size=None), "nanogpt", tmp_path / "data")
     assert plan.lines == ()
-    assert plan.notes[-1].endswith("not known")
+    assert plan.notes[-1].endswith("unknown")
 
 
 def test_npy_files_of_both_splits_in_one_folder_are_what_build_nanogpt_reads(cache: Path, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
         (("--name", "a", "--tokenizer", "x.bin"), "another tokenizer"),
         (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: "),
         (("--name", "a", "--vocab-size", "0"), "vocab_size=0: "),
-        (("--name", "a", "--val", "x"), "val must come"),
+        (("--name", "a", "--val", "x"), "for val"),
         (("--name", "a", "--val", "./x"), "./x: "),
         (("--name", "a", "--val", "nowhere"), "nowhere.idx: "),
     ],

@@ -193,17 +193,17 @@ def test_the_lines_are_python_and_leave_open_what_meta_json_does_not_say(tmp_pat
             for split in SPLITS
         ),
     )
-    assert not any("in place of" in note for note in known.notes)
+    assert not any("no value for" in note for note in known.notes)
     documents = {"train": [[10, 11], [12]]}
     without_eot = planned(write_documents_cache(tmp_path / "cache" / "joined", documents, append_eot=False), "olmo", tmp_path / "out")
     assert without_eot.lines[1] == known.lines[1], "the tokenizer has one"
-    assert not any("in place of" in note for note in without_eot.notes)
+    assert not any("no value for" in note for note in without_eot.notes)
     assert any("OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false" in note for note in without_eot.notes)
     fields = {"append_eot": False, "vocab_size": None, "special_token_ids": {"eot": None}}
     cache = write_documents_cache(tmp_path / "cache" / "open", documents, **fields)
     unknown = planned(cache, "olmo", tmp_path / "out")
     assert unknown.lines[1] == "tokenizer = TokenizerConfig(vocab_size=VOCAB_SIZE, eos_token_id=EOS, pad_token_id=EOS)"
-    assert Saying("meta.json", "in place of", "VOCAB_SIZE and EOS") in unknown.notes
+    assert Saying("meta.json", "no value for", "VOCAB_SIZE and EOS") in unknown.notes
     assert any("OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false" in note for note in unknown.notes)
     for line in (*known.lines, *unknown.lines):
         compile(line, "line", "exec")

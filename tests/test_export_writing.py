@@ -133,7 +133,7 @@ def test_the_command_writes_and_prints_files_sizes_and_where_eot_stands(root: Pa
     output, errors = capsys.readouterr()
     assert not errors
     assert re.search(r"^data/notes_text_document\.bin +4 +20 +40 B$", output, flags=re.MULTILINE)
-    assert missing(output, "3 files, 210 bytes, ", "for megatron", f"EOT ({EOT}) stands after") == []
+    assert missing(output, "3 files, 210 bytes, ", "for megatron", f"EOT ({EOT}) is after") == []
     names = ["notes_text_document.bin", "notes_text_document.idx"]
     assert sorted(path.name for path in Path("data").iterdir()) == [*names, "notes_text_document.megatron.files"]
     assert Path("data/notes_text_document.megatron.files").read_text().splitlines() == names

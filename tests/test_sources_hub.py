@@ -160,7 +160,7 @@ def test_a_hub_that_cannot_be_reached_is_no_error_of_the_user(errors: dict[str, 
         assert result["unavailable"]
         expected = (f"{name}:", "reached", f"https://huggingface.co/datasets/{name}", 'files = ["/path/to/copy/*.parquet"]')
         assert missing(result["error"], *expected) == []
-        assert ("not known" in result["error"], "before" in result["error"]) == (result is not known, result is known)
+        assert ("unknown whether" in result["error"], "before" in result["error"]) == (result is not known, result is known)
 
 
 def write_mirror(folder: Path) -> list[str]:

@@ -53,7 +53,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         empty = ", ".join(split.split for split in opened)
         raise NielsCacheError(f"{directory}: nothing to export, {empty} is empty (0 tokens)")
     notes = [_eot_note(settings.format, splits[0])]
-    notes += [f"{split.split} is empty, there is no file for it" for split in opened if not split.tokens]
+    notes += [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     units: list[Unit] = []
     for split in splits:
         units += _units(split, settings, max_bytes)
@@ -116,16 +116,16 @@ def _max_bytes(settings: ExportSettings) -> int:
     if settings.format == "megatron" and settings.out.name in ("", ".."):
         raise NielsCacheError(f"{settings.out}: is a folder; megatron's files need a prefix, such as {settings.out / 'notes'}")
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
-        raise NielsCacheError(f"key={settings.key!r}: is part of a file's name; use letters, digits, _ - . with no leading - or .")
+        raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default or 0
 
 
 def _eot_note(format: str, split: ExportSplit) -> str:
     if split.eot is None:
-        return "no EOT: meta.json names none that ends every document; tokens are as they are in the cache"
+        return "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
     if format == "llmc":
-        return f"EOT ({split.eot}) stands before each document, as llm.c has it; in the cache it stands after each"
-    return f"EOT ({split.eot}) stands after each document, as in the cache"
+        return f"EOT ({split.eot}) is before each document, as llm.c reads it; in the cache it is after each"
+    return f"EOT ({split.eot}) is after each document, as in the cache"
 
 
 def split_choice(choice: str) -> Sequence[Split]:

@@ -82,7 +82,7 @@ def _find(cache: Cache, name: str) -> CacheDataset:
         return families[family][own_name]
     holding = [family for family, datasets in families.items() if name in datasets]
     if len(holding) > 1:
-        raise NielsCacheError(f"{cache.root}: {name!r} is in both families; say {' or '.join(f'{family}/{name}' for family in holding)}")
+        raise NielsCacheError(f"{cache.root}: {name!r} is in both families; write {' or '.join(f'{family}/{name}' for family in holding)}")
     if not holding:
         refuse_choice(cache.root, "no data set", name, [name for datasets in families.values() for name in datasets])
     return families[holding[0]][name]

@@ -60,7 +60,7 @@ class Vocabulary:
     def check(self) -> None:
         """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside it."""
         if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
-            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, what uint16 tokens hold")
+            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, because tokens are uint16")
         largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
         if self.eot is not None and not 0 <= self.eot <= largest:
             raise NielsCacheError(f"eot={self.eot}: must be from 0 to {largest}, inside the vocabulary")
@@ -113,7 +113,9 @@ def import_megatron(
 
         findings = verify_dataset(partial, progress=on_verified)
         if findings:
-            raise NielsCacheError(f"{out_dir}: not imported, its verification says {findings[0].path}: {findings[0].problem}")
+            raise NielsCacheError(
+                f"{out_dir}: not imported, because verification found a problem: {findings[0].path}: {findings[0].problem}"
+            )
     return meta
 
 
@@ -133,7 +135,7 @@ def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
             if not Path(f"{prefix}{ending}").is_file():
                 raise NielsCacheError(f"{prefix}{ending}: no such file; give the prefix of a .bin and an .idx")
         if split != "train" and "train" in prefixes and Path(f"{prefix}.bin").samefile(f"{prefixes['train']}.bin"):
-            raise NielsCacheError(f"{prefix}: is what train comes from; {split} must come from another prefix")
+            raise NielsCacheError(f"{prefix}: is the prefix of train; give another prefix for {split}")
 
 
 @dataclass
@@ -152,7 +154,7 @@ class _Counts:
 def _open(prefix: str | Path) -> IndexedDataset:
     indexed = IndexedDataset(prefix)
     if indexed.sequence_modes is not None:
-        raise NielsCacheError(f"{indexed.idx_path}: has modes, so it is multimodal; only data sets of tokens are imported")
+        raise NielsCacheError(f"{indexed.idx_path}: has modes, so it is multimodal; only data sets of tokens can be imported")
     return indexed
 
 

@@ -18,8 +18,8 @@ def file_name(split: Split) -> str:
 
 
 def vocabulary_note(vocab_size: int | None) -> str:
-    known = "is not known" if vocab_size is None else f"has {vocab_size:,} ids"
-    return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids where there is no meta.pkl; this one {known}"
+    known = "is unknown" if vocab_size is None else f"has {vocab_size:,} ids"
+    return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids without a meta.pkl; the vocabulary of this cache {known}"
 
 
 def lines(vocab_size: int | None) -> list[str]:

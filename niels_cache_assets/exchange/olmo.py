@@ -47,12 +47,14 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """Return notes on surprising behaviour of OLMo-core and on open values in the lines to paste."""
-    found = ["OLMo-core leaves out the end of each file that does not fill sequence_length; .npy has no header here, numpy.load refuses it"]
+    found = [
+        "OLMo-core drops the end of each file that does not fill sequence_length; these .npy have no header, so numpy.load refuses them"
+    ]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
-        found.append(f"meta.json does not say what to put in place of {' and '.join(unknown)}")
+        found.append(f"meta.json has no value for {' and '.join(unknown)}; write the numbers yourself")
     if splits[0].eot is None:
-        found.append("where documents end is in the .csv.gz alone: set OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false")
+        found.append("only the .csv.gz holds the ends of documents: set OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false")
     return found
 
 

@@ -66,7 +66,7 @@ class ExportSplit:
             last = np.frombuffer(b"".join(self.blocks(self.tokens - 1, self.tokens)), dtype=TOKEN_DTYPE)
             if last[0] != self.eot:
                 raise NielsCacheError(
-                    f"{self.folder}: ends with token {last[0]} and not with EOT ({self.eot}); niels-cache verify {self.name}"
+                    f"{self.folder}: ends with token {last[0]} and not with EOT ({self.eot}); run niels-cache verify {self.name}"
                 )
             yield last.tobytes()
         yield from self.blocks(max(first - 1, 0), end - 1)

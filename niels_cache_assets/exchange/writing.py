@@ -80,7 +80,7 @@ class ExportPlan:
         names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
         for name in names:
             if (self.folder / name).is_dir():
-                raise NielsCacheError(f"{self.folder / name}: is a folder, where a file of the export goes; choose another place")
+                raise NielsCacheError(f"{self.folder / name}: is a folder in the place of an export file; choose another place")
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
@@ -125,7 +125,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         for file in plan.files:
             size = (stage / NEW / file.name).stat().st_size
             if size != file.bytes:
-                raise NielsCacheError(f"{file.name}: became {size} bytes, not {file.bytes}; the data set changed: export it again")
+                raise NielsCacheError(f"{file.name}: has {size} bytes instead of {file.bytes}; the data set changed: export it again")
         for split in plan.splits:
             split.require_same_build()
         if not force:
@@ -178,14 +178,14 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
         if not try_lock(descriptor, stage, fcntl.LOCK_EX):
             raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
         if (stage / OLD).exists() and not force:
-            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or give them up with --force")
+            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
         try:
             take_back(folder, stage)
             _empty(stage)
             (stage / NEW).mkdir()
             yield stage
         except OSError as error:
-            raise NielsCacheError(f"{refusal(error, folder)}; the export was given up") from error
+            raise NielsCacheError(f"{refusal(error, folder)}; the export was stopped") from error
         finally:
             if not (stage / OLD).exists():  # else it holds files that could not be put back
                 shutil.rmtree(stage, ignore_errors=True)

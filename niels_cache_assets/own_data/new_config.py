@@ -107,7 +107,7 @@ def _sections(wishes: Wishes) -> Iterator[str]:
     yield from _own(wishes, proposals, taken)
     if not wishes.names_data or wishes.profile:
         yield """\
-# A data set of your own is a table with a name of your choice (niels-cache init PATH looks into yours and writes it):
+# A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):
 #
 # [pretrain.books]
 # source = "text"  # or jsonl, parquet, markdown_folder, huggingface, wikipedia, ...
@@ -121,14 +121,14 @@ def _sections(wishes: Wishes) -> Iterator[str]:
 def _from_catalog(name: str, wishes: Wishes) -> str:
     text = catalog_table(name)
     if name == "roam" and wishes.roam is None:
-        raise NielsCacheError("--from roam: says not where your notes lie; give niels-cache init --roam PATH instead")
+        raise NielsCacheError("--from roam: does not say which folder holds your notes; give niels-cache init --roam PATH instead")
     return text
 
 
 def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
         model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used as it is, instead of training one"
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one"
     said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
     why = "pieces in all, at most 65_536: tokens are uint16"
     elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
@@ -159,7 +159,7 @@ def _proposals(wishes: Wishes) -> list[Proposal]:
     """Return the kinds of data in the given files. If two options name the same kind, it becomes one table."""
     for path in wishes.chats:
         if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
-            raise NielsCacheError(f"{path}: is not there; correct --chats")
+            raise NielsCacheError(f"{path}: does not exist; correct --chats")
     found = [
         *recognize(wishes.data),
         *recognize(wishes.files, family="pretrain", option="--files"),
@@ -190,16 +190,16 @@ def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iter
     for dataset in wishes.hub:
         owner_name, _, config = dataset.partition(":")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
-            raise NielsCacheError(f"--hub {dataset}: is no name of a hub data set; write OWNER/NAME or OWNER/NAME:CONFIG")
+            raise NielsCacheError(f"--hub {dataset}: is not the name of a hub data set; write OWNER/NAME or OWNER/NAME:CONFIG")
         name = _name(re.sub(r"[^A-Za-z0-9_]+", "_", owner_name.rpartition("/")[2]).lower(), taken)
-        chosen = f"config = {as_toml(config)}" if config else '# config = "en"  # where the data set has several'
+        chosen = f"config = {as_toml(config)}" if config else '# config = "en"  # if the data set has several'
         yield f"""\
 [pretrain.{name}]
 source = "huggingface"
 dataset = {as_toml(owner_name)}
 {chosen}
 # text_field = "text"  # which column is read
-train_tokens = 10_000_000  # budgets: as much of the stream as that is read; without them all of it
+train_tokens = 10_000_000  # budgets: so much of the stream is read; without budgets all of it
 val_tokens = 100_000
 # pinned_revision = "main"  # a commit, to always read the same text"""
 
@@ -244,9 +244,9 @@ def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = N
     if "://" not in path:
         found = Path(path).expanduser()
         if not found.exists():
-            raise NielsCacheError(f"{path}: is not there; correct {option}")
+            raise NielsCacheError(f"{path}: does not exist; correct {option}")
         if folder not in (None, found.is_dir()):
-            raise NielsCacheError(f"{path}: is {'no' if folder else 'a'} folder; {option} takes {'a folder' if folder else 'files'}")
+            raise NielsCacheError(f"{path}: is {'not a' if folder else 'a'} folder; {option} takes {'a folder' if folder else 'files'}")
     return _path(path, wishes)
 
 

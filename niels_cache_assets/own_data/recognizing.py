@@ -193,7 +193,9 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
     except NielsCacheError as error:
         if path.lower().endswith(".json") and _whole_json(path) is not None:
             target = f"{path.removesuffix('.json')}.jsonl"
-            raise NielsCacheError(f"{path}: is one JSON value, and one object a line is read; jq -c '.[]' {path} > {target}") from error
+            raise NielsCacheError(
+                f"{path}: is one JSON value, but each line must hold one object; run jq -c '.[]' {path} > {target}"
+            ) from error
         raise
 
 
@@ -267,7 +269,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
         for file in files_in(path) if os.path.isdir(path) else [path]:
             kind = kind_of(file)
             if kind is None:
-                raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
+                raise NielsCacheError(f"{file}: its kind is not clear from its name; it must end in {_ENDINGS}")
             by_kind.setdefault(kind, []).append(file)
     with_rows = {} if text_field is None else {"text_field": text_field}
     settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}

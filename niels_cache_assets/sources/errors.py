@@ -40,7 +40,7 @@ def shown(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise NielsCacheError(f"{url.rpartition('@')[2].partition('?')[0]!r} is no address: {error}") from error
+        raise NielsCacheError(f"{url.rpartition('@')[2].partition('?')[0]!r} is not an address: {error}") from error
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 

@@ -23,7 +23,7 @@ class HubText(HubData, PretrainSource):
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
-    id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
+    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         places, held = RowsPass(context), HeldText()

@@ -163,6 +163,6 @@ class _Member:
         if not self._source.seeded_val_frac:
             return stream
         if self._unsplit is None:
-            context.log(f"counting documents of {self._name}, to leave out what it keeps for val")
+            context.log(f"counting documents of {self._name}, to leave out its val documents")
             self._unsplit = self._source.count_unsplit(context)
         return split_by_fraction(stream, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)

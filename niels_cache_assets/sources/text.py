@@ -26,7 +26,7 @@ class Text(KeepsDamaged, FileSource):
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
-    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")
+    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit that becomes one document")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context)

@@ -95,7 +95,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # the endings of files that a folder in `files` stands for
 
     source: str
-    enabled: bool = Field(True, description="False leaves the data set out: it is not built, not checked, and listed by `list --all` alone")
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `list --all` shows it")
 
     @model_validator(mode="before")
     @classmethod
@@ -141,7 +141,7 @@ class Source(BaseModel):
         files = self.input_files()
         for file in files:
             if "://" not in file.url and not os.access(file.url, os.R_OK):
-                raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
+                raise NielsCacheError(f"{file.url} does not exist or cannot be read; correct its path or its permissions")
             if "://" not in file.url and not os.path.isfile(file.url):
                 raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return files
@@ -190,18 +190,18 @@ class PretrainSource(Source):
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
-    train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
-    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
+    train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
+    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, filled before train starts; 0: no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
     prepare: tuple[PrepareStep, ...] = Field(
         (), strict=False, description="'clean', 'dedup' or both: done before tokenization, to all of the source: token budgets count later"
     )
-    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] that are otherwise for this data set")
+    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with other values for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
-        "off", description="Keep documents that equal, or nearly equal, one of val out of train"
+        "off", description="Keep documents out of train that equal, or nearly equal, a val document"
     )
-    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which 'near' holds")
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which documents are near")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:

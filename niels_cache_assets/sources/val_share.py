@@ -50,7 +50,7 @@ class FractionSplitter:
         """Check the count after the last document. Raises NielsCacheError if it was not `count`."""
         if self.position != len(self._is_val):
             raise NielsCacheError(
-                f"the source gave {self.position} documents, {len(self._is_val)} when counted a moment ago; build again when it is quiet"
+                f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"
             )
 
 

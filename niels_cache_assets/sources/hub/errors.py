@@ -64,11 +64,11 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if endless := endless_redirect(error):
         return NielsCacheError(f"{dataset}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
     if caused_by(errors.RevisionNotFoundError) and revision is None:
-        return NielsCacheError(f"{dataset}: the hub knows no newest commit of it; look at {page}/commits/main, or set pinned_revision")
+        return NielsCacheError(f"{dataset}: the hub gives no newest commit; look at {page}/commits/main, or set pinned_revision")
     if caused_by(errors.RevisionNotFoundError):
         return NielsCacheError(f"{dataset}: no revision {revision!r}; see {page}/commits/main, or leave pinned_revision out")
     if caused_by(errors.HFValidationError):
-        return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
+        return NielsCacheError(f"{dataset!r} is not the name of a hub data set; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
         return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
     unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_of_network, chain))
@@ -78,19 +78,19 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # the hub hides private data sets with 401
         return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
-        return NielsCacheError(
-            f"{dataset}: the hub refuses access (HTTP 403); see whether {page} asks for terms to be accepted, and {log_in}"
-        )
+        return NielsCacheError(f"{dataset}: the hub refuses access (HTTP 403); accept the terms at {page}, if there are any, and {log_in}")
     if 404 in statuses:
-        return NielsCacheError(f"{dataset}: the hub says that a file of it is not there (HTTP 404); look for it at {page}")
+        return NielsCacheError(f"{dataset}: one of its files is not on the hub (HTTP 404); look for it at {page}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
     if caused_by(StopIteration):  # the JSON loader found a file without a row
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     if any(map(is_no_object, chain)):
-        return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
+        return NielsCacheError(f"{dataset}: a record is not a JSON object; each line, or each item of one list, must hold one")
     if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
-        return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds characters that no token has; copy it again")
+        return NielsCacheError(
+            f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds characters that a token cannot have; copy it again"
+        )
     if answers:
         return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
@@ -108,7 +108,9 @@ def _answer(error: HfHubHTTPError) -> str:
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
     """Return the error for an unreachable hub. A wrong name looks the same then, so it says if the data set was read before."""
-    known = "this machine has read the data set before" if _was_read_before(dataset) else "so whether it has this data set is not known"
+    known = (
+        "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the data set exists"
+    )
     return SourceUnavailable(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
         f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"

@@ -64,12 +64,12 @@ def with_origin(
 
     inner = dataset._ex_iterable
     if not isinstance(inner, ArrowExamplesIterable):
-        raise NielsCacheError("this data set is not made of rows of text; choose one in Parquet, JSON, CSV or text files")
+        raise NielsCacheError("this data set does not hold rows of text; choose one in Parquet, JSON, CSV or text files")
     urls = _shard_urls(inner.kwargs)
     names = [file_name(url, local_names) for url in urls]
     index_of = {url: index for index, url in enumerate(urls)}
     if start is not None and start[0] not in names:
-        raise NielsCacheError(f"{start[0]}: is not where it was among the files when this build began; build again with --force")
+        raise NielsCacheError(f"{start[0]}: is no longer in its place among the files of this build; build again with --force")
     first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
 
     # For files of the hub an OSError may be the network; hub_errors tells the cases apart.
@@ -93,7 +93,7 @@ def with_origin(
         except NielsCacheError:
             raise
         except damaged as error:
-            detail = "a record is no JSON object" if is_no_object(error) else error
+            detail = "a record is not a JSON object" if is_no_object(error) else error
             raise NielsCacheError(f"{names[index]}: damaged, or not in the format its name says ({detail})") from error
 
     info = dataset.info.copy()

@@ -201,14 +201,14 @@ def read_pages(
                 break
             if given - parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
                 where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
-                raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, which none of a dump is; take it out")
+                raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, longer than in any dump; remove it")
         else:
             problem = _parse(parser, "", file.name, last=True)  # expat may have kept the end of a block for later
             yield from _given(handler, position, after=given, offset=None)
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
             where = f"near byte {_place(parser, given, offset)}"
-            error = DamagedFile(f"{file.name}: not a whole MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true")
+            error = DamagedFile(f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true")
             if on_damage is None:
                 raise error
             on_damage(error)

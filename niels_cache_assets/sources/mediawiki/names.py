@@ -33,21 +33,11 @@ xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
 LANGUAGES = frozenset(_CODES.split())
 # Headings of sections without prose in the English Wikipedia (its Manual of Style, Layout, and their usual variants), in lower case.
 # A heading that joins several ("Notes and references") counts as well.
-END_MATTER = frozenset(
-    (
-        *("references", "reference", "general references", "additional references", "specific references", "references cited", "citations"),
-        *("notes", "footnotes", "endnotes", "explanatory notes", "explanatory footnotes", "inline citations", "works cited", "cited works"),
-        *("literature cited", "sources", "primary sources", "secondary sources", "general sources", "online sources", "cited sources"),
-        *("bibliography", "selected bibliography", "select bibliography", "further reading", "suggested reading", "recommended reading"),
-        *(
-            "additional reading",
-            "external links",
-            "external link",
-            "external sources",
-            "web links",
-            "links",
-            "see also",
-            "related articles",
-        ),
-    )
-)
+_END_MATTER = """
+references, reference, general references, additional references, specific references, references cited, citations, notes, footnotes,
+endnotes, explanatory notes, explanatory footnotes, inline citations, works cited, cited works, literature cited, sources, primary
+sources, secondary sources, general sources, online sources, cited sources, bibliography, selected bibliography, select bibliography,
+further reading, suggested reading, recommended reading, additional reading, external links, external link, external sources, web links,
+links, see also, related articles
+"""
+END_MATTER = frozenset(" ".join(_END_MATTER.split()).split(", "))

@@ -78,11 +78,11 @@ def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fin
         first, last = part_of(response) or (-1, -1)
         length = response.headers.get("Content-Length", str(last - first + 1))
         if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
-            raise Broken("the answer holds other bytes than were asked for")
+            raise Broken("the answer holds other bytes than requested")
     elif response.status_code == 206 and "Range" not in request.headers:
-        raise Broken("the answer holds a part of the file, which was not asked for")
+        raise Broken("the answer holds a part of the file, but the request was for the whole")
     elif response.status_code == 200 and "Range" in request.headers and asked != (0, None) and not whole_is_fine:
-        raise Broken("the answer holds the whole file instead of the bytes that were asked for")
+        raise Broken("the answer holds the whole file instead of the requested bytes")
 
 
 def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:

@@ -53,7 +53,7 @@ class HttpFiles(AbstractFileSystem):
         answers = [_probed(path)]
         while answers.count(answers[-1]) < 2:
             if len(answers) > CHANGED_TRIES:
-                raise NielsCacheError(f"{shown(path)}: the server names another version each time it is asked; download the file")
+                raise NielsCacheError(f"{shown(path)}: the server gives another version in each answer; download the file")
             answers.append(_probed(path))
         return answers[-1]
 
@@ -117,7 +117,7 @@ class _WithoutRanges(io.RawIOBase):
         return count
 
     def seek(self, *args: Any) -> NoReturn:
-        raise NielsCacheError(f"{shown(self._url)}: the server gives no parts of files (HTTP ranges), which this needs; download the file")
+        raise NielsCacheError(f"{shown(self._url)}: the server does not support HTTP ranges, which this file needs; download the file")
 
     def close(self) -> None:
         if not self.closed:
@@ -136,6 +136,6 @@ def _refuse_errors(answer: httpx.Response) -> None:
     if status in (404, 410):
         raise FileNotFoundError(2, "no such file on the server", where)
     if status in (401, 403):
-        raise NielsCacheError(f"{where}: the server refuses access (HTTP {status}); check the address and that it needs no log-in")
+        raise NielsCacheError(f"{where}: the server refuses access (HTTP {status}); check the address, and that it needs no login")
     if status >= 400:
         raise NielsCacheError(f"{where}: the server answers HTTP {status}; check the address")

@@ -109,7 +109,7 @@ def _seconds(configured: float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise NielsCacheError(f"{PATIENCE_VARIABLE}={value!r} is no number of seconds; set it to one, for example 600, or unset it")
+        raise NielsCacheError(f"{PATIENCE_VARIABLE}={value!r} is not a number of seconds; set it to a number, for example 600, or unset it")
     return seconds
 
 

@@ -219,7 +219,7 @@ class _Body(httpx.SyncByteStream):
                     if passed_over < len(chunk):
                         self._given += len(chunk) - passed_over
                         if size is not None and self._given > size:
-                            raise Broken(f"the answer holds more than the {size} bytes that there are", spoilt=True)
+                            raise Broken(f"the answer holds more than the {size} bytes of the file", spoilt=True)
                         yield chunk[passed_over:]
                 if size is not None and self._given < size:
                     raise Broken(f"the answer ends after {self._given} of {size} bytes")
@@ -244,10 +244,10 @@ class _Body(httpx.SyncByteStream):
     def _hindrance(self, error: Broken) -> str:
         """Return why the rest of the body cannot be requested, or an empty string."""
         if validator_of(self._first).tag is None:
-            return "the server names no version to go on with"
+            return "the server gives no version to resume with"
         if "Range" in self._request.headers and range_of(self._request) is None:
-            return "what is left of such a range cannot be named"
-        return "what came before may not be of the file either" if error.spoilt else ""
+            return "the rest of such a range cannot be requested"
+        return "the bytes before may be wrong too" if error.spoilt else ""
 
     def _rest(self) -> httpx.Request:
         first, last = range_of(self._request) or (0, None)

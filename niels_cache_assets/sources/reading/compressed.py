@@ -210,7 +210,7 @@ class _Decompressed(io.RawIOBase):
                 raise
             damage = DamagedFile(
                 f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"
-                " (keep_damaged = true of a source of lines or pages keeps what comes before)"
+                " (keep_damaged = true, for kinds that read lines or pages, keeps the data before)"
             )
             if self._on_damage is None:
                 raise damage from error
@@ -234,7 +234,7 @@ class _Decompressed(io.RawIOBase):
                     continue
                 compressed = left
             if padding and padding % self._format.padding:
-                raise EOFError("what follows a stream is neither padding nor a stream")
+                raise EOFError("the bytes after a stream are neither padding nor a stream")
             self._compressed = compressed
             self._stream = self._format.start()
             self._streams += 1

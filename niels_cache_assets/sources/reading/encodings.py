@@ -35,7 +35,7 @@ MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that already hold marks (`carried`)
 MARK = re.compile("[\udc01-\udcff]")
 
-_SET_ENCODING = 'set the key encoding to what the files are in, such as encoding = "latin-1"'
+_SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before the mark of UTF-16, which has the same first bytes
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -54,14 +54,15 @@ class DecodesText(LimitsDocuments):
     """Keys of the kinds that read files, for decoding."""
 
     encoding: str = Field(
-        UTF8, description="Python's name of the files' encoding; a byte order mark is stronger. Of Parquet: of strings that are not UTF-8"
+        UTF8,
+        description="Python's name of the files' encoding; a byte order mark has precedence. For Parquet: of strings that are not UTF-8",
     )
     max_replaced_share: float = Field(
         MAX_REPLACED_SHARE,
         ge=0,
         le=1,
         strict=False,
-        description="A document is dropped (`not_text`) with a NUL, or a larger share of characters for bytes that are not of `encoding`",
+        description="A document is dropped (`not_text`) if it holds a NUL, or a larger share of replaced characters",
     )
 
     def describe(self) -> dict[str, Any]:
@@ -334,7 +335,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
         told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_worst(facts[REPLACED])})")
     if NOT_TEXT in facts:
         told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_worst(facts[NOT_TEXT])})")
-    return f"{'; '.join(told)}; {_SET_ENCODING}, or take them out" if told else None
+    return f"{'; '.join(told)}; {_SET_ENCODING}, or remove them" if told else None
 
 
 def _worst(counted: dict[str, Any]) -> str:
@@ -348,7 +349,7 @@ def nothing_is_text(facts: dict[str, Any]) -> str:
     """Return a note for the message of a build that keeps no document; empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
-    return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or take out what is no text"
+    return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:

@@ -20,7 +20,7 @@ from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSou
 class KeepsDamaged(Source):
     """The key of the kinds that read files line by line or page by page."""
 
-    keep_damaged: bool = Field(False, description="Keep what comes before the damage in a damaged file; otherwise it fails the build")
+    keep_damaged: bool = Field(False, description="Keep the data before the damage in a damaged file; otherwise the build fails")
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
         """Return None (damage is an error), or a function that logs a damaged file and counts it as dropped (`damaged_file`).
@@ -34,7 +34,7 @@ class KeepsDamaged(Source):
             if files.state.get("damaged") != files.number:
                 files.state["damaged"] = files.number
                 context.report.dropped["damaged_file"] += 1
-                context.log(f"{error}; kept what comes before")
+                context.log(f"{error}; kept the data before")
 
         return count
 
@@ -53,4 +53,4 @@ class FileSource(DecodesText, PretrainSource):
 
 class RowFileSource(FileSource):
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
-    id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
+    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")

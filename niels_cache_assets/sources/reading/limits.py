@@ -36,11 +36,8 @@ class LimitsDocuments(Source):
 
 
 def refuse_length(where: str, limit: int) -> NoReturn:
-    raise NielsCacheError(f"{where}: is longer than {_size(limit)}; take it out, or raise max_document_mib (it is held in memory)")
-
-
-def _size(limit: int) -> str:
-    return f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
+    size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
+    raise NielsCacheError(f"{where}: is longer than {size}; remove it, or raise max_document_mib (it is held in memory)")
 
 
 def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:

@@ -102,7 +102,7 @@ class FilePass:
         self.number = place["number"]
         named = [file.name for file in self._files[self.number : self.number + 1]]
         if named != ([] if place["file"] is None else [place["file"]]):
-            raise NielsCacheError(f"{place['file']}: is not where it was among the files when this build began; build again with --force")
+            raise NielsCacheError(f"{place['file']}: is no longer in its place among the files of this build; build again with --force")
         self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
         self.state = dict(place["state"])
 

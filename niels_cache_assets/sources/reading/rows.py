@@ -159,7 +159,7 @@ def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
     others = ", ".join(name for name, is_string in fields.items() if is_string and name != field)
     if key is None:
         hint = f" (text is in: {others})" if others else ""
-        return f"this source reads that field alone{hint}"
+        return f"this source reads only that field{hint}"
     return f"set {key} to one of: {others}" if others else f"{key} cannot help: no other field holds text"
 
 
@@ -197,7 +197,7 @@ def json_rows(
             try:
                 row = json.loads(line, object_pairs_hook=unique_keys)
             except RecursionError as error:
-                raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
+                raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; remove the line") from error
             except ValueError as error:
                 if index == 0 and line.lstrip(_BLANKS).startswith("["):
                     _refuse_array(file, error)
@@ -212,7 +212,7 @@ def json_rows(
 def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
     """Raise an error that tells how to turn a list of objects into lines."""
     name = shlex.quote(file.name)
-    raise NielsCacheError(f"{file.name}: is one JSON array; write an object a line: jq -c '.[]' {name} > lines.jsonl") from error
+    raise NielsCacheError(f"{file.name}: is one JSON array; write one object per line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
