@@ -49,9 +49,9 @@ class Interleave(PretrainSource):
         self._sources(siblings)  # each member is checked by itself
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return self._digest(siblings, self._asked(siblings))
+        return self._digest(siblings, self._revisions(siblings))
 
-    def _asked(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
+    def _revisions(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
         return {name: member.revision(siblings) for name, member in self._sources(siblings).items()}
 
     def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
@@ -72,7 +72,7 @@ class Interleave(PretrainSource):
 
         sources = self._sources(context.siblings)
         if not context.revisions:
-            revisions = self._asked(context.siblings)
+            revisions = self._revisions(context.siblings)
             if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
             context.revisions.update(revisions)  # all later passes and restarted members read the same revision
