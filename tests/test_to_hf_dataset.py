@@ -132,7 +132,7 @@ def test_mistakes_are_one_line_with_what_was_meant(root: Path) -> None:
     with pytest.raises(NielsCacheError, match="T"):
         to_hf_dataset("notes", T=0, cache_dir=root)
     write_sft(root / "sft" / "notes")
-    with pytest.raises(NielsCacheError, match="say pretrain/notes or sft/notes"):
+    with pytest.raises(NielsCacheError, match="write pretrain/notes or sft/notes"):
         to_hf_dataset("notes", cache_dir=root)
     assert len(to_hf_dataset("sft/notes", cache_dir=root)) == 2
 

@@ -336,7 +336,7 @@ def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub
     [
         (400, "", None, r"a/b: .* HTTP 400 \(first \*\*\* second\); see .*"),
         (451, "", None, r"a/b: .* HTTP 451 \(first \*\*\* second\); see .*"),
-        (404, "RevisionNotFound", None, "a/b: .*no newest commit; look at .* set pinned_revision"),
+        (404, "RevisionNotFound", None, "a/b: .*newest commit; .*pinned_revision"),
         (404, "RevisionNotFound", "v2", "a/b: .*'v2'; see .* leave pinned_revision out"),
     ],
 )

@@ -140,7 +140,7 @@ def test_sources_without_a_key_for_the_field_name_the_field(
 ) -> None:
     file = write_jsonl(tmp_path / "x.jsonl", [row] * 3)
     said = hint(family, source=source, files=[str(file)])
-    assert missing(said, "x.jsonl: row 0: ", f"'{field}' holds numbers, ", "alone") == []
+    assert missing(said, "x.jsonl: row 0: ", f"'{field}' holds numbers, ", "only") == []
     assert "_field" not in said, "there is no such key"
 
 

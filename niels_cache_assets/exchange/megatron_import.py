@@ -113,9 +113,7 @@ def import_megatron(
 
         findings = verify_dataset(partial, progress=on_verified)
         if findings:
-            raise NielsCacheError(
-                f"{out_dir}: not imported, because verification found a problem: {findings[0].path}: {findings[0].problem}"
-            )
+            raise NielsCacheError(f"{out_dir}: not imported, verification found {findings[0].path}: {findings[0].problem}")
     return meta
 
 

@@ -47,9 +47,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """Return notes on surprising behaviour of OLMo-core and on open values in the lines to paste."""
-    found = [
-        "OLMo-core drops the end of each file that does not fill sequence_length; these .npy have no header, so numpy.load refuses them"
-    ]
+    found = ["OLMo-core drops the end of each file that does not fill sequence_length; numpy.load refuses these .npy, which have no header"]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
         found.append(f"meta.json has no value for {' and '.join(unknown)}; write the numbers yourself")
@@ -97,9 +95,7 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
 
     blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
     digits = _digits(split.doc_ends, first_document, end_document, first)
-    lines_bytes = (
-        2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")
-    )  # a start is the end of the document before; the first is 0
+    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # a start is the previous end; the first is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return unit_of(
         (PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),

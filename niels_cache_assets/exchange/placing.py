@@ -54,15 +54,11 @@ def _read_list(path: Path) -> list[str]:
         raise NielsCacheError(f"{path}: cannot be read as the list of an export's files; choose another place") from error
     for name in names:
         if not _is_below(name):
-            raise NielsCacheError(
-                f"{path}: is not the list of an export's files, it contains {name!r}; move it away or choose another place"
-            )
+            raise NielsCacheError(f"{path}: is not the list of an export's files: it has {name!r}; move it away or choose another place")
         if leaves := link_problem(path.parent, [PurePosixPath(name).parent.as_posix()]):
             raise NielsCacheError(f"{path.parent / leaves[0]}: {leaves[1]}")
         if os.path.lexists(path.parent / name) and not stat.S_ISREG(os.lstat(path.parent / name).st_mode):
-            raise NielsCacheError(
-                f"{path.parent / name}: is not a regular file, so not from an export, though {path.name} names it; move it away"
-            )
+            raise NielsCacheError(f"{path.parent / name}: is not a regular file of an export, though {path.name} names it; move it away")
     return names
 
 

@@ -193,9 +193,7 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
     except NielsCacheError as error:
         if path.lower().endswith(".json") and _whole_json(path) is not None:
             target = f"{path.removesuffix('.json')}.jsonl"
-            raise NielsCacheError(
-                f"{path}: is one JSON value, but each line must hold one object; run jq -c '.[]' {path} > {target}"
-            ) from error
+            raise NielsCacheError(f"{path}: is one JSON value; each line must hold one object: jq -c '.[]' {path} > {target}") from error
         raise
 
 

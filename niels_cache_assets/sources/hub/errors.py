@@ -88,9 +88,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if any(map(is_no_object, chain)):
         return NielsCacheError(f"{dataset}: a record is not a JSON object; each line, or each item of one list, must hold one")
     if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
-        return NielsCacheError(
-            f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds characters that a token cannot have; copy it again"
-        )
+        return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds invalid characters; copy it again")
     if answers:
         return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
@@ -108,9 +106,7 @@ def _answer(error: HfHubHTTPError) -> str:
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
     """Return the error for an unreachable hub. A wrong name looks the same then, so it says if the data set was read before."""
-    known = (
-        "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the data set exists"
-    )
+    known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
     return SourceUnavailable(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
         f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"

@@ -157,9 +157,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
     Content that shows goes to `raw`; its index between two characters that no page holds takes its place.
     """
     lowered = text.lower()
-    lowered = (
-        lowered if len(lowered) == len(text) else text
-    )  # a few letters grow in lower case; then only lower-case closing tags are found
+    lowered = lowered if len(lowered) == len(text) else text  # a few letters grow; then only lower-case closing tags are found
     missing: set[str] = set()  # closing marks that do not occur again: without a second search the scan stays linear
     parts = []
     position = 0

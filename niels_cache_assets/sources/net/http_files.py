@@ -68,9 +68,7 @@ class HttpFiles(AbstractFileSystem):
 def _probed(path: str) -> dict[str, Any]:
     """Return the facts in the headers of an answer."""
     with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
-        if (
-            answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0"
-        ):  # the file is empty, so it has no first byte
+        if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # an empty file
             return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
         _refuse_errors(answer)
         tag, size = validator_of(answer)
