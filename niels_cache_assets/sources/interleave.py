@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.hub.errors import nearest
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import split_by_fraction
@@ -100,7 +100,7 @@ class Interleave(PretrainSource):
         sources = {}
         for name, weight in self.members.items():
             if name not in siblings:
-                raise NielsCacheError("interleave: members: " + nearest("data set", name, [*siblings]))
+                refuse_choice("interleave: members", "no data set", name, siblings)
             if isinstance(siblings[name], Interleave):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
