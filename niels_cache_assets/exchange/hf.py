@@ -43,7 +43,7 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     Pretrain without T: a row per document, `input_ids` (its tokens, uint16, EOT last). With T: a row per T tokens of the stream, side by
     side, `input_ids` and `labels` (T,), the same tokens, as models of transformers take them (they shift labels themselves); up to T-1
     tokens at the end are left out. SFT: a row per example, `input_ids` cut to its first T tokens, and `labels`, made when a row is read:
-    -100 (int) except where the assistant speaks. Nothing is padded.
+    -100 (int) outside the assistant's messages. Nothing is padded.
 
     Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has another tokenizer, for an unknown
     split, and for T below 1 or longer than a pretrain split.

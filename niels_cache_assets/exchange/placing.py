@@ -72,7 +72,7 @@ def left_behind(folder: Path, stage: Path) -> set[str]:
     try:
         placed = (json.loads(line) for line in (stage / _PLACED).read_text(encoding="utf-8").splitlines())
         named = [(str(name), identity) for name, *identity in placed]
-    except (OSError, ValueError, TypeError):  # not a list of placed files: it names none
+    except (OSError, ValueError, TypeError):  # not a list of placed files, so it names no file
         return set()
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
 

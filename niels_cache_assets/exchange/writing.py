@@ -131,7 +131,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if not force:
             plan.require_free()
         names = [file.name for file in plan.files]
-        # Lists come first and go last, so that the next export knows the files of a killed one. An index comes after its tokens.
+        # Lists come first and go last, so that the next export finds the files of a killed one. An index comes after its tokens.
         exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)

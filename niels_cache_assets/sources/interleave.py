@@ -1,8 +1,8 @@
 """`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
 
-`datasets.interleave_datasets` draws from streams; each member is read as its own table says. Cost: about 0.1 ms a document, because the
-library passes rows between threads one at a time, and one more pass to count a member that is split by val_frac. Memory: that of the
-members. held_out.py finds the documents that a member keeps for val, and describes that cost.
+`datasets.interleave_datasets` draws from streams; each member is read with the settings of its own table. Cost: about 0.1 ms a document,
+because the library passes rows between threads one at a time, and one more pass to count a member that is split by val_frac. Memory: that
+of the members. held_out.py finds the documents that a member keeps for val, and describes that cost.
 """
 
 from __future__ import annotations

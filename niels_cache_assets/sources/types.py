@@ -186,7 +186,7 @@ class PretrainSource(Source):
     """
 
     family: ClassVar[Family] = "pretrain"
-    # Preparation and decontamination have fingerprints where they are done.
+    # Other fingerprints cover preparation and decontamination.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 

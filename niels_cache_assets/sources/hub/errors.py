@@ -105,7 +105,7 @@ def _answer(error: HfHubHTTPError) -> str:
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
-    """Return the error for an unreachable hub. A wrong name looks the same then, so it says if the data set was read before."""
+    """Return the error for an unreachable hub. A wrong name looks the same then, so the message adds if the data set was read before."""
     known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
     return SourceUnavailable(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "

@@ -1,7 +1,7 @@
 """Changes to the tables of the hub's library: file and row of each row, smaller batches, and columns of mixed types as the file holds them.
 
-The library has no public interface for this, so these functions change its loaders; each says what it relies on. `hub.data` chooses the
-data set and the columns. Cost: two columns of numbers.
+The library has no public interface for this, so these functions change its loaders; each docstring names what it relies on. `hub.data`
+chooses the data set and the columns. Cost: two columns of numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def with_origin(
 ) -> tuple[Any, list[str]]:
     """Return the data set with two more columns, the index of the file and the row in that file, and the file names by index.
 
-    Hugging Face's streams do not say where a row came from, and there is no public hook between the file reader and the shuffle. So this
+    Hugging Face's streams do not give the origin of a row, and there is no public hook between the file reader and the shuffle. So this
     wraps the function that yields a file's Arrow tables (the loader's, or `read_tables`). The library calls it for one file at a time, and
     the order after a shuffle stays the same. Rows before `start` are left out.
     """
@@ -154,7 +154,7 @@ def _decoded(value: str | None) -> Any:
 
 
 def decode_late_json(builder: Any) -> None:
-    """Decode columns whose types prove mixed only after the first 10 MB, when the schema already says string.
+    """Decode columns whose types prove mixed only after the first 10 MB, when the type in the schema is already string.
 
     The loader passes them on JSON-encoded and unmarked. Strings are kept. The schema has no place for other values, which become null.
     """

@@ -66,7 +66,7 @@ def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
 
 
 def part_of(response: httpx.Response) -> tuple[int, int] | None:
-    """Return first and last byte that a partial answer says it holds."""
+    """Return first and last byte in the Content-Range of a partial answer, or None."""
     given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return (int(given[1]), int(given[2])) if given else None
 

@@ -140,7 +140,7 @@ def compression_of(name: str) -> str | None:
 
 
 def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Return `source` decompressed as the suffix of `name` says; `source` itself without such a suffix. It need not be seekable.
+    """Return `source` decompressed by the suffix of `name`, or `source` itself without such a suffix. It need not be seekable.
 
     Damage, a cut and bytes after the last stream raise DamagedFile with the number of bytes read. With `on_damage`, the error is passed to
     it and the stream ends there.

@@ -79,7 +79,7 @@ def text_encoding(name: str) -> str:
     """Return Python's canonical name of a text encoding. Raises ValueError with the nearest choice for other names."""
     if not _makes_text(name):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), _encoding_names(), n=1)
-        raise ValueError(f"is not a text encoding that Python knows; did you mean {near[0] if near else UTF8!r}?")
+        raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
     codec = codecs.lookup(name).name
     return UTF8 if codec == "utf-8-sig" else codec
 
