@@ -1,1 +1,1 @@
-"""The corpus of a data set that asks for `prepare`: cleaned documents and signatures on disk, duplicates over all of them, reports."""
+"""The corpus of a data set with `prepare`: cleaned documents and signatures on disk, duplicates over all of them, reports."""

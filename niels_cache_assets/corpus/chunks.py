@@ -1,6 +1,7 @@
-"""What a worker does with a chunk of documents (finish them, clean them, sign them, count), and the sum of what was counted.
+"""The work on a chunk of documents (convert, clean, sign, count), and the sum of its counts.
 
-A pure function of the chunk and the settings, so the number of processes never shows. No file is touched. Memory: the chunk, twice.
+The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. It uses no file.
+Memory: the chunk, twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LENGTH_BINS = 40  # bin b of a histogram: 2**(b-1) <= characters < 2**b; bin 0 i
 
 @dataclass(frozen=True, kw_only=True)
 class TextTotals:
-    """Sums over texts; `bytes` as UTF-8. `lengths`: (LENGTH_BINS,) int64, how many texts have so many characters."""
+    """Sums over texts; `bytes` as UTF-8. `lengths`: (LENGTH_BINS,) int64, the number of texts in each range of lengths."""
 
     documents: int
     characters: int
@@ -39,7 +40,7 @@ class TextTotals:
 
     @classmethod
     def of(cls, characters: Iterable[int] = (), sizes: Iterable[int] = ()) -> TextTotals:
-        """Of texts with so many characters and bytes."""
+        """Return the sums over texts with these numbers of characters and bytes."""
         counts = list(characters)
         bins = np.bincount([min(count.bit_length(), LENGTH_BINS - 1) for count in counts], minlength=LENGTH_BINS)
         return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins)
@@ -53,7 +54,7 @@ class TextTotals:
         )
 
     def state(self) -> dict[str, Any]:
-        """As JSON values, for `from_state`."""
+        """Return JSON values for `from_state`."""
         return {**asdict(self), "lengths": self.lengths.tolist()}
 
     @classmethod
@@ -62,7 +63,7 @@ class TextTotals:
 
 
 class Chunk(NamedTuple):
-    """Documents of a source before `convert`; `first` is the place of the first one in the source."""
+    """Documents of a source before `convert`. `first`: the place of the first one in the source."""
 
     first: int
     documents: list[Document]
@@ -74,7 +75,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:
-    """A chunk, done. `rows`, `hashes`, `digests` and `slots` are of the documents that stay (see CorpusWriter.write)."""
+    """The result for a chunk. `rows`, `hashes`, `digests` and `slots` belong to the documents that stay (see CorpusWriter.write)."""
 
     dropped_by_source: Counter[str]
     report: CleaningReport
@@ -89,7 +90,8 @@ class PreparedChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkWork:
-    """What is to be done, as a function of a chunk. It travels with every chunk, so it holds settings; what is heavy is made once there.
+    """The work on a chunk, as a picklable function. It is sent with every chunk, so it holds settings only. Heavy objects are made once in
+    each worker.
 
     `cleaning` None: documents are not cleaned. `num_perm` and `ngram` None: they are not signed.
     """
@@ -140,9 +142,9 @@ class ChunkWork:
 
 @dataclass(kw_only=True)
 class CorpusCounts:
-    """Sums over the chunks that came so far. `dropped_by_source`: by `convert`; what the stream itself left out is in its report.
+    """Sums over the chunks so far. `dropped_by_source`: documents that `convert` dropped; the report of the stream has the others.
 
-    `splits`: upstream's own, of the documents that stay ("unknown": it has none).
+    `splits`: upstream's splits of the documents that stay ("unknown": without a split).
     """
 
     report: CleaningReport
@@ -153,14 +155,14 @@ class CorpusCounts:
     splits: Counter[str] = field(default_factory=Counter)
 
     def add(self, chunk: PreparedChunk) -> None:
-        """Take in the next chunk of the input."""
+        """Add the next chunk of the input."""
         self.report.merge(chunk.report)
         self.before, self.after, self.words = self.before + chunk.before, self.after + chunk.after, self.words + chunk.words
         self.dropped_by_source += chunk.dropped_by_source
         self.splits.update(row.split or "unknown" for row in chunk.rows)
 
     def meta(self) -> dict[str, Any]:
-        """What meta.json says of them."""
+        """Return the keys of meta.json."""
         before, after = self.before, self.after
         return {
             "documents": {"read": before.documents, "kept": after.documents},
@@ -173,7 +175,7 @@ class CorpusCounts:
         }
 
     def state(self) -> dict[str, Any]:
-        """All of it, for `from_state`."""
+        """Return all values for `from_state`."""
         return {
             "report": self.report.state(),
             "before": self.before.state(),
@@ -185,7 +187,7 @@ class CorpusCounts:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Counts that go on where those were."""
+        """Return the counts that `state` describes, to continue them."""
         from niels_cache_assets.cleaning.counting import CleaningReport
 
         return cls(

@@ -1,6 +1,6 @@
-"""Which settings decide a corpus, and which the drop lists over several.
+"""The settings that decide a corpus, and those that decide the drop lists over several corpora.
 
-Thresholds of duplicates and how documents are split are no part of a corpus: they are applied later.
+Thresholds of duplicates and the split of documents do not belong to a corpus: they are applied later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELD_OUT_VERSION = "1"  # bumped by hand when a mixture leaves out other documen
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
-    """The cleaning settings that decide a data set's documents; None where it is not cleaned."""
+    """Return the cleaning settings that decide a data set's documents; None if it is not cleaned."""
     if "clean" not in registry.pretrain[name].prepare:
         return None
     settings = settings_that_count(registry.cleaning_of(name), "cleaning", without=_ONLY_CHECKED)
@@ -39,22 +39,23 @@ def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None
 
 
 def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
-    """What decides signatures; None where duplicates are not looked for."""
+    """Return the settings that decide signatures; None without "dedup"."""
     if "dedup" not in registry.pretrain[name].prepare:
         return None
     return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION}
 
 
 def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
-    """What decides which documents without a split of their own are val; None where token budgets, or upstream alone, decide."""
+    """Return the settings that decide which documents without their own split are val; None if token budgets, or upstream alone, decide."""
     return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
 def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
-    """What decides which documents a mixture leaves out as its members keep them for val, for fingerprints. `seed`: of the mixture's build.
+    """Return the settings that decide which documents a mixture holds out for the val of its members, for fingerprints. `seed`: that of the
+    mixture's build.
 
-    What its revision holds already (their documents, val_frac) is not repeated. So this is empty for every other source and for a mixture
-    of members without token budgets for val and without decontaminate: older caches of these stay good.
+    The documents and val_frac of its members are part of its revision, and not repeated here. So the result is empty for every other
+    source, and for a mixture of members without val_tokens and without decontaminate: older caches of these stay valid.
     """
     members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
     rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member))}
@@ -68,7 +69,7 @@ def _held_out_rule(member: PretrainSource) -> dict[str, Any]:
 
 
 def needs_tokenizer(registry: Registry, name: str) -> bool:
-    """Whether a data set is a mixture with a member whose val is a token budget: only tokens tell what it leaves out."""
+    """Return whether a data set is a mixture with a member that has val_tokens. Only a tokenizer can find the val of such a member."""
     members = getattr(registry.source(name), "members", ())
     return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
 
@@ -86,14 +87,14 @@ def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePi
 
 
 def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> str:
-    """sha256 over everything that decides a corpus's bytes."""
+    """Return the sha256 over everything that decides a corpus's bytes."""
     return fingerprint_of(corpus_made_of(registry, name, revision=revision, tokenizer_sha256=tokenizer_sha256))
 
 
 def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
-    """Everything that decides a corpus's bytes. An interleave's members are in its revision.
+    """Return everything that decides a corpus's bytes. The members of an interleave are in its revision.
 
-    `tokenizer_sha256`: of its `corpus_tokenizer`; None where it has none.
+    `tokenizer_sha256`: that of its `corpus_tokenizer`; None if it has no such tokenizer.
     """
     source = registry.pretrain[name]
     identity = source.identity()
@@ -113,13 +114,15 @@ def corpus_made_of(registry: Registry, name: str, *, revision: str | None, token
 
 
 def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
-    """Of a mixture, what its members' tables say: its revision is not asked for again, and changed tables split otherwise."""
+    """Return the tables of a mixture's members. Its revision is not requested again, and changed tables give other splits."""
     members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
     return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:
-    """The table of a data set that has a corpus. Raises NielsCacheError for an unknown name, and for one without `prepare`."""
+    """Return the table of a data set that has a corpus. Raises NielsCacheError for an unknown name, and for a data set without
+    `prepare`.
+    """
     if name not in registry.pretrain:
         refuse_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
     source = registry.pretrain[name]
@@ -132,13 +135,13 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
 
 
 def require_unchanged(directory: Path, meta: Meta) -> None:
-    """Raises NielsCacheError where the folder has another meta.json than this one, which was read from it before."""
+    """Raise NielsCacheError if the meta.json of the folder is not the given one, which was read from it before."""
     if read_meta(str(directory / META_NAME))["meta_sha256"] != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
 
 
 def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:
-    """What decides the lists of these corpora, for their meta.json. `missing`: data sets that have none."""
+    """Return everything that decides the lists of these corpora, for their meta.json. `missing`: data sets without a corpus."""
     return {
         **dedup_identity(registry.dedup),
         "order": [*corpora],
@@ -150,14 +153,14 @@ def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing
 
 
 def dedup_order(registry: Registry) -> list[str]:
-    """The data sets with "dedup" in the order in which the first one wins: [dedup] priority, then table order."""
+    """Return the data sets with "dedup" in the order in which the first copy is kept: [dedup] priority, then table order."""
     names = registry.prepared("dedup")
     first = [name for name in registry.dedup.priority if name in names]
     return [*first, *(name for name in names if name not in first)]
 
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
-    """`settings` of [dedup], and the `bands` and `rows` that follow from them or are given. Whose documents win is `dedup_order`'s."""
+    """Return `settings` of [dedup], and the given or computed `bands` and `rows`. `dedup_order` decides which copy is kept."""
     from niels_cache_assets.dedup.bands import choose_bands
 
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
@@ -165,7 +168,7 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
-    """The first difference between what made the lists and what is asked for, as the end of "the duplicates were found ..."."""
+    """Return the first difference between the lists and the configuration, as the end of "the duplicates were found ..."."""
     if any(meta[key] != wanted[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"
     if meta["order"] != wanted["order"]:

@@ -1,4 +1,4 @@
-"""Where a corpus lies, and the columns of its files. Only the asset package reads them: training never does."""
+"""The folders of a corpus, and the columns of its files. Only the asset package reads them; training does not."""
 
 from pathlib import Path
 
@@ -41,25 +41,25 @@ TEXT_BYTES_PER_FILE = 128_000_000  # what a kill loses at most, a minute of work
 
 
 def documents_file(index: int) -> str:
-    """File name of the index-th part of the documents."""
+    """Return the file name of the index-th part of the documents."""
     return f"documents_{index:05d}.parquet"
 
 
 def duplicates_file(name: str) -> str:
-    """File name of a data set's drop list."""
+    """Return the file name of a data set's drop list."""
     return f"{name}.parquet"
 
 
 def corpus_dir(root: str | Path, name: str) -> Path:
-    """The corpus of a data set: documents_*.parquet, rejected.parquet, digests.npy and signatures.npy, meta.json."""
+    """Return the folder of a corpus: documents_*.parquet, rejected.parquet, digests.npy and signatures.npy, meta.json."""
     return Path(root) / "corpus" / name
 
 
 def duplicates_dir(root: str | Path) -> Path:
-    """The drop lists, <data set>.parquet each, and meta.json."""
+    """Return the folder of the drop lists: <data set>.parquet each, and meta.json."""
     return Path(root) / "duplicates"
 
 
 def reports_dir(root: str | Path, name: str) -> Path:
-    """report.json and plots of a data set's corpus."""
+    """Return the folder of report.json and plots of a data set's corpus."""
     return Path(root) / "reports" / "corpus" / name

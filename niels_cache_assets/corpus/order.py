@@ -1,6 +1,7 @@
-"""The order in which the first document wins, over several corpora, and who goes in it: places in that order to (corpus, ordinal) and back.
+"""The order over several corpora in which the first copy is kept, and the dropped documents in it: from positions to (corpus, ordinal).
 
-Memory: 5 bytes a document and about 100 for each that goes, while they are sorted; a block of signatures, 8 MB of 128 slots, or two.
+Memory: 5 bytes a document, about 100 for each dropped document while they are sorted, and one or two blocks of signatures (8 MB of 128
+slots).
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _BLOCK = 16_384  # documents whose signatures are read at once: 8 MB of 128 slot
 
 
 class ArrayRows:
-    """The (n, width) array of a .npy file, open for reading rows. A context manager: it holds the file, whatever takes its place.
+    """The (n, width) array of a .npy file, open for reading rows. A context manager: it keeps its file, even if another one replaces it.
 
-    Read, not mapped: of a map, scattered rows leave the pages around each of them in memory, soon the whole file. Memory: what is
-    returned. Cost: one system call for each run of neighbours.
+    The file is read, not memory-mapped: scattered rows of a map keep the pages around each of them in memory, soon the whole file. Memory:
+    the returned rows. Cost: one system call for each run of consecutive rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +67,7 @@ class ArrayRows:
         return int(self._width)
 
     def __getitem__(self, rows: NDArray[np.integer[Any]]) -> NDArray[Any]:
-        """(len(rows), width), in the order of `rows`, (n,) integers. Raises NielsCacheError for a row that the file does not hold."""
+        """Return (len(rows), width), in the order of `rows`, (n,) integers. Raises NielsCacheError for a row that is not in the file."""
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()
         out = np.empty((len(rows), self._width), dtype=self._dtype)
@@ -91,7 +92,7 @@ class ArrayRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One corpus. `splits`: (documents,) int8, see reading. `order`: (documents,) uint32, its ordinals, val first, then input order."""
+    """One corpus. `splits`: (documents,) int8, see prepared. `order`: (documents,) uint32, its ordinals, val first, then input order."""
 
     name: str
     directory: Path
@@ -100,7 +101,7 @@ class Input:
     order: np.ndarray
 
     def signatures(self) -> Iterator[Signatures]:
-        """In blocks, in `order`."""
+        """Yield the signatures in blocks, in `order`."""
         from niels_cache_assets.dedup.signatures import Signatures
 
         with ArrayRows(self.directory / DIGESTS_NAME) as digests, self.slots() as slots:
@@ -109,15 +110,15 @@ class Input:
                 yield Signatures(digests=digests[rows], slots=slots[rows])
 
     def slots(self) -> ArrayRows:
-        """Of all documents, by ordinal."""
+        """Return the slots of all documents, by ordinal."""
         return ArrayRows(self.directory / SIGNATURES_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drops:
-    """Documents that go, (n,) each: ordinal and split of the document; corpus, ordinal and split of the kept one; kind and similarity.
+    """Dropped documents, (n,) each: ordinal and split of the document; corpus, ordinal and split of the kept one; kind and similarity.
 
-    Sorted by corpus, then ordinal.
+    They are sorted by corpus, then by ordinal.
     """
 
     corpora: np.ndarray
@@ -133,16 +134,16 @@ class Drops:
         return Drops(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     def of(self, corpus: int) -> Drops:
-        """Those that go from this corpus."""
+        """Return the documents that are dropped from this corpus."""
         return self.where(self.corpora == corpus)
 
     def because_of(self, corpus: int) -> Drops:
-        """Those that go because of a document of this corpus."""
+        """Return the documents that are dropped because of a document of this corpus."""
         return self.where(self.because_corpora == corpus)
 
 
 class Inputs:
-    """The corpora, in the order in which the first one wins."""
+    """The corpora, in the order in which the first copy is kept."""
 
     def __init__(self, registry: Registry, root: Path, metas: dict[str, Meta]) -> None:
         self.all: list[Input] = []
@@ -155,7 +156,9 @@ class Inputs:
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
     def drops(self, dropped: Dropped) -> Drops:
-        """What `keep_first` found, by corpus and ordinal; a similarity that it did not measure is estimated from the signatures."""
+        """Return the result of `keep_first` by corpus and ordinal. A similarity that it did not measure is estimated from the
+        signatures.
+        """
         corpora, ordinals = self.places(dropped.ordinals)
         because_corpora, because_ordinals = self.places(dropped.because)
         drops = Drops(
@@ -172,7 +175,7 @@ class Inputs:
         return drops
 
     def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(corpus, ordinal) of positions in the order over all, int16 and int64 (n,)."""
+        """Return (corpus, ordinal) of positions in the order over all, int16 and int64 (n,)."""
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
         ordinals = np.empty(len(positions), dtype=np.int64)
         for corpus, each in enumerate(self.all):

@@ -1,10 +1,9 @@
-"""A prepared data set that is open: its corpus minus its drop list, every document with its split.
+"""An open prepared data set: its corpus without its drop list, each document with its split.
 
-What a cache of a data set with `prepare` is built from instead of the source, and what mixtures of it read (`PreparedMember`). Whether it
-is what the configuration asks for is reading.py's to say. All that is read belongs to the meta.json that was opened: a
-file of a corpus, or a drop list, that has taken the place of another since then is an error and never mixed with it. Memory: one row group
-of text (2 MB), and two bytes per document of the corpus. Reading decompresses parquet at some hundred megabytes a second; nothing is
-cleaned or looked for here.
+A cache of a data set with `prepare` is built from it instead of the source, and mixtures read it (`PreparedMember`). reading.py checks that
+it is what the configuration asks for. Everything that is read belongs to the meta.json that was opened: a file of a corpus, or a drop list,
+that was replaced since then is an error, and data are never mixed. Memory: one row group of text (2 MB), and two bytes per document of the
+corpus. Parquet is decompressed at some hundred megabytes a second; nothing is cleaned or compared here.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]  # of a Document, in it
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus:
-    """A corpus and what goes of it; opening it reads two small files, `splits` and `gone` are made when they are asked for.
+    """A corpus and its drop list. To open it, two small files are read; `splits` and `gone` are computed when needed.
 
-    `duplicates`: meta.json of the drop lists; None where duplicates are not looked for (or not left out).
+    `duplicates`: meta.json of the drop lists; None without "dedup", or if duplicates are to stay.
     """
 
     name: str
@@ -56,23 +55,23 @@ class PreparedCorpus:
 
     @property
     def drops(self) -> dict[str, Any] | None:
-        """What the meta.json of the drop lists says of this data set."""
+        """The entry of this data set in the meta.json of the drop lists."""
         return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
     def kept(self) -> int:
-        """Documents that stay."""
+        """The number of documents that stay."""
         return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
 
     @property
     def dropped(self) -> Counter[str]:
-        """How many went for each reason, of the source, of cleaning and of the drop list."""
+        """The number of dropped documents for each reason: of the source, of cleaning and of the drop list."""
         drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
         return +Counter({**self.meta["dropped"], **drops})
 
     @property
     def drop_sha256(self) -> str | None:
-        """Over the ordinals of the drop list; None without one."""
+        """The sha256 over the ordinals of the drop list; None without a drop list."""
         return self.drops["drop_sha256"] if self.drops else None
 
     @cached_property
@@ -82,7 +81,7 @@ class PreparedCorpus:
 
     @cached_property
     def gone(self) -> np.ndarray:
-        """(documents,) bool: on the drop list. Raises NielsCacheError where that is another one than when it was opened."""
+        """(documents,) bool: on the drop list. Raises NielsCacheError if the drop list was replaced since it was opened."""
         gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
         if self.duplicates is not None:
             path = self.duplicates_directory / duplicates_file(self.name)
@@ -94,7 +93,7 @@ class PreparedCorpus:
         return gone
 
     def identity(self) -> dict[str, Any]:
-        """What decides the documents and their splits, for the fingerprint of a cache that is made of them."""
+        """Return everything that decides the documents and their splits, for the fingerprint of a cache that is built from them."""
         return {
             "content_sha256": self.meta["content_sha256"],
             "drop_sha256": self.drop_sha256,
@@ -102,9 +101,9 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[list[Document]]:
-        """`documents`, reporting as a source does what was dropped and found before: of all the corpus, however much of it is read.
+        """Yield `documents`, and report the drops and facts of the whole corpus as a source does, however much of it is read.
 
-        It reports places and starts at them: their `row` is the ordinal of a document, of which row group and file follow.
+        It reports places, and can start at them. The `row` of a place is the ordinal of a document, which gives the file and row group.
         """
         if context.start is None:
             context.report.dropped.update(self.dropped)
@@ -114,16 +113,16 @@ class PreparedCorpus:
             yield batch
 
     def documents(self) -> Iterator[list[Document]]:
-        """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
+        """Yield the documents that stay, in the order of the corpus, in batches of about 2 MB of text.
 
-        Raises NielsCacheError for files that cannot be read, and before a file that is of another corpus meanwhile. A file is held open:
-        what was begun is read to its end whatever takes its place.
+        Raises NielsCacheError for files that cannot be read, and before a file that belongs to another corpus now. A file stays open until
+        it is read to its end, even if another one replaces it.
         """
         for _, batch in self._batches(0):
             yield batch
 
     def _batches(self, start: int) -> Iterator[tuple[int, list[Document]]]:
-        """(ordinal after its row group, documents of it that stay) from the row group that begins at `start`."""
+        """Yield (ordinal after its row group, documents of it that stay) from the row group that begins at `start`."""
         for first, table in self._groups(start=start):
             end = first + len(table)
             stays = ~self.gone[first:end]
@@ -132,7 +131,7 @@ class PreparedCorpus:
                 yield end, batch
 
     def select(self, ordinals: np.ndarray) -> list[Document]:
-        """The documents of ascending ordinals, whether they are on the drop list or not."""
+        """Return the documents with these ascending ordinals, including those on the drop list."""
         selected: list[Document] = []
         for first, table in self._groups(ordinals):
             inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
@@ -145,8 +144,8 @@ class PreparedCorpus:
         return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
 
     def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
-        """(ordinal of the first row, columns of a document) of every row group in order from ordinal `start` on; of those alone that hold
-        ascending `wanted`.
+        """Yield (ordinal of the first row, columns of a document) of the row groups from ordinal `start` on, in order. With `wanted`
+        (ascending ordinals), yield only those that have one of them.
         """
         first = 0
         for path in document_files(self.directory, self.meta):
@@ -164,9 +163,9 @@ class PreparedCorpus:
 
 
 class PreparedMember(PretrainSource):
-    """A source that streams a prepared data set. Opens it when it is first asked for something, and stays with what it found then.
+    """A source that streams a prepared data set. It opens the data set when it is first used, and keeps it.
 
-    So what it says of itself and what it streams, however often, are of one corpus and one drop list, or an error.
+    So its identity and every stream belong to one corpus and one drop list. If these change meanwhile, it raises an error.
     """
 
     source: Literal["prepared"] = "prepared"
@@ -181,7 +180,7 @@ class PreparedMember(PretrainSource):
 
     @property
     def has_own_splits(self) -> bool:
-        """The corpus is read with its split: no val_frac is left to apply."""
+        """Whether documents have splits: yes, those of the corpus. There is no val_frac to apply."""
         return True
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
@@ -195,14 +194,16 @@ class PreparedMember(PretrainSource):
 
     @property
     def prepared(self) -> PreparedCorpus:
-        """What it streams."""
+        """The data set that it streams."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
 
 
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
-    """(documents,) int8, index into SPLITS or UNKNOWN: upstream's own, else a seeded share (splits.val_mask) of the others, in order."""
+    """Return (documents,) int8, index into SPLITS or UNKNOWN: upstream's split, else a seeded share (splits.val_mask) of the others, in
+    order.
+    """
     splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
@@ -219,7 +220,7 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
 
 
 def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
-    """`characters` and `bytes` of every document, (documents,) int64 each."""
+    """Return `characters` and `bytes` of every document, (documents,) int64 each."""
     parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
     for path in document_files(directory, meta):
         with _open_part(path, meta) as parquet:
@@ -230,19 +231,19 @@ def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
 
 
 def ordinals_sha256(ordinals: np.ndarray) -> str:
-    """What identifies a drop list: over its ordinals alone, as little-endian int64."""
+    """Return the sha256 that identifies a drop list: over its ordinals as little-endian int64."""
     return hashlib.sha256(ordinals.astype("<i8").tobytes()).hexdigest()
 
 
 def document_files(directory: Path, meta: Meta) -> list[Path]:
-    """The documents_*.parquet of a corpus, in order."""
+    """Return the documents_*.parquet of a corpus, in order."""
     count = sum(name.startswith("documents_") for name in meta["files"])
     return [directory / documents_file(index) for index in range(count)]
 
 
 @contextmanager
 def open_documents(path: Path) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile; what cannot be read becomes one line that names the file."""
+    """Yield a pyarrow.parquet.ParquetFile. An error while reading becomes one line that names the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -256,7 +257,7 @@ def open_documents(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
-    """A file of the corpus that has this meta.json. What is open stays: it is enough to look once that the folder is still the same."""
+    """Yield a file of the corpus with this meta.json. One check after opening is enough, because an open file does not change."""
     with _of_meta(path.parent, meta), open_documents(path) as parquet:
         require_unchanged(path.parent, meta)
         yield parquet
@@ -264,7 +265,7 @@ def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
 
 @contextmanager
 def _of_meta(directory: Path, meta: Meta) -> Iterator[None]:
-    """A file of the folder that cannot be read, because the folder was replaced, is an error that says so."""
+    """Report that the folder was replaced if a file of it cannot be read for that reason."""
     try:
         yield
     except NielsCacheError:

@@ -1,6 +1,6 @@
-"""Opening a prepared data set: its corpus and drop list, if they are what the configuration asks for.
+"""Opening of prepared data sets: the corpus and its drop list, if they are what the configuration asks for.
 
-Costs two small reads and one for each data set with "dedup". What is read of it, and how, is prepared.py's business.
+Cost: two small reads, and one for each data set with "dedup". prepared.py reads the documents.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def open_prepared(
     build: BuildSettings | None = None,
     minus_duplicates: bool = True,
 ) -> PreparedCorpus:
-    """The prepared data set as the configuration asks for it; `source` and `build`: its table and [build] for one run.
+    """Return the prepared data set that the configuration asks for. `source` and `build`: its table and [build] for one run.
 
-    Raises NielsCacheError, which says what to materialize, where its corpus or (with "dedup") its drop list is missing or out of date.
+    Raises NielsCacheError if its corpus or (with "dedup") its drop list is missing or out of date. The message says what to materialize.
     """
     source, build = source or registry.pretrain[name], build or registry.build
     corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
@@ -47,12 +47,12 @@ def open_prepared(
 
 
 def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[list[Document]]:
-    """The documents of a prepared data set that stay, with their split, in batches. Raises as `open_prepared` does."""
+    """Return the documents of a prepared data set that stay, with their split, in batches. Raises as `open_prepared` does."""
     return open_prepared(registry, name, root=root).documents()
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
-    """All pretrain tables by name, those with a corpus replaced by what reads it: the `siblings` of a StreamContext."""
+    """Return all pretrain tables by name; those with a corpus are replaced by a reader of it. This is `siblings` of a StreamContext."""
     return {
         name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if source.prepare else source
         for name, source in registry.pretrain.items()

@@ -1,7 +1,7 @@
-"""What preparing did to a data set, in figures: the funnel, the reasons, the lengths, the duplicates.
+"""The report of a prepared data set, in numbers: stages, reasons, lengths, duplicates.
 
-Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads and no document.
-Nothing is judged here: that is the checks' business.
+Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads, and no document is read. The checks
+judge the numbers, not this module.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ Report = dict[str, Any]
 
 
 def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
-    """The report of a prepared data set, as plain data.
+    """Return the report of a prepared data set, as plain data.
 
-    `funnel`: documents, characters, bytes and estimated tokens after each stage. `reasons`: documents of each, and their share of all that
-    the source gave. `lengths`: documents per power of two of characters, from `from` on and below `below`. `duplicates`: None without
-    "dedup". `replaced`, `not_text`: bytes and documents that are no text, as in facts of meta.json, where there are any.
+    `funnel`: documents, characters, bytes and estimated tokens after each stage. `reasons`: documents for each reason, and their share of
+    all documents of the source. `lengths`: documents per power of two of characters, from `from` up to but not including `below`.
+    `duplicates`: None without "dedup". `replaced`, `not_text`: bytes and documents that are not text, as in facts of meta.json, if there
+    are any.
 
-    Raises NielsCacheError, which says what to materialize, where the corpus or its drop list is missing or of other settings.
+    Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message says what to materialize.
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
@@ -59,20 +60,20 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
 
 def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
-    """Documents that stay, by split; "unknown" where token budgets decide when the cache is built."""
+    """Return the number of documents that stay, by split; "unknown" if token budgets decide when the cache is built."""
     counts = Counter(prepared.splits[~prepared.gone].tolist())
     return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[UNKNOWN]}
 
 
 def documents_given(meta: Meta) -> int:
-    """Documents that the source had, those included that it dropped itself."""
+    """Return the number of documents of the source, including those that the source dropped."""
     return int(meta["documents"]["read"]) + sum(meta["dropped_by_source"].values())
 
 
 def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Documents of each reason, and their share of all that the source had; most frequent first.
+    """Return the documents for each reason, and their share of all documents of the source; most frequent first.
 
-    `stage` is who dropped them. A reason that the source and cleaning share counts as the source's.
+    `stage`: the step that dropped them. A reason that both the source and cleaning use counts for the source.
     """
     given = documents_given(meta)
     by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
@@ -89,18 +90,18 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """The share in the wanted languages, of the documents whose language was asked for; None where none was."""
+    """Return the share in the wanted languages, of the documents with a language; None if there are none."""
     asked = sum(languages.values())
     return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 
 
 def estimated_tokens(characters: int) -> int:
-    """About how many tokens so much English is."""
+    """Return the approximate number of tokens of so many characters of English."""
     return round(characters / CHARACTERS_PER_TOKEN)
 
 
 def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What is left after each stage; `duplicates`: what the drop lists say of this data set, None where it is not deduplicated."""
+    """Return the totals after each stage. `duplicates`: the entry of this data set in the drop lists; None without "dedup"."""
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
         (
@@ -122,7 +123,9 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, A
 
 
 def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """From the shortest bin that holds a document to the longest. Bin b holds 2**(b-1) <= characters < 2**b; the first, the empty text."""
+    """Return the bins from the shortest to the longest that has a document. Bin b: 2**(b-1) <= characters < 2**b; the first: the empty
+    text.
+    """
     filled = [index for index, counts in enumerate(zip(lengths["before"], lengths["after"], strict=True)) if any(counts)]
     return [
         {"from": 2 ** (index - 1) if index else 0, "below": 2**index, "before": lengths["before"][index], "after": lengths["after"][index]}
@@ -154,5 +157,5 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
 
 
 def plot_names(report: Report) -> list[str]:
-    """The plots of such a report, in the order to look at them."""
+    """Return the plots of such a report, in the order to show them."""
     return ["funnel.png", "reasons.png", "lengths.png", *(["duplicates.png"] if report["duplicates"] else [])]

@@ -1,7 +1,8 @@
-"""The source's own documents in chunks of 256 or about a megabyte, however it batches them, and how far the stream is behind each of them.
+"""The unconverted documents of a source in chunks of 256 or about a megabyte, independent of its batches, each with its position in the
+stream.
 
-Chunks are made ahead of those whose work is done, so how far it was goes with each. A stream that is taken up there gives the chunks behind
-it, the same as in a pass from the beginning. Memory: a chunk, and a small object for each that is under way.
+Chunks are made before the earlier ones are finished, so each has its own position. A stream that is resumed there gives the same chunks as
+a pass from the beginning. Memory: a chunk, and a small object for each one in flight.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from niels_cache_assets.streaming.types import Mark
 
 
 class SourceChunks:
-    """To be iterated once, from what was `reached` on; `context.report` is then what it would be in a pass from the beginning."""
+    """The chunks after `reached`, to iterate once. `context.report` is then the same as in a pass from the beginning."""
 
     def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
         self._feed: Feed[Document] = Feed(source.unconverted, context)
@@ -40,5 +41,5 @@ class SourceChunks:
             yield Chunk(position.items - len(chunk), chunk)
 
     def next_reached(self) -> Reached:
-        """How far the stream was behind the chunk after the one that was asked for last."""
+        """Return the position after the chunk that follows the last one for which this was called."""
         return self._under_way.popleft()

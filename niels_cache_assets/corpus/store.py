@@ -1,8 +1,7 @@
-"""The files of a corpus, written once from front to back: documents in parquet, digests and signatures as arrays, rejected examples.
+"""The files of a corpus, written from start to end: documents in parquet, digests and signatures as arrays, rejected examples.
 
-A file of documents ends with a chunk of them, and what is written can be gone on with from there: parquet cannot be appended to, the arrays
-can. Memory: one row group of documents (2 MB of text, or 16,384 documents), whatever the size of the corpus and of its texts. What is in
-them is decided in `prepare`.
+A file of documents ends with a chunk, and a build can be resumed after it: parquet files cannot be extended, the arrays can. Memory: one
+row group of documents (2 MB of text, or 16,384 documents), for a corpus and texts of any size. `artifacts/corpus.py` decides the content.
 """
 
 from __future__ import annotations
@@ -54,24 +53,26 @@ class DocumentRow(NamedTuple):
 
 
 def is_corpus_file(name: str) -> bool:
-    """Whether a corpus holds files of that name."""
+    """Return whether a corpus has files of this name."""
     return name in _FIXED_NAMES or _NAMES.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Behind the last file of documents that is complete: how many `documents` and such files (`tables`) there are."""
+    """The state after the last complete file of documents: how many `documents` and such files (`tables`) there are."""
 
     documents: int = 0
     tables: int = 0
 
 
 class CorpusWriter:
-    """Documents, in files of about 128 MB of text, and their digests and signatures; a context manager that closes what it opened."""
+    """A writer of documents, in files of about 128 MB of text, with their digests and signatures. A context manager that closes
+    its files.
+    """
 
     def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: what lies in `root`, cut back to it, and the
-        `files` among it that are finished.
+        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: the state to which `root` was cut back, and
+        `files` the finished files in it.
         """
         self._root = root
         there = there or Written()
@@ -99,7 +100,7 @@ class CorpusWriter:
                 part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
-        """Append a chunk of documents; whether a file of documents was finished with it, so that all of them are in finished ones.
+        """Append a chunk of documents. Return whether a file of documents ended with it, so that all documents are in finished files.
 
         `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
         """
@@ -122,7 +123,9 @@ class CorpusWriter:
         return True
 
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put all on the disk, where a file of documents was just finished: what to go on with, and the bytes of each unfinished file."""
+        """Put everything on the disk after a finished file of documents. Return the state to resume from, and the bytes of each unfinished
+        file.
+        """
         sizes = Sizes()
         for part in (self._hashes, self._digests, self._slots):
             if part is not None:
@@ -139,7 +142,9 @@ class CorpusWriter:
 
     @property
     def content_sha256(self) -> str:
-        """Over the hash of every document, in order: what the corpus says, whatever wrote the parquet files. After `seal`."""
+        """The sha256 over the hash of every document, in order. It does not depend on the writer of the parquet files. Use it
+        after `seal`.
+        """
         return str(self._hashes_files[_HASHES_NAME]["sha256"])
 
     def _flush(self) -> None:
@@ -159,14 +164,14 @@ class CorpusWriter:
 
 
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
-    """rejected.parquet, from rows by column name; without rows it has its columns all the same."""
+    """Write rejected.parquet from rows by column name. Without rows it has its columns, too."""
     held = list(rows)
     with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in held] for name in REJECTED)
 
 
 def document_hash(row: DocumentRow) -> bytes:
-    """sha256 of one row: every field as UTF-8 with its length in front, nulls apart from empty."""
+    """Return the sha256 of one row: every field as UTF-8 after its length. Null differs from the empty string."""
     digest = hashlib.sha256()
     for value in row:
         data = b"" if value is None else str(value).encode()

@@ -1,7 +1,7 @@
-"""What `verify = "jaccard"` compares: the shingle sets of documents of several corpora, made in one pass over their texts.
+"""The shingle sets that `verify = "jaccard"` compares, of documents of several corpora, made in one pass over their texts.
 
-Each text is read and shingled once, in the order of the corpora, on all cores; the sets go to a file of 8 bytes a word. Memory: 40 bytes
-for each of the documents, a few row groups of text, and 64 MB of the sets that were asked for last.
+Each text is read and shingled once, in the order of the corpora, on all cores. The sets are written to a file of 8 bytes a word. Memory: 40
+bytes for each of the documents, a few row groups of text, and 64 MB of recently used sets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShingleFile:
     """Shingle sets of some documents, by their positions in the order over all corpora. A context manager: it holds its file open."""
 
     def __init__(self, inputs: Inputs, positions: NDArray[np.uint32], *, ngram: int, path: Path) -> None:
-        """`positions`: (n,) ascending. Writes `path`, which is the caller's to remove."""
+        """`positions`: (n,) ascending. Writes `path`; the caller removes it."""
         self._positions = positions
         self._cache: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
         self._cache_bytes = 0
@@ -58,11 +58,11 @@ class ShingleFile:
         self._file.close()
 
     def similarity(self, position: int, other: int) -> float:
-        """The exact Jaccard similarity of two of the documents."""
+        """Return the exact Jaccard similarity of two of the documents."""
         return jaccard(self[position], self[other])
 
     def __getitem__(self, position: int) -> NDArray[np.uint64]:
-        """Sorted unique shingle hashes, (n,) uint64."""
+        """Return sorted unique shingle hashes, (n,) uint64."""
         held = self._cache.get(position)
         if held is not None:
             self._cache.move_to_end(position)
@@ -95,7 +95,7 @@ class ShingleFile:
 
 
 def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
-    """The texts of ascending ordinals, by row group; those that hold none of them are not read."""
+    """Yield the texts of ascending ordinals, by row group. Row groups without any of them are not read."""
     first = 0
     for path in document_files(corpus.directory, corpus.meta):
         with open_documents(path) as parquet:

@@ -1,6 +1,6 @@
-"""What `status` says of a trained tokenizer: the data sets of its sample, and those that were left out and can be read now.
+"""The note of `status` about a trained tokenizer: the data sets of its sample, and those that were left out and can be read now.
 
-Costs a small read for each data set that was left out; of one that reads local files, its first document. The hub is never asked.
+Cost: a small read for each data set that was left out; if it reads local files, also its first document. The hub is never asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and e
 
 
 def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
-    """`trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
+    """Return `trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
     trained_on = meta.get("trained_on")
     if not isinstance(trained_on, dict):
         return None
@@ -40,21 +40,21 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
 
 
 def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
-    """A table in `trained_on`, whose form nothing else checks; empty if it is not one."""
+    """Return a table in `trained_on`; empty if it is not a table. Nothing else checks its form."""
     value = trained_on.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def _as_what(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
-    """` (prepared)` and the like; nothing for a data set without `prepare`, which has nothing but its raw text."""
+    """Return ` (prepared)` or a similar note; nothing for a data set without `prepare`, which can only be read as raw text."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
     return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")
 
 
 def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
-    """Whether something here shows it: a cache that was built with this tokenizer, so since then; a corpus; or local files.
+    """Return whether there is evidence on this machine: a cache that was built with this tokenizer, a corpus, or local files.
 
-    What was read in part and then failed would do so again, as far as its files can tell.
+    A source that failed after its first documents would fail again, as far as its files can show.
     """
     if name not in [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]:
         return False
@@ -84,7 +84,7 @@ def _has_corpus(registry: Registry, root: Path, name: str) -> bool:
 
 
 def _gives_text(registry: Registry, name: str) -> bool:
-    """Whether its files are on this machine and begin with something that can be read."""
+    """Return whether its files are on this machine and begin with readable text."""
     source = registry.source(name)
     if "://" in str([getattr(source, key, None) for key in PATH_KEYS]):
         return False

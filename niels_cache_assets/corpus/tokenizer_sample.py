@@ -1,10 +1,10 @@
-"""The text that a tokenizer is trained on: the first `sample_bytes` of every data set, one line of text a line.
+"""The training text of a tokenizer: the first `sample_bytes` of every data set, one line of text a line.
 
-A data set with `prepare` gives the documents of its corpus: cleaned, without those on its drop list, and those of train alone. If it has no
-current corpus, its source is read as it is, and a warning says so. A mixture without a corpus is mixed from its members; a member with a
-corpus gives its documents of train. A mixture whose corpus needs the tokenizer is always mixed so: it gives the same text when that is
-trained again. A data set that cannot be read, for whatever reason, is left out, named in a warning and recorded. Cost: as much of each data
-set as the sample takes; text is spooled to disk.
+A data set with `prepare` contributes the documents of its corpus: cleaned, without its drop list, and only those of train. If it has no
+current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from its members, and a member with a corpus
+contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed in this way, so it gives the same text when
+the tokenizer is trained again. A data set that cannot be read, for any reason, is left out, with a warning and a record. Cost: only the
+needed part of each data set is read. Text is written to disk.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LONGEST_PIECE = 16  # characters, of SentencePiece
 
 
 def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
-    """Write the sample to the file `sample` and return what meta.json says of it (`trained_on`).
+    """Write the sample to the file `sample`, and return `trained_on` for meta.json.
 
-    `beginnings`: filled with the beginning of each data set's text. Raises NielsCacheError where there is no text at all, and where a data
-    set that [tokenizer] train_on names is there and cannot be read.
+    `beginnings`: filled with the beginning of each data set's text. Raises NielsCacheError if there is no text at all, and if a data set in
+    [tokenizer] train_on is available and cannot be read.
     """
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
@@ -86,7 +86,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
 
 
 def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit where there is one."""
+    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit if there is one."""
     data = line.encode()
     start = 0
     while len(data) - start > max_bytes:
@@ -99,7 +99,7 @@ def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]
 
 
 def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Iterator[str]:
-    """Every document, or message, of a source."""
+    """Yield every document, or message, of a source."""
     if isinstance(source, PretrainSource):
         for batch in source.documents(context):
             for document in batch:
@@ -112,9 +112,9 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
 
 
 class _Lines:
-    """The lines of one data set, each with its newline, as bytes. They end where it cannot be read: then `error` is why.
+    """The lines of one data set, each with its newline, as bytes. If it cannot be read, they end, and `error` is the reason.
 
-    `opened`: its `revision` is known. `read_as`: what was read. `facts`: what the source reports.
+    `opened`: its `revision` is known. `read_as`: the kind of text that was read. `facts`: those of the source's report.
     """
 
     def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
@@ -164,7 +164,7 @@ class _Lines:
         return raw_texts(source, context)
 
     def _members(self, source: PretrainSource | SftSource) -> dict[str, PretrainSource]:
-        """Those of a mixture that have a corpus, as what reads it."""
+        """Return readers for the members of a mixture that have a corpus."""
         names = [name for name in getattr(source, "members", {}) if name in self._registry.prepared()]
         found: dict[str, PretrainSource] = {}
         for name in names:
@@ -177,7 +177,7 @@ class _Lines:
 
 
 def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | str:
-    """The corpus of a data set, without its duplicates where these are known; or why it is not read."""
+    """Return the corpus of a data set, without its duplicates if these are known; or the reason why it is not read."""
     if needs_tokenizer(registry, name):
         return "its corpus is made after the tokenizer; set `prepare` for its members to train on what that leaves"
     try:
@@ -191,7 +191,7 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
 
 
 class _TrainOfMember(PreparedMember):
-    """Gives the documents that go to train alone: without the tokenizer a mixture cannot leave out what a token budget gives to val."""
+    """A reader of train only. Without the tokenizer, a mixture cannot leave out the documents that a token budget gives to val."""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         return batched(_of_train(self.prepared))
@@ -202,10 +202,10 @@ def _member_of_train(prepared: PreparedCorpus) -> PreparedMember:
 
 
 def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
-    """The documents that go to train.
+    """Yield the documents that go to train.
 
-    If token budgets decide, only the tokenizer tells where val ends. So its longest possible reach is left out: val_tokens pieces of the
-    longest kind, but at most half of the text.
+    If token budgets decide, only the tokenizer can find the end of val. Therefore the longest possible val is skipped: val_tokens pieces of
+    maximal length, but at most half of the text.
     """
     source = prepared.source
     documents: Iterator[Document] = chain.from_iterable(prepared.documents())
@@ -220,5 +220,5 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
 
 
 def _as_built(text: str) -> str:
-    """A text as the builders will encode it, half a surrogate pair as `?`."""
+    """Return a text as the builders will encode it; a lone surrogate becomes `?`."""
     return normalize_newlines(text).encode(errors="replace").decode()

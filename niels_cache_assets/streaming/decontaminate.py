@@ -1,12 +1,12 @@
-"""Keep out of train what val holds: the part of a build that tells val from train and counts what is left out.
+"""Decontamination: keep documents of val out of train. This part of a build compares train with val and counts the documents it drops.
 
-    encoding threads: chunk -> tokens -> screen (once val is complete) --.
+    encoding threads: chunk -> tokens -> screen (after val is complete) --.
     the builder's thread, in order: admit: val is indexed ... then sealed; chunks that came too early to be screened are, here
 
-Val is complete where the first document of train comes: from then on the index (val_index.py) does not change. The threads screen once
-val's budget is met as well, since only then they can tell train from val as the builder's thread does; so it does not show in the result
-which of them asked, and when. Cost of a build: some 10% exact, 20-40% near; val that is given ahead is tokenized once more. Memory:
-bounded by val. Splitting is splits.py's.
+Val is complete when the first document of train comes: from then on the index (val_index.py) does not change. The threads screen only after
+the budget of val is met, too: before that they cannot tell train from val as the builder's thread does. So the result does not depend on
+which thread screens, and when. Cost of a build: about 10% more with exact, 20-40% with near. A val that is given in advance is tokenized
+twice. Memory: bounded by val. The split of documents is in splits.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ REASONS = {"exact": "in_val", "near": "near_val"}
 
 
 def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
-    """What decides which documents are left out, for fingerprints and meta.json. Empty where it is off.
+    """Return the settings that decide which documents are dropped, for fingerprints and meta.json. Empty if decontamination is off.
 
-    `val_is_given`: val's documents are read before the build; otherwise they are taken as the stream brings them.
+    `val_is_given`: the documents of val are read before the build; otherwise they are taken from the stream.
     """
     if kind == "off":
         return {}
@@ -47,9 +47,10 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
 
 @contextmanager
 def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool]) -> "Iterator[TrainGuard | None]":
-    """A guard whose files lie, unlinked, in `folder`; None where `kind` is "off", which loads nothing.
+    """Yield a guard with unlinked files in `folder`, or None if `kind` is "off", which loads nothing.
 
-    `val_is_full`: whether no document without a split goes to val any more; asked by any thread, and once True it stays so.
+    `val_is_full`: returns whether all further documents without a split go to train. Any thread may call it, and it never changes back to
+    False.
     """
     if kind == "off":
         yield None
@@ -63,7 +64,7 @@ def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_fu
 
 
 class TrainGuard:
-    """Indexes val's documents as they pass, and takes out of train's what equals or is near one of them."""
+    """A guard that indexes the documents of val, and removes documents of train that equal, or are near to, one of them."""
 
     def __init__(self, index: "ValIndex", val_is_full: Callable[[], bool]) -> None:
         self._index = index
@@ -71,23 +72,29 @@ class TrainGuard:
 
     @property
     def val_is_known(self) -> bool:
-        """A document of train has come, so nothing is added to val's any more."""
+        """Whether a document of train has come: no document is added to val after that."""
         return self._index.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
-        """Index documents of val before the build: those that its stream may bring too late. Encoded, as only those come into val."""
+        """Index documents of val before the build, because its stream may bring them too late. They are encoded, because only encodable
+        documents go to val.
+        """
         self._index.add_new([document.text for document in batch.documents])
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
-        """The batch without copies of val, if val is complete and no budget brings more of it; otherwise as it is. Any thread."""
+        """Return the batch without copies of val. If val is not complete, or a budget may add to it, return the batch unchanged. Any thread
+        may call it.
+        """
         if not (self._index.sealed and self._val_is_full()):
             return batch
         return self._screened(batch, is_val=np.array([document.split == "val" for document in batch.documents], dtype=bool))
 
     def admit(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
-        """The batch as it may be written: val indexed, train without copies of val. Batches in stream order, on one thread.
+        """Return the batch to write: its val is indexed, and its train has no copies of val. Call it on one thread, with batches in stream
+        order.
 
-        `is_val`: bool (documents,), who goes to val. Raises NielsCacheError for one not indexed that comes after a document of train.
+        `is_val`: bool (documents,), True for val. Raises NielsCacheError for a document of val that is not indexed and comes after one of
+        train.
         """
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()

@@ -1,15 +1,14 @@
-"""Whether train and val of a finished pretrain cache share a document: told from its tokens, exactly, whatever built it.
+"""A comparison of train and val of a finished pretrain cache. It is exact, works on the tokens, and accepts a cache from any builder.
 
     overlap = splits_disjoint("cache/pretrain/wikitext", tokenizer)
     overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
 
-Val is decoded and indexed (streaming/val_index.py), then train is decoded chunk by chunk and asked document by document, on all cores.
-Nothing is estimated and no near duplicate is missed. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
-repaired: decontaminate and dedup do that, in the next build.
+Val is decoded and indexed (streaming/val_index.py). Then train is decoded chunk by chunk, and every document is looked up, on all cores.
+Nothing is estimated, and every near duplicate is found. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
+repaired: use decontaminate and dedup in the next build.
 
-A document that a budget cut is compared as it lies there, where nothing else compared it. Where decontaminate did while the cache was
-built, with all of its text, that holds: if its first words alone equal a document, or are near to one at a threshold that was looked for,
-that is not counted.
+A document that a budget cut is compared in its cut form, if the build did not compare it. If decontaminate compared the whole text, that
+result counts: the cut form is then not reported, even if it equals a document, or is near to one at a threshold that the build used.
 """
 
 from collections import Counter
@@ -40,7 +39,7 @@ OnProgress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 class Place(NamedTuple):
-    """A document of a split: its ordinal there, and where it came from."""
+    """A document of a split: its ordinal there, and its origin."""
 
     ordinal: int
     source_id: str
@@ -50,7 +49,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OverlappingPair:
-    """A document of train and the earliest of val that it equals (canonical text), or else the earliest that it is near to."""
+    """A document of train, and the earliest document of val that it equals (canonical text), or else the earliest that it is near to."""
 
     kind: Kind
     similarity: float  # 1 where exact, else Jaccard of the word 5-grams
@@ -60,7 +59,9 @@ class OverlappingPair:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOverlap:
-    """Documents of train that are also in val: how many of each kind (each counts once), and the first pairs in train's order."""
+    """The documents of train that are also in val: the number of each kind (a document counts once), and the first pairs in
+    train's order.
+    """
 
     train_documents: int
     val_documents: int
@@ -83,14 +84,14 @@ def splits_disjoint(
     scratch: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> SplitOverlap:
-    """Compare train with val of the pretrain cache in `folder`, made with `tokenizer` (its `decode` is used).
+    """Compare train with val of the pretrain cache in `folder`, which was made with `tokenizer` (its `decode` is used).
 
-    `threshold`: Jaccard similarity of word 5-grams, above 0 and below 1, from which documents are near each other; None: only equal ones
-    are looked for.
-    `scratch`: a folder for 8 bytes a word of val while this runs (default: the system's). `progress` is called after every chunk of train.
+    `threshold`: the Jaccard similarity of word 5-grams, above 0 and below 1, from which documents are near each other. None: look for equal
+    documents only. `scratch`: a folder for temporary files, 8 bytes a word of val (default: the system's). `progress` is called after every
+    chunk of train.
 
-    Raises NielsCacheError for a folder that holds no pretrain cache, another tokenizer than the one it was made with, a threshold that
-    means nothing, and for broken files.
+    Raises NielsCacheError if the folder is not a pretrain cache, was made with another tokenizer, or has broken files, and for an invalid
+    threshold.
     """
     folder = Path(folder)
     meta = read_meta(str(folder / META_NAME))
@@ -143,7 +144,7 @@ def splits_disjoint(
 
 
 class _Documents:
-    """The documents of one split as texts, by ordinal; nothing is read before it is asked for."""
+    """The documents of one split as texts, by ordinal. Files are read only when needed."""
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
         self._tokens = MappedTokens(list_shards(folder / split))
@@ -160,7 +161,7 @@ class _Documents:
         return len(self.ends)
 
     def chunks(self) -> Iterator[range]:
-        """Ordinals of about a megabyte of text at a time."""
+        """Yield ordinals of about a megabyte of text at a time."""
         first = 0
         while first < len(self.ends):
             start = int(self.ends[first - 1]) if first else 0
@@ -170,7 +171,7 @@ class _Documents:
             first = end
 
     def characters(self, ordinals: range) -> int:
-        """About how many characters these documents have."""
+        """Return the approximate number of characters of these documents."""
         start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
         return (int(self.ends[ordinals[-1]]) - start) * _CHARACTERS_PER_TOKEN
 
@@ -181,7 +182,7 @@ class _Documents:
         return [self._decode(ids[begin : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)]
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
-        """Where these documents came from. Reads only the row groups that they are in."""
+        """Return the origins of these documents. Only their row groups are read."""
         import pyarrow.parquet
 
         places: dict[int, Place] = {}
@@ -195,7 +196,7 @@ class _Documents:
         return places
 
     def _read(self, start: int, end: int) -> NDArray[np.uint16]:
-        """Tokens of the split's stream; a document may lie in several shards."""
+        """Return tokens of the split's stream. A document may span several shards."""
         parts = []
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
         while start < end:
@@ -208,7 +209,7 @@ class _Documents:
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
-    """What the build itself looked for between whole documents, as strictly as it is looked for now."""
+    """Return the kinds of matches that the build looked for in whole documents, at least as strictly as this comparison."""
     decontaminate = meta.get("decontaminate")
     if decontaminate is None:
         return set()
@@ -218,7 +219,7 @@ def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
 
 
 def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
-    """Ordinal of the document that a budget cut. Caches of before this was written down were cut at the end of a split."""
+    """Return the ordinal of the document that a budget cut. Older caches do not record it; there it is the last one of the split."""
     if "cut_document" in meta:
         ordinal: int | None = meta["cut_document"][split]
         return ordinal
@@ -226,7 +227,9 @@ def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids to a text with the canonical text of `tokenizer.decode`, by table where the tokenizer has one, which is three times faster."""
+    """Return a function from ids to a text with the canonical text of `tokenizer.decode`. If the tokenizer has a table of pieces, it is
+    used: three times faster.
+    """
     piece_bytes = getattr(tokenizer, "piece_bytes", None)
     if piece_bytes is None:
         return lambda ids: str(tokenizer.decode(ids))

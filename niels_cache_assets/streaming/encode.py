@@ -1,8 +1,7 @@
-"""Documents to tokens on every core: chunks are encoded by threads while the caller's thread reads the source and writes shards.
+"""Encoding of documents to tokens on all cores: threads encode chunks, and the caller's thread reads the source and writes shards.
 
-Results come back in input order, so the number of threads never shows in the bytes. In flight: a few chunks of about a megabyte; of long
-documents fewer (in_flight.py).
-What is checked here is checked on what comes out of the tokenizer: a text that yields a special id is dropped and counted.
+Results come in input order, so the bytes do not depend on the number of threads. In flight are a few chunks of about a megabyte, fewer if
+documents are long (in_flight.py). The output of the tokenizer is checked: a text that yields a special id is dropped and counted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Result = TypeVar("Result")
 
 
 def normalize_newlines(text: str) -> str:
-    """The only normalization that every text gets: CRLF and CR become LF."""
+    """Convert CRLF and CR to LF. This is the only normalization that every text gets."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
@@ -65,10 +64,10 @@ def encode_documents(
     raise_on_collision: bool,
     screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents; see EncodedDocuments. `feed` is what they come from, `first` the number of those before them.
+    """Encode a stream of documents; see EncodedDocuments. `feed`: their source. `first`: the number of documents before them.
 
-    Without EOT a document of no tokens would leave no trace, and is dropped and counted. `screen` gets each encoded chunk on its
-    thread. Raises NielsCacheError on a collision where the caller asks for that.
+    Without EOT, a document without tokens would be lost, so it is dropped and counted. `screen` is called with each encoded chunk on the
+    thread that encoded it. Raises NielsCacheError on a collision if `raise_on_collision` is set.
     """
 
     def encode(task: tuple[list[Document], Position]) -> EncodedDocuments:
@@ -80,7 +79,7 @@ def encode_documents(
 
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
-    """The ids of each text as int64 or int32 array, or the reason why it has none."""
+    """Return the ids of each text as an int64 or int32 array, or the reason why it has no ids."""
     normal = [normalize_newlines(text) for text in texts]
     problems = [INVALID_UNICODE if has_lone_surrogate(text) else None for text in normal]
     encoded = iter(tokenizer.encode_texts([text for text, problem in zip(normal, problems, strict=True) if problem is None]))
@@ -88,19 +87,19 @@ def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.nda
 
 
 def has_special(ids: np.ndarray, tokenizer: BuildTokenizer) -> bool:
-    """Whether any of `ids` is a special id."""
+    """Return whether any of `ids` is a special id."""
     forbidden = tokenizer.forbidden_ids
     return bool(np.any(_forbidden(ids, forbidden)))
 
 
 def require_ids_fit(ids: np.ndarray, tokenizer: BuildTokenizer, where: str) -> None:
-    """Refuse ids outside the vocabulary: a tokenizer that says one thing and does another must not reach the disk."""
+    """Raise NielsCacheError for ids outside the vocabulary, so that the tokens of an inconsistent tokenizer are not written."""
     if len(ids) and (int(ids.max()) >= tokenizer.vocab_size or int(ids.min()) < 0):
         raise NielsCacheError(f"{where}: the tokenizer gave an id outside its vocab_size {tokenizer.vocab_size}; correct vocab_size")
 
 
 def describe_item(item: Any, position: int) -> str:
-    """Where an item came from, for messages: file and row where it has them, else its position in this chunk."""
+    """Return the origin of an item for messages: file and row if it has them, else its position in this chunk."""
     if item.file:
         return f"{item.file} row {item.row}"
     return f"document {item.source_id or position}"
@@ -141,14 +140,14 @@ def _encode_chunk(
 
 
 def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
-    """Mask of special ids; two comparisons where the ids are neighbours (our own tokenizers), `isin` where they are not."""
+    """Return a mask of special ids: two comparisons if the ids are consecutive (our own tokenizers), else `isin`."""
     if forbidden[-1] - forbidden[0] == len(forbidden) - 1:
         return (ids >= forbidden[0]) & (ids <= forbidden[-1])
     return np.isin(ids, forbidden)
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether the text cannot be written as UTF-8."""
+    """Return whether the text cannot be written as UTF-8."""
     if text.isascii():
         return False
     try:

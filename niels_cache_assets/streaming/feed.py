@@ -1,9 +1,9 @@
-"""The items of a source in order, with what is needed to take the stream up again in the middle of it.
+"""The items of a source in order, with everything that is needed to resume the stream in the middle.
 
-A source says between its batches where it is (SourceReport.place). A Feed keeps the latest such place together with how many items came
-before it and what was counted until then: a Mark, from which the rest of the stream can be opened. A source that does not say where it is
-has no marks; its stream is opened from the beginning and read to where it was. Items are read ahead of what is encoded and written, by more
-on more threads: a Position, taken with each chunk, goes with it. Cost: one small object per batch. Nothing is written here.
+Between batches, a source reports its position (SourceReport.place). A Feed stores the latest position, with the number of items before it
+and the counts until then: a Mark. The rest of the stream can be opened from a Mark. A source that reports no position has no marks; its
+stream is opened from the beginning and skipped. Items are read before they are encoded and written, the more so with more threads.
+Therefore each chunk has its own Position. Cost: one small object per batch. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Batch = TypeVar("Batch", bound=list[Any])
 
 @dataclass(frozen=True, kw_only=True)
 class ValShare:
-    """The seeded share of documents that goes to val; `count` says of how many, in a pass of its own."""
+    """The seeded share of documents that goes to val. `count` returns the number of documents, in an extra pass."""
 
     val_frac: float
     seed: int
@@ -31,7 +31,7 @@ class ValShare:
 
 
 class Feed(Generic[Item]):
-    """A source's items. `open` may be called again; `report` and `mark` are of the stream that was opened last."""
+    """The items of a source. `open` may be called again; `report` and `mark` belong to the stream that was opened last."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Feed(Generic[Item]):
         share: ValShare | None = None,
         expected: int | None = None,
     ) -> None:
-        """`share`: the documents get their split by it. `expected`: the number of items, where it is known without counting."""
+        """`share`: assigns a split to documents without one. `expected`: the number of items, if it is known without counting."""
         self._batches, self._context, self._share = batches, context, share
         self.report = context.report
         self.expected = expected
@@ -50,13 +50,13 @@ class Feed(Generic[Item]):
 
     @classmethod
     def of(cls, items: Iterable[Item], report: SourceReport) -> Feed[Item]:
-        """The items of any iterable, which has no marks; `report` is filled by whoever gives them."""
+        """Return a feed of any iterable, without marks. The caller fills `report`."""
         return _Plain(items, report)
 
     def count(self, known: int | None = None) -> bool:
-        """Count the documents if they are split by share, which needs their number; `known` is what was counted before.
+        """Count the documents if a split by share needs their number. `known`: the number from an earlier count.
 
-        Whether it was counted now.
+        Return whether they were counted now.
         """
         if self._share is None:
             return False
@@ -64,7 +64,7 @@ class Feed(Generic[Item]):
         return known is None
 
     def open(self, mark: Mark | None = None) -> Iterable[Item]:
-        """The items from a mark of an earlier stream on, or all of them."""
+        """Yield the items from a mark of an earlier stream on, or all of them."""
         context = replace(self._context, start=mark.place if mark else None)
         self.report.place, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
@@ -88,12 +88,12 @@ class Feed(Generic[Item]):
             splitter.finish()
 
     def read_unreported(self) -> Iterable[Item]:
-        """All items in a pass that leaves `report` and `mark` alone."""
+        """Return all items in a pass that does not change `report` and `mark`."""
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
     def positioned(self, chunks: Iterable[Batch], *, first: int = 0) -> Iterator[tuple[Batch, Position]]:
-        """Each chunk of what was opened with its position, `first` items being before them all."""
+        """Yield each chunk of the opened stream with its position. `first`: the number of items before all chunks."""
         items = first
         for chunk in chunks:
             items += len(chunk)

@@ -1,17 +1,18 @@
-"""What the members of a mixture keep for val, found before the mixture is read: neither its train nor its val may hold any of it.
+"""The documents that members of a mixture keep for val. They are found before the mixture is read, and neither its train nor its val has
+any.
 
     how a member is split       which of its documents are held out
-    upstream's split, val_frac  those that its stream says are of val, by the seed of the configuration
-    token budgets               those of val_documents.parquet, if its finished cache is what a build would make now;
+    upstream's split, val_frac  the documents that its stream marks as val, by the seed of the configuration
+    token budgets               those of val_documents.parquet, if its finished cache is the one that a build would make now;
                                 otherwise its stream is tokenized, in the order of its own build, until val's budget is met
 
-Both ways of the last give the same documents, a document that the budget cuts included, so the order of builds shows in no byte. If a
-member has `decontaminate`, what equals (or is near to) its val is held out as well, of whichever member it is. Then the texts of its val
-are needed, and its stream is read for them.
+Both ways of the last give the same documents, including one that the budget cuts. So no byte depends on the order of builds. If a member
+has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its val, so its
+stream is read.
 
-Cost: one look-up per document; tokenizing val once more where no cache of the member is there; with decontaminate, what that costs in a
-build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of val by budget (about 100 in Python), and with
-decontaminate that of streaming/val_index.py: bounded by val.
+Cost: one look-up per document. If there is no cache of the member, its val is tokenized once more. With decontaminate, add the cost that it
+has in a build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of val by budget (about 100 in Python); with
+decontaminate also that of streaming/val_index.py. All of it is bounded by val.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ Key = bytes
 
 
 class HeldOut:
-    """What members keep for val, found once for all passes of a build. A context manager: with decontaminate it holds files in `root`.
+    """The documents that members keep for val, found once for all passes of a build. A context manager: with decontaminate it holds files
+    in `root`.
 
-    `siblings`: as in a StreamContext. `tokenizer`: needed where a member is split by token budgets.
+    `siblings`: as in a StreamContext. `tokenizer`: required if a member is split by token budgets.
     """
 
     def __init__(
@@ -75,9 +77,9 @@ class HeldOut:
         self._open.close()
 
     def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find what one member keeps for val; at once if that is known. All members before any of them is sorted.
+        """Find the documents that one member keeps for val, unless they are known. Call it for all members before you sort any of them.
 
-        `documents` opens the member's stream at `revision`, each document with the split that it has before it is tokenized.
+        `documents` opens the member's stream at `revision`. Each document has the split that it has before tokenization.
         """
         if name in self._keys:
             return
@@ -96,9 +98,9 @@ class HeldOut:
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Each document of a member with the reason for which it is left out, or None.
+        """Yield each document of a member with the reason to leave it out, or None.
 
-        Raises NielsCacheError if its source gives several documents the origin of one that is held out.
+        Raises NielsCacheError if several documents of its source have the origin of one that is held out.
         """
         keys, found = self._keys[name], 0
 
@@ -131,7 +133,9 @@ class HeldOut:
                 yield document, reasons.get(position)
 
     def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """From the lineage of the member's finished cache; None if a build would not keep that cache, or its lineage is damaged."""
+        """Return the keys from the lineage of the member's finished cache. None if a build would replace that cache, or if its lineage is
+        damaged.
+        """
         directory = dataset_dir(self._root, "pretrain", name)
         path = directory / documents_name("val")
 
@@ -152,7 +156,7 @@ class HeldOut:
         return open_one_build(directory, read)
 
     def _fingerprint(self, name: str, revision: str | None) -> str:
-        """Of the cache that a build of this member would make."""
+        """Return the fingerprint of the cache that a build of this member would make."""
         reader = self._siblings[name]
         return fingerprint_of(
             cache_identity(
@@ -167,7 +171,7 @@ class HeldOut:
         )
 
     def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:
-        """Those that fill val's budget, as build_pretrain_cache takes them; no more is read."""
+        """Yield the documents that fill the budget of val, as build_pretrain_cache takes them. No more are read."""
         member, view = self._registry.pretrain[name], view_tokenizer(self._needed_tokenizer(name))
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=member.val_tokens or 0, eot=view.eot)
         stream = as_documents(documents)
@@ -193,7 +197,7 @@ class HeldOut:
         )
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
-        """The documents of val; their texts are then what documents of all members are compared with."""
+        """Yield the documents of val, and index their texts. Documents of all members are compared with these."""
         from niels_cache_assets.streaming.val_index import ValIndex
 
         kind: Kind = "near" if member.decontaminate == "near" else "exact"
@@ -213,5 +217,5 @@ class HeldOut:
 
 
 def _key(file: str, row: int, source_id: str) -> Key:
-    """What tells a document of a stream from every other, and is in its lineage."""
+    """Return a key that identifies a document of a stream, from the columns of its lineage."""
     return hashlib.blake2b(f"{file}\0{row}\0{source_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,6 +1,6 @@
-"""`map` over threads or worker processes: in order, handed out ahead of the results, bounded in number and, for long items, in characters.
+"""`map` over threads or worker processes. Results come in order; the items in flight are limited in number and, if long, in characters.
 
-To encode a text takes some forty times its size, so of items with long texts fewer are in flight.
+Encoding a text takes about forty times its size in memory. Therefore fewer items are in flight if their texts are long.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Result = TypeVar("Result")
 
 
 def no_size(item: object) -> int:
-    """The size of items that are all short."""
+    """Return 0: the size of items that are all short."""
     return 0
 
 
 def results_in_order(
     submit: Callable[[Item], Future[Result]], items: Iterable[Item], *, most: int, size_of: Callable[[Item], int]
 ) -> Generator[Result]:
-    """The results of all items, in their order, with up to `most` of them in flight.
+    """Yield the results of all items, in order, with up to `most` items in flight.
 
-    `size_of`: characters of an item. Of items that are long, no more are in flight than have 16 million characters together, or one; as
-    long as one has more than that, not even the next item is read.
+    `size_of`: returns the characters of an item. Long items in flight have at most 16 million characters together, or there is only one.
+    While one has more than that, the next item is not read.
     """
     waiting: deque[tuple[Future[Result], int]] = deque()
     held = 0  # characters of the long items in flight
@@ -65,9 +65,9 @@ def results_in_order(
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
 ) -> Generator[Result]:
-    """`map` on a thread pool, bounded in flight, in order. Leaving early (an exception, an interrupt) cancels what is queued.
+    """Map on a thread pool, in order, with a limited number of items in flight. If the caller stops early, queued items are cancelled.
 
-    `size_of`: characters of an item (`results_in_order`).
+    `size_of`: returns the characters of an item (`results_in_order`).
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
     try:
@@ -81,14 +81,14 @@ def map_in_order(
 def map_in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = no_size
 ) -> Generator[Result]:
-    """`function` of every item, in order. `doing` is what the message says that a killed worker was at; `size_of`: characters of an item
-    (`results_in_order`).
+    """Yield `function` of every item, in order. `doing`: the work that the message about a killed worker names. `size_of`: returns the
+    characters of an item (`results_in_order`).
 
-    What `function` raises is raised here; a worker that dies is a NielsCacheError. Whoever leaves early (an error, an interrupt, a closed
-    generator) leaves no worker behind: they end when their end of a pipe closes, which the system does even for a killed caller.
+    An exception of `function` is raised here. A worker that dies raises NielsCacheError. If the caller stops early (an error, an interrupt,
+    a closed generator), no worker remains: workers end when their end of a pipe closes. The system closes it even for a killed caller.
 
-    Processes are started afresh (spawn): a fork of a process with threads (Dagster's, Arrow's) may deadlock. So what is sent must pickle,
-    and starting costs the imports of one process each. One process means none: the work is done where it is asked for.
+    Processes are spawned, because a fork of a process with threads (Dagster's, Arrow's) may deadlock. So arguments must be picklable, and
+    each process imports its modules. With one process, no worker is started, and the work is done in the caller.
     """
     if processes == 1:
         for item in items:
@@ -113,6 +113,6 @@ def map_in_processes(
 
 
 def _end_with(watched: Connection) -> None:
-    """In a worker: leave interrupts to the caller, and end when the caller closes the pipe."""
+    """Ignore interrupts in a worker, and end it when the caller closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     when_closed(watched, lambda: os._exit(1))

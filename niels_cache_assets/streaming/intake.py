@@ -1,6 +1,6 @@
-"""What the builders are given, checked where it comes in: items become documents and conversations, or one clear line.
+"""Validation of the builders' arguments: items become documents and conversations, or an error in one clear line.
 
-What is wrong with an item or a setting is said here and not by a library far below. Nothing is encoded or written.
+Errors in items and settings are reported here, before a library deep below fails on them. Nothing is encoded or written.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from niels_cache_runtime.format.layout import SPLITS
 
 
 def as_documents(texts: Iterable[str | Document], *, first: int = 0) -> Iterator[Document]:
-    """Every item as a Document, the first of them item `first` of the source; raises NielsCacheError for one that is none."""
+    """Yield every item as a Document. The first one is item `first` of the source. Raises NielsCacheError for an invalid item."""
     if isinstance(texts, str):
         raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
     for position, item in enumerate(texts, first):
@@ -28,9 +28,9 @@ def as_documents(texts: Iterable[str | Document], *, first: int = 0) -> Iterator
 
 
 def as_conversations(examples: Iterable[list[Message] | Conversation], *, first: int = 0) -> Iterator[Conversation]:
-    """Every item as a Conversation, the first of them item `first` of the source; raises NielsCacheError for one that is none.
+    """Yield every item as a Conversation. The first one is item `first` of the source. Raises NielsCacheError for an invalid item.
 
-    Whether it can be trained on is not asked here.
+    This does not check whether it can be trained on.
     """
     for position, item in enumerate(examples, first):
         if not isinstance(item, list | Conversation):
@@ -51,7 +51,7 @@ def _require_lineage(item: Document | Conversation, position: int) -> None:
 
 
 def require_whole_numbers(**settings: int | None) -> None:
-    """Refuse what Python would carry along until a library far below chokes on it."""
+    """Raise NielsCacheError for settings that are not whole numbers or are out of range, before a library deep below fails on them."""
     for name, value in settings.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise NielsCacheError(f"{name} is {value!r}; it must be a whole number")

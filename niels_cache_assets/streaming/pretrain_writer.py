@@ -1,4 +1,4 @@
-"""The files of a pretrain cache, both splits at once: shards, document ends, lineage. meta.json is the builder's."""
+"""The files of a pretrain cache for both splits: shards, document ends, lineage. The builder writes meta.json."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "i
 
 @dataclass(frozen=True, kw_only=True)
 class SplitState:
-    """What a split held at a checkpoint; `cut` is the ordinal of the document that a budget cut."""
+    """The state of a split at a checkpoint. `cut`: the ordinal of the document that a budget cut."""
 
     tokens: int = 0
     documents: int = 0
@@ -28,7 +28,7 @@ class SplitState:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterState:
-    """What a PretrainWriter had written at a checkpoint, next to the files that were finished."""
+    """The state of a PretrainWriter at a checkpoint, in addition to the finished files."""
 
     splits: dict[Split, SplitState]
 
@@ -89,9 +89,9 @@ class _SplitWriter:
 
 
 class PretrainWriter:
-    """Writes what a splitter hands out into `root`; use as a context manager so that files are closed on any way out.
+    """A writer of the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
 
-    `state`: of the checkpoint to which the journal has cut the files back, to go on from there; `files`: those that were finished then.
+    `state`: the checkpoint to resume from; the journal has cut the files back to it. `files`: the files that were finished then.
     """
 
     def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None, files: Files | None = None) -> None:
@@ -112,7 +112,7 @@ class PretrainWriter:
 
     @property
     def bytes(self) -> int:
-        """Written so far."""
+        """The bytes written so far."""
         return sum(writer.bytes for writer in self._splits.values())
 
     def write(self, parts: dict[Split, SplitPart]) -> None:
@@ -120,13 +120,15 @@ class PretrainWriter:
             self._splits[split].write(part)
 
     def checkpoint(self) -> tuple[WriterState, Sizes]:
-        """Put what was written on the disk: the state to go on from, and the bytes of each unfinished file that belong to it."""
+        """Put everything that was written on the disk. Return the state to resume from, and the bytes of each unfinished file that belong
+        to it.
+        """
         sizes = Sizes()
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
         return WriterState(splits=splits), sizes
 
     def seal(self) -> None:
-        """Finish every file and put it on the disk. What a checkpoint needs stays."""
+        """Finish every file and put it on the disk. Files that a checkpoint needs stay."""
         for writer in self._splits.values():
             writer.seal()
 
@@ -137,7 +139,9 @@ class PretrainWriter:
         return self._splits[split].doc_ends.items
 
     def totals(self) -> dict[str, Any]:
-        """Of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the one that was cut (or None)."""
+        """Return keys of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the cut document (or
+        None).
+        """
         return {
             **{f"{split}_tokens": self.tokens(split) for split in SPLITS},
             "documents": {split: self.documents(split) for split in SPLITS},

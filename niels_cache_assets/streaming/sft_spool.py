@@ -1,8 +1,7 @@
-"""SFT examples on disk before their split is known: tokens are spooled as they come, and dealt out when the count is.
+"""SFT examples on disk, before their split is known: tokens are spooled as they come, and dealt to the splits when their number is known.
 
-The spool lies in the partial directory, where a build that is taken up again finds it, and is read back by memory map, so memory does not
-grow with the source; per example it costs 8 bytes of length on disk and, where examples have groups (oasst1's trees), one dictionary entry
-per group.
+The spool is in the staging directory, where a resumed build finds it. It is read back by memory map, so memory does not grow with the
+source. Each example takes 8 bytes of length on disk and, if examples have groups (oasst1's trees), one dictionary entry per group.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ _UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of it
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolState:
-    """What a spool held at a checkpoint."""
+    """The state of a spool at a checkpoint."""
 
     examples: int = 0
     tokens: int = 0
@@ -35,9 +34,9 @@ class SpoolState:
 
 
 class SftSpool:
-    """Append encoded examples, then `deal` them into the two splits. A context manager: what is open is closed on any way out.
+    """A spool of encoded examples, which `deal` divides into the two splits. A context manager: open files are closed in any case.
 
-    `state`: of the checkpoint to which the journal has cut the files back, to go on from there.
+    `state`: the checkpoint to resume from; the journal has cut the files back to it.
     """
 
     def __init__(self, root: Path, *, state: SpoolState | None = None) -> None:
@@ -72,11 +71,11 @@ class SftSpool:
 
     @property
     def bytes(self) -> int:
-        """Written so far."""
+        """The bytes written so far."""
         return sum(part.bytes for part in self._parts)
 
     def checkpoint(self) -> tuple[SpoolState, Sizes]:
-        """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
+        """Put everything that was written on the disk. Return the state to resume from, and the bytes of each file that belong to it."""
         sizes = Sizes()
         for part in self._parts:
             part.checkpoint(sizes)
@@ -106,9 +105,9 @@ class SftSpool:
         )
 
     def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
-        """Write both splits in input order into the cache directory and return counts: examples and tokens by split, straddling groups.
+        """Write both splits in input order into the cache directory. Return counts: examples and tokens by split, straddling groups.
 
-        By example or by group, the rule is `val_mask`'s; an example that carries a split keeps it. The spool stays for another try.
+        `val_mask` chooses examples or groups; an example that has a split keeps it. The spool stays for another attempt.
         """
         for part in (self._tokens, self._lengths, self._groups, self._own_splits):
             part.seal()

@@ -1,7 +1,7 @@
-"""A buffered shuffle: a stream in, the same documents out in a seeded order, with `buffer_size` of them in memory.
+"""A buffered shuffle: it yields the documents of a stream in a seeded order, with `buffer_size` of them in memory.
 
-Each arriving document takes the place of a uniformly drawn one, which leaves; at the end the buffer leaves in a random order.
-Randomness is torch's, drawn in blocks because one call per document would cost more than the shuffle.
+Each new document replaces a uniformly drawn one, which is yielded. At the end, the buffer is yielded in a random order. The random numbers
+are torch's, drawn in blocks, because one call per document would cost more than the shuffle.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ _DRAWS_PER_BLOCK = 8192
 
 
 def shuffled(items: Iterable[Item], *, buffer_size: int, seed: int) -> Iterator[Item]:
-    """Yield every item of `items` once, in an order that depends on `seed`, `buffer_size` and the input order alone."""
+    """Yield every item of `items` once, in an order that depends only on `seed`, `buffer_size` and the input order."""
     import torch  # a second and a half, which no process of a pipeline pays that draws nothing
 
     generator = torch.Generator().manual_seed(seed)

@@ -13,9 +13,15 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 UNLIMITED = 2**62  # a budget that no stream meets
 
 
+    """Return a bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
+    The first items of `torch.randperm(count)` under `seed` are val, so the choice depends only on the count and the seed.
+    """An assignment of splits to the documents of a finite source, by `val_mask`. Both splits keep input order.
+    `count`: the number of documents without a split of their own, from a first pass. `position`: how many of them have a split already.
+        """Raise NielsCacheError if the number of documents was not `count`. Call it after the last document."""
+    """Yield the documents, each with its split; see FractionSplitter."""
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """What one split takes of a batch: whole documents in order, the last one possibly cut."""
+    """The part of a batch that one split takes: whole documents in order, the last one possibly cut."""
 
     documents: list[Document]
     tokens: np.ndarray
@@ -25,11 +31,11 @@ class SplitPart:
 
 
 class BudgetSplitter:
-    """Documents with a split go there; the others go whole to val until its budget is met, then to train until its own is.
+    """A split by token budgets. Documents with a split go there; the others go whole to val until its budget is met, then to train.
 
-    A document that overruns a budget is cut there (its last kept token becomes EOT where documents end with one) and its rest is
-    dropped, never moved to the other split. So a split by budget holds exactly its budget, unless the source ends before. `remaining`: what
-    is left of the budgets, of a build that goes on.
+    A document that exceeds a budget is cut there (its last kept token becomes EOT if documents end with one). Its rest is dropped, and
+    never moved to the other split. So a split by budget has exactly its budget, unless the source ends earlier. `remaining`: the rest of
+    the budgets of a resumed build.
     """
 
     def __init__(
@@ -49,18 +55,18 @@ class BudgetSplitter:
 
     @property
     def share(self) -> float | None:
-        """Share of the budgets that is used, 0 to 1; None while no document has drawn on them, or where there is no end to them."""
+        """The used share of the budgets, 0 to 1. None before a document has used any, and for unlimited budgets."""
         if self._budget >= UNLIMITED:
             return None
         return 1 - sum(self.remaining.values()) / self._budget or None
 
     @property
     def val_is_full(self) -> bool:
-        """No document without a split goes to val from now on."""
+        """Whether all further documents without a split go to train."""
         return not self.remaining["val"]
 
     def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
-        """Bool (documents,): which of a batch `place` will give to val; nothing is taken from the budget."""
+        """Return bool (documents,): the documents of a batch that `place` will give to val. The budget does not change."""
         chosen = np.array([document.split == "val" for document in batch.documents], dtype=bool)
         if self.remaining["val"]:
             free = np.flatnonzero([document.split is None for document in batch.documents])
@@ -68,7 +74,7 @@ class BudgetSplitter:
         return chosen
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
-        """Distribute a batch. What no budget has room for is in no part."""
+        """Distribute a batch. Documents beyond the budgets are in no part."""
         kept = batch.lengths.copy()
         target = np.full(len(kept), -1, dtype=np.int8)  # index into SPLITS; -1: past the budgets
         free = np.ones(len(kept), dtype=bool)
@@ -89,7 +95,7 @@ class BudgetSplitter:
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
 
     def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
-        """Those of the candidates (positions, in order) that the budget has room for, the one that overruns it included."""
+        """Return the candidates (positions, in order) that fit the budget, including the one that exceeds it."""
         ends = np.cumsum(batch.lengths[candidates])
         return candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
 

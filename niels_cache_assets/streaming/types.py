@@ -1,4 +1,4 @@
-"""What the steps of a build hand on: encoded documents, and how far the source was read for them."""
+"""The types that the steps of a build exchange: encoded documents, and how far the source was read for them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from niels_cache_assets.documents import Document, Place
 
 @dataclass(frozen=True, slots=True)
 class EncodedDocuments:
-    """Documents that survived encoding with their tokens back to back.
+    """Encoded documents, with their tokens back to back.
 
-    `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
-    `characters`: int64 per document. `dropped`: reasons of those left out here. `position`: of the last document that was encoded.
-    `screened`: compared with val already (decontaminate.py).
+    `tokens`: uint16, each document followed by EOT if requested. `lengths`: int64, tokens per document, EOT included. `characters`: int64
+    per document. `dropped`: the reasons of documents that were dropped here. `position`: that of the last document. `screened`: already
+    compared with val (decontaminate.py).
     """
 
     documents: list[Document]
@@ -29,7 +29,7 @@ class EncodedDocuments:
     screened: bool = False
 
     def keep(self, kept: np.ndarray) -> EncodedDocuments:
-        """These documents without those where `kept`, bool (documents,), is False."""
+        """Return these documents without those for which `kept`, bool (documents,), is False."""
         if kept.all():
             return self
         documents = [document for document, keep in zip(self.documents, kept.tolist(), strict=True) if keep]
@@ -39,7 +39,7 @@ class EncodedDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A point between two batches of a source: the items before it, those of them that had no split of their own, the place, the counts."""
+    """A point between two batches of a source: the items before it, those of them without a split of their own, the place, the counts."""
 
     items: int
     unsplit: int
@@ -49,7 +49,7 @@ class Mark:
 
 
 class Position(NamedTuple):
-    """How far a source was read when it gave the last item of a chunk: items so far, the latest mark, and what the report said then."""
+    """How far a source was read when it yielded the last item of a chunk: items so far, the latest mark, and the report at that moment."""
 
     items: int
     mark: Mark | None

@@ -1,20 +1,22 @@
-"""Whether texts equal, or nearly equal, a document of val: exact answers, mostly after a look at the first third of a text.
+"""An index of the documents of val, which finds texts that equal, or are near to, one of them. Answers are exact, and usually need a third
+of a text.
 
-Val's documents are added, the index is sealed, and then any number of threads may ask. A text T is near a document V where the Jaccard
-similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds spare the work:
+First the documents of val are added, then the index is sealed, then any number of threads may call `find`. A text T is near a document V if
+the Jaccard similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds save work:
 
 1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no document of val. So T is read from its start until
-   more are missing than its longest possible rest allows, and only else all of it. Membership is one bit of a table of which at most a
-   sixteenth is set: what looks like a member and is none makes it look further, no more. Nearly every text leaves here.
+   more are missing than its longest possible rest allows; otherwise all of it is read. Membership is one bit of a table. At most a
+   sixteenth of the bits is set. A false member only means that more of the text is read. Nearly all texts are rejected here.
 2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sets with J >= t share one of the first
    |X| - ceil(t |X|) + 1 of each, in any one order (here: of the hashes). Only those of val are indexed.
-3. What is left is compared with the documents of val that share such a shingle and are about as long (t <= |T| / |V| <= 1 / t).
+3. The remaining texts are compared with the documents of val that share such a shingle and have a similar length
+   (t <= |T| / |V| <= 1 / t).
 
 With "exact" t is 1 in the first bound, and then the SHA-1 of the canonical text decides.
 
-Memory is bounded by val, not by train: at threshold 0.8 up to 7 bytes a word of val and about 200 a document; the shingles themselves
-(8 bytes a word) lie in an unlinked file. At worst one text is compared with every document of val. Splits, batches and counters are
-decontaminate.py's.
+Memory is bounded by val, not by train: at threshold 0.8 up to 7 bytes a word of val and about 200 a document. The shingles (8 bytes a word)
+are in an unlinked file. In the worst case one text is compared with every document of val. Splits, batches and counters are in
+decontaminate.py.
 """
 
 import math
@@ -43,7 +45,7 @@ _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: a bound must err on the wide
 
 
 class Match(NamedTuple):
-    """The earliest document of val that a text is a copy of. `similarity`: 1 where exact, else that of the word 5-grams."""
+    """The earliest document of val that a text is a copy of. `similarity`: 1 if exact, else that of the word 5-grams."""
 
     kind: Kind
     ordinal: int
@@ -51,7 +53,7 @@ class Match(NamedTuple):
 
 
 class ValIndex:
-    """Documents of val, to be asked about texts; see the module. A context manager: it holds a file in `folder` (None: the system's).
+    """An index of the documents of val. A context manager: it holds a file in `folder` (None: the system's).
 
     Documents have the ordinals 0, 1, 2, ... in the order in which they are added.
     """
@@ -79,13 +81,13 @@ class ValIndex:
         self._spool.close()
 
     def add(self, texts: Sequence[str]) -> None:
-        """More documents of val."""
+        """Add documents of val."""
         shingles = self._signer.shingle(texts)
         for index in range(len(texts)):
             self._add(shingles, index)
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
-        """Add those whose canonical text no document has so far; their positions. Once sealed they are told and not added."""
+        """Add the texts whose canonical text is new, and return their positions. After `seal`, return the positions and add nothing."""
         shingles = self._signer.shingle(texts)
         new = []
         for index, digest in enumerate(shingles.digests):
@@ -96,7 +98,7 @@ class ValIndex:
         return new
 
     def seal(self) -> None:
-        """Nothing is added from now on; `find` works on any thread."""
+        """End the additions. After that, `find` works on any thread."""
         if self.sealed:
             return
         self._spool.flush()
@@ -119,7 +121,7 @@ class ValIndex:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[Match | None]:
-        """For each text the earliest document of val that it equals, else the earliest that it is near to."""
+        """Return, for each text, the earliest document of val that it equals, else the earliest that it is near to."""
         matches: list[Match | None] = [None] * len(texts)
         suspects = self._suspects(texts)
         if suspects:
@@ -139,7 +141,7 @@ class ValIndex:
         self._spool.write(hashes.data)
 
     def _suspects(self, texts: Sequence[str]) -> list[int]:
-        """Those whose first part does not show that too much of them is in no document of val."""
+        """Return the texts whose first part does not prove that too many of their shingles are in no document of val."""
         heads = [self._head(text) for text in texts]
         suspects = [index for index, head in enumerate(heads) if head is None]
         looked_at = [index for index, head in enumerate(heads) if head is not None]
@@ -157,15 +159,15 @@ class ValIndex:
         return sorted(suspects)
 
     def _head(self, text: str) -> str | None:
-        """The text up to a blank, where it is worth looking at alone: its words are the first words of the text."""
+        """Return the text up to a blank, if it is worth checking alone. Its words are the first words of the text."""
         length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
         end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
         return text[:end] if end > 0 else None
 
     def _missing_by_text(self, shingles: Shingles) -> NDArray[np.int64]:
-        """(n,) int64: at most the number of different shingles of each text that are in no document of val, and mostly just that.
+        """Return (n,) int64: at most the number of different shingles of each text that are in no document of val, and usually that number.
 
-        Each missing one sets one of at least four times as many marks as the text has shingles, instead of sorting them.
+        Instead of sorting, each missing shingle sets one of at least four times as many marks as the text has shingles.
         """
         marks = 4 << np.ceil(np.log2(np.maximum(_counts(shingles), 1))).astype(np.int64)
         firsts = np.cumsum(marks) - marks
@@ -176,7 +178,7 @@ class ValIndex:
         return np.add.reduceat(marked, firsts, dtype=np.int64)
 
     def _is_member(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Bool (n,): False for those that are, for certain, in no document of val."""
+        """Return bool (n,): False for shingles that are certainly in no document of val."""
         slots = hashes >> self._shift
         bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
         return (bits & np.uint8(1)).astype(bool)
@@ -212,12 +214,14 @@ class ValIndex:
 
 
 def _counts(shingles: Shingles) -> list[int]:
-    """The number of shingles of each text, repetitions included."""
+    """Return the number of shingles of each text, with repetitions."""
     return np.diff(shingles.ends, prepend=0).tolist()
 
 
 def _blanks_after(text: str, start: int) -> int:
-    """At least the number of characters that separate words in text[start:]: ASCII's up to the blank, and all that begin like another."""
+    """Return at least the number of characters that separate words in text[start:]: ASCII up to the blank, and all bytes that begin a
+    blank.
+    """
     last_of_ascii, others = _first_bytes_of_blanks()
     encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
     count = np.count_nonzero(encoded <= last_of_ascii)
@@ -226,6 +230,8 @@ def _blanks_after(text: str, start: int) -> int:
 
 @lru_cache(maxsize=1)
 def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8]]:
-    """Of the characters for which canonical text has a blank, in UTF-8: the last one of ASCII, and the first bytes of the others."""
+    """Return the UTF-8 bytes of characters that canonical text replaces by a blank: the last one in ASCII, and the first bytes of the
+    others.
+    """
     first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(code_points() == BLANK).tolist()}
     return np.uint8(max(byte for byte in first if byte < 128)), [np.uint8(byte) for byte in sorted(first) if byte >= 128]
