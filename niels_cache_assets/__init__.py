@@ -1,4 +1,6 @@
-"""Turns text into token caches: sources as streams, one tokenization, uint16 shards with lineage and sha256 for every file."""
+"""The asset package, which turns text into token caches: sources as streams, one tokenization, uint16 shards with lineage and
+sha256 sums.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,6 +1,6 @@
-"""What flows through a build: documents, conversations, and the counters of what was left out.
+"""The data that pass through a build: documents, conversations, and the counters of dropped ones.
 
-Named tuples: they are immutable and cost a third of a frozen data class to make, which counts at a hundred thousand a second.
+They are named tuples, which are immutable. They cost a third of a frozen data class, which matters at a hundred thousand a second.
 """
 
 from collections import Counter
@@ -12,18 +12,17 @@ Role = Literal["system", "user", "assistant"]
 
 
 class Message(TypedDict):
-    """One turn of a conversation: who speaks ("system", "user" or "assistant"), and the text."""
+    """One turn of a conversation: the speaker ("system", "user" or "assistant"), and the text."""
 
     role: Role
     content: str
 
 
 class Document(NamedTuple):
-    """One pretraining text and where it came from.
+    """One pretraining text and its origin.
 
-    `source_id` is the source's own id (or file#row), `file` is relative to the source's root, `row` counts from 0 in that file.
-    A document that carries `split` keeps it; one that carries none is split by val_frac or by token budgets. `redirect`: upstream says that
-    this page only points at another.
+    `source_id` is the source's own id (or file#row), `file` is relative to the source's root, `row` counts from 0 in that file. A document
+    with a `split` keeps it; otherwise val_frac or token budgets decide. `redirect`: upstream marks this page as a redirect to another.
     """
 
     text: str
@@ -36,9 +35,9 @@ class Document(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One SFT example: messages {"role": "system", "user" or "assistant", "content": text} in order, and where it came from (see Document).
+    """One SFT example: messages {"role": "system", "user" or "assistant", "content": text} in order, and their origin (see Document).
 
-    `group` keeps examples of one origin together where a data set splits by it (oasst1: the tree).
+    `group` keeps examples of one origin together if a data set splits by it (oasst1: the tree).
     """
 
     messages: list[Message]
@@ -55,13 +54,13 @@ Place = dict[str, Any]
 
 
 class SourceReport:
-    """What a source tells about one pass: `dropped` counts by reason, `facts` for metadata (for example straddling trees).
+    """The report of a source about one pass: `dropped` counts by reason, `facts` are for metadata (for example straddling trees).
 
-    A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch:
-    where the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other. Any other source is read
-    from the beginning, and the builder skips what it has. `share`: how much of the source was read, 0 to 1, where that is known cheaply.
-    `within`: what names of files in facts begin with, for a source that is a member of another. `hints`: what may be wrong with the
-    configuration where nothing is left of the source; for an error message, never for metadata.
+    A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch: the
+    place where the next batch begins. At that moment `dropped` and `facts` cover all rows before it and no others. Any other source is read
+    from the beginning, and the builder skips the items that it has. `share`: the share of the source that was read, 0 to 1, if it is cheap
+    to compute. `within`: a prefix for names of files in facts, for a source that is a member of another. `hints`: possible mistakes in the
+    configuration if no item of the source is left; for an error message, never for metadata.
     """
 
     def __init__(self, within: str = "") -> None:

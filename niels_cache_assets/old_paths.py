@@ -1,6 +1,6 @@
-"""Former module paths of this package. Each still imports for one release; `niels_cache_runtime.old_paths` says how.
+"""Former module paths of this package. Each still imports for one release; see `niels_cache_runtime.old_paths`.
 
-`registry`, `tokenization` and `defs.instance` are named by the documentation: they are files that forward, and stay.
+The documentation names `registry`, `tokenization` and `defs.instance`. They are files that forward, and stay.
 """
 
 MOVED = {

@@ -1,14 +1,14 @@
-"""Signals and child processes: records of who is at work, signals that wait, and children that end with their parent.
+"""Signals and child processes: records of running processes, delayed signals, and children that end with their parent.
 
-    hold_record, read_record, claimed_record, is_held    which process does something: a file that it locks until it ends, however it ends
+    hold_record, read_record, claimed_record, is_held    which process does a job: a file that it locks until it ends in any way
     signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
     stop_on_signals                                      end a block with `Interrupted` on SIGINT or SIGTERM, despite Dagster's handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
-    when_closed                                          do something when the other end of a pipe closes
+    when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
-A record's lock says whether its process lives, also across containers of one machine, and whatever process has its number now; the record
-says on which machine that can be believed, and which process to end if it must be. What is recorded so is not known here.
+The lock of a record shows whether its process is alive, also across containers of one machine, and even if another process has its number
+now. The record names the machine where that is valid, and the process to end if necessary. The callers define the job.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ STOP_SECONDS = 1.7  # to leave a block after a signal
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of one machine. Where the system does not tell (no /proc), `boot` and `namespace` are "" and `start` is 0."""
+    """One process of one machine. If the system gives no such data (no /proc), `boot` and `namespace` are "" and `start` is 0."""
 
     machine: str
     boot: str  # of the kernel: other after each start of the machine, the same in all containers of one
@@ -56,11 +56,13 @@ class Process:
         return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
 
     def is_of(self, other: "Process") -> bool:
-        """Whether a lock that `other` takes tells of this process: both have one kernel, or this one's ran on the same machine before."""
+        """Return whether a lock that `other` takes is valid for this process: both have one kernel, or this one ran on the same machine
+        before.
+        """
         return self.machine == other.machine or (self.boot == other.boot != "")
 
     def end(self) -> None:
-        """End the process if it runs, by SIGTERM, or by SIGKILL if that takes long. Where its number is not known here, do nothing."""
+        """End the process if it runs, by SIGTERM, or by SIGKILL if that takes long. Do nothing if its number is not valid here."""
         here = Process.here()
         if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
             return
@@ -80,7 +82,7 @@ class Process:
 
 
 def hold_record(path: Path) -> int:
-    """Record this process at `path` and return the descriptor that holds the lock: until it is closed, or the process ends."""
+    """Record this process at `path`, and return the descriptor that holds the lock until it is closed or the process ends."""
     path.parent.mkdir(exist_ok=True)
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -98,7 +100,7 @@ def hold_record(path: Path) -> int:
 
 
 def read_record(path: Path) -> Process | None:
-    """Return the process that is recorded at `path`, or None if none is."""
+    """Return the process that is recorded at `path`, or None."""
     try:
         said = json.loads(path.read_bytes())
         process = Process(**said)
@@ -109,10 +111,10 @@ def read_record(path: Path) -> Process | None:
 
 @contextmanager
 def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
-    """Hold the lock of a record whose process has ended. False if it lives, is another machine's, or is not recorded.
+    """Hold the lock of a record whose process has ended. Yield False if it is alive, belongs to another machine, or is not recorded.
 
-    A copy of a record has no lock: it counts as one whose process has ended if `copies`, else as another machine's. Of several who claim
-    a record at once, one is told True.
+    A copy of a record has no lock. With `copies` it counts as a process that has ended, otherwise as one of another machine. If several
+    processes claim a record at once, one of them gets True.
     """
     process = read_record(path)
     descriptor = _open(path)
@@ -127,7 +129,7 @@ def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock of a file that is there."""
+    """Return whether a process holds the lock of an existing file."""
     descriptor = _open(path)
     if descriptor is None:
         return False
@@ -138,9 +140,9 @@ def is_held(path: Path) -> bool:
 
 
 def end_with_parent() -> None:
-    """In a process that multiprocessing started: end it, by SIGTERM and then SIGKILL, when the process that started it has ended."""
     import multiprocessing  # slow to import; a child of multiprocessing has imported it already
 
+    """End this child of multiprocessing when its parent has ended, by SIGTERM and then by SIGKILL."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -156,7 +158,7 @@ def end_with_parent() -> None:
 
 
 def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
-    """Call `end`, on a thread, when the other end of a pipe closes: when its only holder closes it or ends, however it ends."""
+    """Call `end`, on a thread, when the other end of a pipe closes: when its only holder closes it, or ends in any way."""
 
     def watch() -> None:
         descriptor = pipe if isinstance(pipe, int) else pipe.fileno()
@@ -185,7 +187,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """When a process started, 0 if it has ended, also before its parent has asked for its exit code."""
+    """Return the start time of a process; 0 if it has ended, even before its parent has read its exit code."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
@@ -204,8 +206,8 @@ _SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"
 def signals_afterwards() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back until the block has ended.
 
-    By handlers, because a mask of this thread holds nothing back: any other thread takes the signal, and Python handles it in this one.
-    The wakeup descriptor is set aside as well, so that whoever reads it does not end the process for a handler that does not come.
+    This uses handlers, because a mask of this thread is not enough: any other thread takes the signal, and Python handles it in this one.
+    The wakeup descriptor is also removed for this time, so that its reader does not end the process for a handler that does not run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread
@@ -295,9 +297,9 @@ def stop_on_signals() -> Iterator[None]:
 def run_attended() -> None:
     """Run the module that the command line names, until the process that started this one is gone.
 
-    FD is the end of a pipe for reading, whose other end only that process holds: it closes when the process ends, also by SIGKILL. Then
-    this process and all that it started are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead a session of
-    its own (`start_new_session`), which also keeps Ctrl-C in the terminal from it: who started it decides when it ends.
+    FD is the read end of a pipe whose other end only that process holds: it closes when the process ends, also by SIGKILL. Then this
+    process and all its children are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead its own session
+    (`start_new_session`). So it does not get Ctrl-C from the terminal, and the parent decides when it ends.
     """
     import runpy
 

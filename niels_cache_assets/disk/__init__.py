@@ -1,1 +1,3 @@
-"""What a build keeps on the disk: the journal that lets it be resumed, files written once and hashed on the way, and room for them."""
+"""The files of a build: the journal that allows it to resume, files that are written once and hashed at the same time, and free
+disk space.
+"""

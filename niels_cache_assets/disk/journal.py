@@ -1,13 +1,12 @@
-"""The journal of a build that can be taken up again: what is safely on the disk, and what the builder needs to go on from there.
+"""The journal of a build that can be resumed: which data are safely on the disk, and the state that the builder needs to continue.
 
-    Journal.open   what was recorded last, with every file cut back to what it was then; or an empty directory and `state` None
-    due, record    every 32 MiB that are written, behind a finished file, or every 60 s, after the builder has put its files on the disk
+    Journal.open   the latest record, with every file cut back to its recorded size; or an empty directory and `state` None
+    due, record    every 32 MiB of written data, after a finished file, or every 60 s, after the builder has put its files on the disk
 
-A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves the one or the other. It holds the
-fingerprint of everything that decides the bytes; a build with another one starts afresh. Cost of a record: an fsync of each unfinished
-file, of the journal and of the directories that have new files, and some microseconds for each finished file that it names; where that
-comes to more than a fiftieth of the time, records are made less often. What a state means is the builders' business; locks and the step
-in which a directory takes its place are directories.py's.
+A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves one of the two. It has the fingerprint of
+everything that decides the bytes; a build with another fingerprint starts from the beginning. Cost of a record: an fsync of each unfinished
+file, of the journal and of the directories with new files, and some microseconds for each finished file in it. If that takes more than a
+fiftieth of the time, there are fewer records. The builders define the state. Locks and the exchange of directories are in staging.py.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _MAX_BYTES = 1 << 28  # a damaged file may claim any size
 
 
 class Recorded(NamedTuple):
-    """One record: the files on the disk by relative path, and how far the build was.
+    """One record: the files on the disk by relative path, and the progress of the build.
 
-    `finished`: {bytes, sha256} of those that nothing is added to, as meta.json will have them. `files`: the bytes of all others; `sums`: of
-    some of these, from which byte on, and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: how many were taken in (or
-    conversations); None where it is not known. `made_of`: what the fingerprint is of, to say what differs; None in an older journal.
+    `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the bytes of all others. `sums`: for some of these, an offset,
+    and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: the number of documents (or conversations) so far; None if
+    unknown. `made_of`: the values that the fingerprint hashes, to explain differences; None in an older journal.
     """
 
     fingerprint: str
@@ -62,9 +61,9 @@ class Recorded(NamedTuple):
 
 
 class Journal:
-    """What an unfinished build in a directory has done so far.
+    """The journal of an unfinished build in a directory.
 
-    `state` and `share` are what was recorded last, None at the beginning; `finished` are the files that were finished then.
+    `state` and `share` come from the latest record, None at the beginning. `finished`: the files that were finished then.
     """
 
     BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
@@ -96,11 +95,11 @@ class Journal:
         parse: Callable[[dict[str, Any]], Any] = dict,
         made_of: Mapping[str, Any] | None = None,
     ) -> Journal:
-        """Take up what lies in `directory`, or clear it; `log` is told why where there was something. `afresh`: clear it in any case.
+        """Open the unfinished build in `directory`, or clear it, and log the reason if there was one. `afresh`: clear it in any case.
 
-        `parse` makes `state` of the values that were recorded, or raises ValueError. Files are cut back to what was recorded of them, and
-        those that the record does not name are removed, so that the directory is as it was then. Directories stay. `made_of`: what the
-        fingerprint is of (made_of.py), which is recorded beside it.
+        `parse` converts the recorded values to `state`, or raises ValueError. Files are cut back to their recorded sizes, and files that
+        the record does not name are removed, so the directory is as it was then. Directories stay. `made_of`: the values that the
+        fingerprint hashes (made_of.py); the journal records them.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
         reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint, now)
@@ -117,9 +116,10 @@ class Journal:
         return cls(directory, fingerprint, None, None, now)
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
-        """Whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
+        """Return whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
 
-        `bytes_written`: to all files since the build began, `finished`: files that are complete, what was there at `open` included.
+        `bytes_written`: to all files since the build began. `finished`: the number of complete files. Both include files that were there at
+        `open`.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
@@ -139,11 +139,11 @@ class Journal:
         share: float | None = None,
         documents: int | None = None,
     ) -> None:
-        """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
+        """Replace the record. First the caller puts the bytes in `files` {relative path: bytes} on the disk (flush, fsync).
 
-        `finished` (see Recorded) and `files` name every file that is to be there after the next `open`; a file may be longer than what is
-        promised. `sums` are compared then: bytes that changed meanwhile would otherwise become part of what is hashed as good. `state`
-        holds JSON values; `bytes_written` and the number of finished files are what `due` was last asked with.
+        `finished` (see Recorded) and `files` name every file that must exist after the next `open`; a file may be longer than recorded.
+        `sums` are compared then. Without them, bytes that changed meanwhile would be hashed as good. `state` holds JSON values.
+        `bytes_written` and the number of finished files are those of the latest call of `due`.
         """
         named = files.keys() | finished.keys()
         for folder in {(self._directory / name).parent for name in named - self._named}:
@@ -166,13 +166,13 @@ class Journal:
 
 
 def read_journal(directory: Path) -> Recorded | None:
-    """What was recorded last in a directory; None for nothing, or what cannot be gone on from. Raises OSError for one not readable."""
+    """Return the latest record in a directory; None if there is none that can be used. Raises OSError for a journal that cannot be read."""
     recorded = _read(directory)
     return recorded if isinstance(recorded, Recorded) else None
 
 
 def _read(directory: Path) -> Recorded | str:
-    """As read_journal; why there is nothing to go on from, where there is not."""
+    """Return the record as `read_journal` does, or the reason why there is none."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
@@ -181,7 +181,7 @@ def _read(directory: Path) -> Recorded | str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step, also over one that is there: after a kill or a power loss there is the old one or the new one."""
+    """Write a file in one step, also over an existing one. After a kill or a power loss, either the old or the new file is there."""
     spare = path.with_name(f"{path.name}.new")
     with open(spare, "wb") as file:
         file.write(content)
@@ -197,7 +197,7 @@ def _encode(content: dict[str, Any]) -> bytes:
 
 
 def _decode(content: bytes) -> Recorded | str:
-    """The record in a journal's bytes: a line of sha256 and a line of JSON. Anything that we have not written so is refused."""
+    """Return the record in a journal's bytes: a line of sha256 and a line of JSON. Any other form is rejected."""
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:
         return _NONE
@@ -245,7 +245,7 @@ def _sha256(path: Path, first: int, end: int) -> str:
 
 
 def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_of: MadeOf | None) -> str | None:
-    """Why a record cannot be gone on from."""
+    """Return why a build cannot resume from this record, or None."""
     if isinstance(recorded, str):
         return recorded
     if recorded.fingerprint != fingerprint:
@@ -277,7 +277,7 @@ def _restore(directory: Path, files: Mapping[str, int]) -> None:
 
 
 def _clear(directory: Path) -> None:
-    """Empty the directory, its journal first: what is half removed must not be taken for a build to go on with."""
+    """Empty the directory, its journal first, so that a half-removed build is never resumed."""
     journal = directory / JOURNAL_NAME
     if journal.exists():
         journal.unlink()
@@ -290,7 +290,7 @@ def _clear(directory: Path) -> None:
 
 
 def partial_directory(target: str | Path) -> Path:
-    """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
+    """Return the staging directory of a build of `target`. A build that can be resumed has JOURNAL_NAME in it."""
     return partial_path(real_path(target))
 
 

@@ -1,8 +1,9 @@
-"""Where documents and examples came from, as they are written: spooled row by row, and parquet when all of them are known.
+"""The writers of lineage, the origins of documents and examples: rows are spooled, and become parquet when all are known.
 
-A parquet file cannot be gone on with, as its footer is in the writer's memory until the end. So rows are spooled as Arrow's IPC messages
-back to back, which may be cut after any of them, and become parquet at the end, in row groups of exactly 65,536: where the stream was cut
-into chunks does not show. Cost: each row is written twice and read once more. Memory: one row group. Reading them is lineage.py's.
+A build cannot continue a parquet file, because its footer is in the writer's memory until the end. So rows are spooled as consecutive IPC
+messages of Arrow, and the file may be cut after any message. At the end they become parquet, in row groups of exactly 65,536. So the file
+does not depend on the chunks of the stream. Cost: each row is written twice and read once. Memory: one row group. show/lineage.py reads
+lineage.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ _ROWS_PER_GROUP = 65_536
 
 
 class RowSpool(GrowingFile):
-    """Rows with the columns of `schema` ({name: "string" or "int64"}), appended, and read again from the front. `resume_at`: in bytes."""
+    """A file of rows with the columns of `schema` ({name: "string" or "int64"}), which can be read from the start. `resume_at`:
+    in bytes.
+    """
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)
         self._schema = arrow_schema(schema)
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given by column (all of the schema, equally long)."""
+        """Append rows, given by column (all columns of the schema, of equal length)."""
         import pyarrow as pa
 
         self.append(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """What was written so far, in the batches in which it came. Raises NielsCacheError for a file that was damaged meanwhile."""
+        """Yield the written rows, in the batches in which they came. Raises NielsCacheError if the file was damaged meanwhile."""
         import pyarrow as pa
 
         self.file.flush()
@@ -61,7 +64,7 @@ class LineageWriter:
         self.rows = 0
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given by column (all of the schema, equally long)."""
+        """Append rows, given by column (all columns of the schema, of equal length)."""
         import pyarrow as pa
 
         self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))

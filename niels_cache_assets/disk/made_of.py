@@ -1,6 +1,7 @@
-"""What an unfinished build is made of, beside its fingerprint: settings, revision, tokenizer, versions, to say what differs.
+"""The values that the fingerprint of an unfinished build hashes: settings, revision, tokenizer, versions. They explain what has changed.
 
-A journal holds these values; a fingerprint is a hash of them, and still decides. Journals from before 22 November 2026 have none.
+A journal holds these values beside the fingerprint, and only the fingerprint decides. Journals from before 22 November 2026 do not have
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicate
 
 
 def recordable(made_of: Mapping[str, Any]) -> MadeOf:
-    """As it is read back from a journal: tuples are lists."""
+    """Return the values as a journal gives them back: tuples become lists."""
     values: MadeOf = json.loads(canonical_json(dict(made_of)))
     return values
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, as parts of a sentence: settings first, in one part."""
+    """Return the differences as parts of a sentence: changed settings first, in one part."""
     changed, told = [], []
     for name, before, after in _unequal(then, now):
         if name == "tokenizer_sha256":
@@ -48,7 +49,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unequal(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Names, with dots, and both values; None for one that is not there."""
+    """Yield the dotted name and both values of each difference; None for a missing value."""
     for name in sorted(then.keys() | now.keys()):
         before, after = then.get(name, _MISSING), now.get(name, _MISSING)
         if before == after:

@@ -1,8 +1,8 @@
-"""Room on the disk: how much a build will take, held against what is free before it begins, and what is said when a disk refuses.
+"""Disk space: the size of a build compared with the free space before it begins, and messages for errors of the disk.
 
-A size that is known (an export, an import, the bands of duplicates, a budget of tokens that a corpus which is there surely fills) refuses
-a build that cannot end. A budget of a source of unknown length, which may end before, and an estimate from the size of source files only
-warn. Where nothing is known nothing is said. Costs one statvfs.
+A certain size rejects a build that cannot finish. Sizes are certain for an export, an import, the bands of duplicates, and a token budget
+that an existing corpus can fill. An estimate from source files, or a budget of a source of unknown length, only gives a warning. If nothing
+is known, there is no message. Cost: one statvfs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """`bytes` that a build takes, and `why`. `certain`: whether it takes them for sure. `fewer`: a budget of tokens asks for so many."""
+    """The `bytes` of a build, and `why`. `certain`: the size is not an estimate. `fewer`: the size comes from a token budget."""
 
     bytes: int
     why: str
@@ -44,9 +44,10 @@ class Need:
 
 
 def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_bytes: int | None, exact: bool) -> Need | None:
-    """Of a pretrain cache: budgets (None: all of the source) and the bytes of the source's text (None: not known), `exact` or at most.
+    """Return the need of a pretrain cache. Budgets: None for the whole source. `text_bytes`: bytes of its text, None if unknown. `exact`:
+    `text_bytes` is not an upper bound.
 
-    None where nothing is known.
+    Return None if nothing is known.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
@@ -59,7 +60,7 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
 
 
 def sft_need(text_bytes: int | None) -> Need | None:
-    """Of an SFT cache: tokens lie in a spool while they are dealt to the splits."""
+    """Return the need of an SFT cache, whose tokens are also in a spool while they are dealt to the splits."""
     if text_bytes is None:
         return None
     tokens = text_bytes // _BYTES_PER_TOKEN
@@ -69,16 +70,18 @@ def sft_need(text_bytes: int | None) -> Need | None:
 
 
 def corpus_need(text_bytes: int | None) -> Need | None:
-    """Of a corpus, whose documents are compressed; signatures, as many as there are documents, are not known."""
+    """Return the need of a corpus, whose documents are compressed. Signatures are not included, because the number of documents
+    is unknown.
+    """
     if text_bytes is None:
         return None
     return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
 
 
 def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:
-    """Raise NielsCacheError where `target` surely does not fit beside the one that it replaces; tell `log` where it may not.
+    """Raise NielsCacheError if `target` certainly does not fit beside the directory that it replaces. Log a warning if it may not fit.
 
-    What an unfinished build has written counts as room: it is gone on with, or goes.
+    The bytes of an unfinished build count as free: that build is resumed or removed.
     """
     from niels_cache_assets.disk.journal import partial_directory  # which needs this module
 
@@ -97,7 +100,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
 @contextmanager
 def telling(need: Need | None) -> Iterator[None]:
-    """The block builds what takes so much: where it ends because a disk is full, the error says how much that is, if it is known."""
+    """Add the need, if known, to the error if the block fails because the disk is full."""
     try:
         yield
     except NielsCacheError as error:
@@ -108,7 +111,7 @@ def telling(need: Need | None) -> Iterator[None]:
 
 
 def refusal(error: OSError, target: Path) -> str:
-    """The path, what the system said and what to do, for an error of the disk while `target` was written."""
+    """Return the path, the reason of the system and advice, for an error of the disk while `target` was written."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -119,9 +122,9 @@ def refusal(error: OSError, target: Path) -> str:
 
 @contextmanager
 def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
-    """An OSError of the block names `path`, where it names none: a system call on an open file does not know its name.
+    """Add `path` to an OSError of the block that names no file: a system call on an open file does not know its name.
 
-    `writes`: the bytes that the block puts there, which a refusal tells.
+    `writes`: the number of bytes that the block writes, for the message.
     """
     try:
         yield
@@ -139,7 +142,7 @@ def free_bytes(target: Path) -> int:
 
 
 def bytes_below(folder: Path) -> int:
-    """Of all files in it; 0 where it is not there."""
+    """Return the bytes of all files in the folder; 0 if it does not exist."""
     count = 0
     for below, _, names in os.walk(folder):
         for name in names:

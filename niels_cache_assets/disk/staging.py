@@ -1,10 +1,11 @@
-"""Directories that appear whole or not at all: build beside, then take the old one's place in one step.
+"""Staging directories: a build writes beside its target, and replaces it in one step when it is complete.
 
-A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on disk. On Linux that is
-one `renameat2(RENAME_EXCHANGE)`; elsewhere the old directory is renamed aside first, and for that instant a reader finds none. Lock and
-exchange are niels_cache_runtime.format.commit's.
-A build that keeps a journal leaves its partial directory to the next one; what the journal says is not known here. What `--wait` does while
-another process builds the same is here, too (`locked`); `artifacts/materialize.py` then looks again at what is there.
+A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on the disk. On Linux that is one
+`renameat2(RENAME_EXCHANGE)`. Elsewhere the old directory is first renamed, and for a moment a reader finds no directory.
+niels_cache_runtime.format.commit has the lock and the exchange.
+
+A build with a journal leaves its staging directory to the next one. `locked` implements `--wait`; `artifacts/materialize.py` then checks
+again whether a build is still needed.
 """
 
 import os
@@ -48,7 +49,7 @@ def is_cache_name(name: str) -> bool:
 
 
 def finished_meta(directory: Path) -> Meta | None:
-    """The meta.json of what may still be good: readable, and every file there and of the right size. Anything else is to be built again."""
+    """Return the meta.json if it is readable, and every file is there with the right size; None otherwise. None means: build it again."""
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files({"files": {}, **meta}, directory)
@@ -59,7 +60,7 @@ def finished_meta(directory: Path) -> Meta | None:
 
 
 class Work(NamedTuple):
-    """What is going on beside a directory: who builds it now, whether an unfinished build can be gone on with, and how far that is."""
+    """The work beside a directory: its current builder, whether an unfinished build can be resumed, and how far it is."""
 
     writer: Writer | None
     is_resumable: bool
@@ -68,7 +69,7 @@ class Work(NamedTuple):
 
 
 def work_on(target: str | Path) -> Work:
-    """What is going on beside `target`. Costs one small read."""
+    """Return the work beside `target`. It costs one small read."""
     target = real_path(target)
     try:
         recorded = read_journal(partial_directory(target))
@@ -80,14 +81,14 @@ def work_on(target: str | Path) -> Work:
 
 @contextmanager
 def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, resumable: bool = False) -> Iterator[Path]:
-    """Yield a directory that takes the place of `target` when the block ends well, and vanishes when it does not. It is empty.
+    """Yield an empty directory. It replaces `target` if the block succeeds, and is removed if it fails.
 
-    `resumable`: what the block leaves with a JOURNAL_NAME in it, however it was left, the next one is given as it is: the one case in which
-    the directory is not empty and does not vanish. Without a journal, what a killed build left is cleared by the next. The journal and
-    SCRATCH_NAME are gone when the directory takes its place, and no earlier: a last step that fails or is interrupted can be tried again.
+    `resumable`: if the block leaves a JOURNAL_NAME in the directory, the next call yields the directory unchanged. Only then is it not
+    empty, and not removed. Without a journal, the next build clears the files of a killed one. The journal and SCRATCH_NAME are removed
+    only when the directory replaces the target, so a last step that fails or is interrupted can be repeated.
 
-    Raises Busy if another build of `target` runs, NielsCacheError if its file system has no locks, if the parent is not writable, if
-    `target` is a directory that is not ours (`is_ours` says of a name in it whether we write such a thing), and for what the disk refuses.
+    Raises Busy if another build of `target` runs. Raises NielsCacheError if its file system has no locks, if the parent is not writable, if
+    `target` is a directory that is not ours (`is_ours` returns whether we write files of a name), and for errors of the disk.
     """
     with locked(target, is_ours=is_ours), staged(target, resumable=resumable) as partial:
         yield partial
@@ -97,9 +98,9 @@ def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_
 def locked(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
 ) -> Iterator[bool]:
-    """Hold the lock of `target`, which we may replace. `wait`: for another build to end, which `log` is told of, instead of raising Busy.
+    """Hold the lock of `target`, which we may replace. `wait`: log and wait until another build ends, instead of raising Busy.
 
-    Yields whether it had to wait.
+    Yield whether it waited.
 
     Raises as `atomic_directory` does.
     """
@@ -122,7 +123,7 @@ def locked(
 
 
 def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
-    """Return when nobody builds `target`, which `writer` does now. Each builder is named to `log` once."""
+    """Wait until no process builds `target`. `writer`: its current builder. Each builder is logged once."""
     told: Writer | None = None
     while writer is not None:
         if writer != told:
@@ -134,7 +135,7 @@ def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], N
 
 @contextmanager
 def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
-    """Yield the directory that takes the place of `target`, whose lock is held. See `atomic_directory`."""
+    """Yield the directory that replaces `target`, whose lock is held. See `atomic_directory`."""
     target = real_path(target)
     partial = partial_path(target)
     placed, problem = False, ""
@@ -165,7 +166,7 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
 
 
 def _what_stands(target: Path) -> str:
-    """Said of the place of a build that failed."""
+    """Return the state of the target after a failed build, for messages."""
     try:
         os.lstat(target)
     except FileNotFoundError:
@@ -176,7 +177,7 @@ def _what_stands(target: Path) -> str:
 
 
 def place_of(target: Path) -> tuple[int, int] | None:
-    """Return what changes when another directory takes the place of `target`, None if nothing is there."""
+    """Return a value that changes when another directory replaces `target`; None if nothing is there."""
     try:
         found = os.stat(real_path(target))
     except OSError:
@@ -185,7 +186,7 @@ def place_of(target: Path) -> tuple[int, int] | None:
 
 
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
-    """Remove what killed builds of `target` left, unless somebody is building it now. `resumable`: but not what can be gone on with."""
+    """Remove the files of killed builds of `target`, unless it is being built. `resumable`: keep a build that can be resumed."""
     target = real_path(target)
     if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
         return
@@ -201,13 +202,13 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
 
 
 def sweep_beside_hit(target: str | Path) -> None:
-    """Remove what killed builds left beside a cache that is what is wanted: what is unfinished was of other settings, data or --force."""
+    """Remove the files of killed builds beside a current cache. An unfinished build there had other settings, other data or --force."""
     with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
         sweep_leftovers(target, resumable=False)
 
 
 def _make_parents(target: Path) -> None:
-    """Create the folder that `target` is to lie in, durably."""
+    """Create the parent folder of `target`, durably."""
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +223,7 @@ def _is_resumable(partial: Path, wanted: bool) -> bool:
 
 
 def _clear_leftovers(target: Path, *, resumable: bool) -> None:
-    """What killed builds left, under the lock: nobody else is at work here."""
+    """Remove the files of killed builds. The caller holds the lock, so no other build runs here."""
     partial, aside = partial_directory(target), aside_path(target)
     if aside.exists() and not target.exists():
         os.rename(aside, target)  # killed between the two renames of a system that cannot exchange
@@ -241,7 +242,7 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 
 
 def _sync_tree(root: Path) -> None:
-    """fsync every file and directory below `root`: not all who write there do (a child process), and a clean file costs little."""
+    """fsync every file and directory below `root`. Some writers (a child process) do not, and a clean file costs little."""
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
             with naming(path), open(path, "rb") as file:
@@ -250,7 +251,9 @@ def _sync_tree(root: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> None:
-    """Without its journal and scratch, which are put back where that fails or is interrupted; a build killed meanwhile starts afresh."""
+    """Replace the target by the staging directory, without its journal and scratch. They are put back if that fails or is interrupted. A
+    build that is killed in this step starts from the beginning.
+    """
     spare, finished = _spare_journal(target), os.stat(partial).st_ino
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
         unfinished.unlink()

@@ -1,7 +1,6 @@
-"""Parquet files of a cache, written once from front to back, a row group at a time: lineage, corpora, drop lists. Rows are read by number.
+"""Parquet files of a cache, written from start to end, one row group at a time: lineage, corpora, drop lists. Rows are read by ordinal.
 
-Python opens the file, so that what the disk refuses is an error that names it. Memory: one row group. What the columns mean is the
-caller's business.
+Python opens the file, so errors of the disk name it. Memory: one row group. The callers define the columns.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """The Arrow schema of {name: "string", "int64" or "double"}."""
+    """Return the Arrow schema of {name: "string", "int64" or "double"}."""
     import pyarrow as pa
 
     _finish_importing()
@@ -35,9 +34,9 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
 
 @cache
 def _finish_importing() -> None:
-    """Make Arrow import what it imports at its first array: pandas, for half a second, in the midst of a build.
+    """Make Arrow import the modules of its first array now: pandas, for half a second. Otherwise that happens in the middle of a build.
 
-    Ctrl-C would be lost there: KeyboardInterrupt comes to nothing in importlib's weakref callbacks and where extension modules start.
+    Ctrl-C would be lost there: importlib's weakref callbacks and the start of extension modules ignore KeyboardInterrupt.
     """
     import pyarrow as pa
 
@@ -83,7 +82,7 @@ class TableFile:
 
 @contextmanager
 def closing_table(table: TableFile) -> Iterator[TableFile]:
-    """Seal the table at the end of the block, or close it where the block fails."""
+    """Seal the table at the end of the block, or close it if the block fails."""
     try:
         yield table
     except BaseException:
@@ -95,9 +94,9 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
 def rows_of(
     parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
-    """Yield (ordinals, their rows) of each row group that holds any of these ascending ordinals.
+    """Yield (ordinals, their rows) of each row group that has any of these ascending ordinals.
 
-    `first` is the ordinal of the first row of the file. Ordinals beyond the file are left out.
+    `first`: the ordinal of the first row of the file. Ordinals beyond the file are left out.
     """
     for group in range(parquet.num_row_groups):
         end = first + parquet.metadata.row_group(group).num_rows

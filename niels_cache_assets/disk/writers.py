@@ -1,8 +1,8 @@
-"""Files of a cache, written once from front to back and hashed on the way: token shards and .npy arrays (lineage: lineage_files.py).
+"""Files of a cache, written from start to end and hashed at the same time: token shards and .npy arrays (lineage: lineage_files.py).
 
-Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}), which becomes meta.json's. Before that, a
-`checkpoint` puts what there is on the disk and tells the sizes that the journal has to keep; a writer that is then given how much it had
-(`resume_at`) goes on from there. Memory: one write buffer each.
+Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}) for meta.json. Before that, `checkpoint` puts
+the written bytes on the disk, and adds the sizes that the journal records. A writer with such a size (`resume_at`) continues from there.
+Memory: one write buffer each.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ Files = dict[str, dict[str, Any]]
 
 
 class Sizes(dict[str, int]):
-    """Bytes on the disk by relative path; `sums` of files that are not finished: from which byte, and the sha256 from there on."""
+    """Bytes on the disk by relative path. `sums`, for unfinished files: an offset, and the sha256 of the bytes from there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,15 +33,15 @@ _NPY_HEADER_BYTES = 128
 
 
 def require_shard_bytes(shard_bytes: int) -> None:
-    """A shard holds whole uint16 tokens."""
+    """Raise NielsCacheError unless shards hold whole uint16 tokens."""
     if shard_bytes < TOKEN_BYTES or shard_bytes % TOKEN_BYTES:
         raise NielsCacheError(f"shard_bytes is {shard_bytes}; it must be an even number of bytes, at least {TOKEN_BYTES}")
 
 
 class GrowingFile:
-    """A file that grows at its end, from `resume_at` bytes on, which is where the journal has cut it. It is hashed on the way.
+    """A file that grows at its end and is hashed at the same time. `resume_at`: bytes to keep; the journal has cut the file there.
 
-    One that goes on is read again for that. The first `header` bytes are not hashed, as they are written over at the end.
+    A file that is resumed is read again to hash it. The first `header` bytes are not hashed, because they are overwritten at the end.
     """
 
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
@@ -60,7 +60,7 @@ class GrowingFile:
 
     @property
     def sha256(self) -> str:
-        """Of what is behind the header."""
+        """The sha256 of the bytes after the header."""
         return self._hash.hexdigest()
 
     def append(self, data: memoryview | bytes) -> None:
@@ -70,7 +70,7 @@ class GrowingFile:
         self.bytes += len(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """Put what was written on the disk, and say how much it is."""
+        """Put the written bytes on the disk, and add their number to `sizes`."""
         if self._on_disk != self.bytes:
             with naming(self.path):
                 self.file.flush()
@@ -88,7 +88,7 @@ class GrowingFile:
 
 
 class HashedFile(GrowingFile):
-    """A file written from front to back whose sha256 is known when it is closed."""
+    """A file written from start to end whose sha256 is known when it is closed."""
 
     def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)
@@ -100,9 +100,9 @@ class HashedFile(GrowingFile):
 
 
 class ShardWriter:
-    """One split's token stream, cut into files of exactly `shard_bytes`; the last is shorter. No tokens, no file.
+    """The token stream of one split, in files of exactly `shard_bytes`; the last is shorter. Without tokens there is no file.
 
-    `resume_at`: tokens that are there; `files` then holds the shards among them that are finished.
+    `resume_at`: tokens that are there already; `files` then has the finished shards.
     """
 
     def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
@@ -131,7 +131,7 @@ class ShardWriter:
                 self.seal()
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """As GrowingFile's; of the shard that is not finished."""
+        """Put the bytes of the unfinished shard on the disk, as `GrowingFile.checkpoint` does."""
         if self._shard is not None:
             self._shard.checkpoint(sizes)
 
@@ -151,9 +151,9 @@ class ShardWriter:
 
 
 class NpyWriter(GrowingFile):
-    """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items.
+    """A .npy file of unknown length: its header is written last, into reserved space. 1-D, or rows of `width` items.
 
-    `resume_at`: items (rows, with `width`) that are there.
+    `resume_at`: items (rows, with `width`) that are there already.
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
@@ -179,12 +179,12 @@ class NpyWriter(GrowingFile):
 
 
 def add_file(path: Path, relative: str, files: Files) -> None:
-    """Record a finished file by reading it."""
+    """Record a finished file. This reads the file."""
     files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
 
 
 def sync_and_close(file: BinaryIO) -> None:
-    """Put a file's bytes on the disk before anything refers to them."""
+    """Put the bytes of a file on the disk, before any record refers to them."""
     with naming(file.name):
         file.flush()
         os.fsync(file.fileno())

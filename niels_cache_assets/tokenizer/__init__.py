@@ -1,1 +1,1 @@
-"""The tokenizer: which kinds there are, the text that one is trained on, how well it fits, and tokens as text to be read."""
+"""The tokenizer: its kinds, training, measures of its quality, and tokens as readable text."""

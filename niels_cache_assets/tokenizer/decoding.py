@@ -1,4 +1,4 @@
-"""Tokens as text to be read: special tokens as short labels (<|asst|>), control characters spelled out.
+"""Tokens as readable text: special tokens as short labels (<|asst|>), and control characters escaped.
 
 Text is not trusted: control characters could drive a terminal.
 """
@@ -18,13 +18,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def open_tokenizer(root: str | Path) -> SentencePieceTokenizer:
-    """The tokenizer of a cache root, with the special tokens that it was built with."""
+    """Return the tokenizer of a cache root, with its own special tokens."""
     folder = tokenizer_dir(root)
     return SentencePieceTokenizer(str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"])
 
 
 def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continues: bool = False) -> str:
-    """`continues`: the tokens go on with a text begun before them, so that a blank they begin with is one and not the mark of a start."""
+    """Return tokens as readable text. `continues`: other tokens come before them, so an initial blank is part of the text."""
     labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
     parts: list[str] = []
     for special, group in groupby(tokens, key=labels.__contains__):
@@ -39,11 +39,11 @@ def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continu
 
 
 def _decode_on(tokens: list[int], tokenizer: SentencePieceTokenizer) -> str:
-    """SentencePiece drops the blank that begins a text; behind another token it is kept."""
+    """Decode tokens that follow another token, and keep an initial blank. SentencePiece drops the blank at the start of a text."""
     eot = tokenizer.special_token_ids()["eot"]
     return tokenizer.decode([eot, *tokens]).removeprefix(tokenizer.decode([eot]))
 
 
 def spell_controls(text: str) -> str:
-    """Line feed and tab stay, every other control character becomes \\x1b and the like."""
+    """Replace every control character except line feed and tab by an escape such as \\x1b."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

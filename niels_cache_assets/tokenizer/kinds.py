@@ -1,7 +1,7 @@
-"""Text to token ids: the SentencePiece tokenizer, and one view of whatever tokenizer a builder is given.
+"""From text to token ids: the SentencePiece tokenizer, and one view of any tokenizer that a builder gets.
 
-Text never yields a special id: `SentencePieceTokenizer.encode*` raise on text that would, the builders count and drop such a document.
-SentencePiece releases the GIL while it encodes, so threads scale. Training is in tokenizer_training.py.
+Text never yields a special id: `SentencePieceTokenizer.encode*` raise on such text, and the builders count and drop such a document.
+SentencePiece releases the GIL while it encodes, so threads scale. Training is in training.py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TEXTS_PER_TASK = 64
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
 
-    Every piece is read once, which costs some milliseconds: SentencePiece loads a damaged model whose pieces are no text, and fails later.
-    Raises NielsCacheError for a file that cannot be read or is no such model.
+    Every piece is read once, which costs some milliseconds: SentencePiece loads a damaged model whose pieces are not text, and fails later.
+    Raises NielsCacheError for a file that cannot be read or is not such a model.
     """
     import sentencepiece
 
@@ -54,8 +54,8 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
 class SentencePieceTokenizer:
     """A SentencePiece model with four special tokens that are one id each.
 
-    `model_path` is a .model file; `special_tokens` maps sys, usr, asst, eot to their strings (ids are looked up by piece).
-    Raises NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. Pickles by path.
+    `model_path` is a .model file; `special_tokens` maps sys, usr, asst, eot to their strings (ids are looked up by piece). Raises
+    NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. It is pickled by path.
     """
 
     def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
@@ -80,19 +80,19 @@ class SentencePieceTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Pieces in all, special tokens included: ids are below it."""
+        """The number of pieces, including special tokens. All ids are below it."""
         return int(self._processor.get_piece_size())
 
     def special_token_ids(self) -> dict[str, int]:
-        """The ids of the special tokens by role: {"sys", "usr", "asst", "eot"}."""
+        """Return the ids of the special tokens by role: {"sys", "usr", "asst", "eot"}."""
         return dict(self._special_ids)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without any special token. Raises NielsCacheError where the text itself would yield a special id."""
+        """Return the ids of `text`, without any special token. Raises NielsCacheError if the text itself would yield a special id."""
         return self.encode_batch([text], threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """The ids of each text as a 1-D uint16 array, in the order of `texts`, on `threads` threads. Raises like `encode`."""
+        """Return the ids of each text as a 1-D uint16 array, in the order of `texts`, on `threads` threads. Raises like `encode`."""
         tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
         if threads > 1 and len(tasks) > 1:
             with ThreadPoolExecutor(threads) as executor:
@@ -106,29 +106,30 @@ class SentencePieceTokenizer:
         return [ids.astype(TOKEN_DTYPE) for ids in arrays]
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text as int32 arrays, special ids included where a text spells one: for callers that check themselves."""
+        """Return the ids of each text as int32 arrays, including special ids if a text contains one. The caller must check for them."""
         try:
             return self._processor.encode_as_numpy(list(texts), num_threads=1)
         except (RuntimeError, TypeError) as error:  # which of the two depends on the version
             raise NielsCacheError("the text holds a lone surrogate, which no UTF-8 file can; replace or drop it") from error
 
     def encode_torch(self, text: str) -> torch.Tensor:
-        """The ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
+        """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
         import torch
 
         return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that the vocabulary has not."""
+        """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""
         try:
             return self._processor.decode([int(token) for token in ids])
         except (IndexError, RuntimeError) as error:
             raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
     def piece_bytes(self) -> list[bytes]:
-        """What each id stands for in a text, as UTF-8 (of a byte piece: the byte), a blank where its piece has U+2581.
+        """Return the text of each id as UTF-8 bytes (of a byte piece: the byte), with blanks for U+2581.
 
-        Joined they are `decode` of the ids but for a blank at the start, faster for many documents; an unknown or control id is nothing.
+        Joined, they are `decode` of the ids, except for a blank at the start, and faster for many documents. An unknown or control id is
+        empty.
         """
         pieces = self._processor
 
@@ -142,7 +143,7 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
-    """The cache's tokenizer. Raises NielsCacheError with what to do if it is not built yet."""
+    """Return the tokenizer of the cache. Raises NielsCacheError if it is not built yet; the message says what to do."""
     model = tokenizer_dir(root) / TOKENIZER_MODEL_NAME
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
@@ -151,7 +152,7 @@ def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTokenizer:
-    """One view of a duck-typed tokenizer: what the builders call, and nothing else."""
+    """One view of a duck-typed tokenizer: the methods that the builders use."""
 
     encode_texts: Callable[[Sequence[str]], list[Any]]  # each an int array or a list of ids; may contain special ids
     vocab_size: int
@@ -169,7 +170,7 @@ class BuildTokenizer:
         return np.array(sorted({token for token in self.special_ids.values() if token is not None}))
 
     def require(self, keys: Sequence[str]) -> None:
-        """Raise unless every one of these roles has an id and all differ."""
+        """Raise NielsCacheError unless each of these roles has an id, and all ids differ."""
         missing = [key for key in keys if self.special_ids[key] is None]
         if missing:
             raise NielsCacheError(f"the tokenizer has no special token for {', '.join(missing)}; add them (special_token_ids)")
@@ -178,8 +179,9 @@ class BuildTokenizer:
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
-    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method), `special_token_ids()` (role keys or the four strings),
-    and optionally `encode_batch(texts, threads)` and `model_path`. Raises NielsCacheError where something required is missing."""
+    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method), `special_token_ids()` (role keys or the four strings), and
+    optionally `encode_batch(texts, threads)` and `model_path`. Raises NielsCacheError if a required attribute is missing.
+    """
     size = getattr(tokenizer, "vocab_size", None)
     size = size() if callable(size) else size
     if not isinstance(size, int) or size < 1:
@@ -204,7 +206,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
 
 
 def require_vocab_fits(size: int, where: str) -> None:
-    """Refuse a vocabulary that uint16 cannot hold."""
+    """Raise NielsCacheError for a vocabulary that does not fit uint16."""
     if size > MAX_VOCAB_SIZE:
         raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 

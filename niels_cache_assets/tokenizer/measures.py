@@ -1,8 +1,8 @@
-"""How well a tokenizer fits its texts: characters per token of each source, and the long words that it cuts.
+"""Measures of a tokenizer's quality: characters per token of each source, and the long words that it splits.
 
-Measured when a tokenizer is trained, on the beginning of each source's text as it is read then; the figures are kept in its meta.json.
-Whole texts, not the sample's lines: a newline is a token of its own, and the sample has none. Cost: a tenth of a second for each source,
-and its beginning in memory. An imported tokenizer was trained elsewhere: what was built with it counts then.
+They are measured when a tokenizer is trained, on the beginning of each source's text at that time, and stored in its meta.json. They use
+whole texts, not the lines of the sample: a newline is a token, and the sample has no newlines. Cost: a tenth of a second for each source,
+and its beginning in memory. For an imported tokenizer, the caches that were built with it are measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ _LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
 
 
 def characters_per_token(characters: int, tokens: int) -> float | None:
-    """Of whole texts: newlines and blanks are characters of it, and special tokens such as EOT do not count. None without text."""
+    """Return the characters per token of whole texts; None without text. Newlines and blanks count as characters, special tokens such as
+    EOT do not count.
+    """
     return characters / tokens if tokens else None
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Of the documents of a pretrain cache, without the EOT of each; rounded. None where its meta.json does not count characters (sft)."""
+    """Return the characters per token of a pretrain cache, rounded, without the EOT of each document. None if its meta.json does not count
+    characters (sft).
+    """
     if "characters" not in meta:
         return None
     tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
@@ -41,7 +45,7 @@ def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
 
 
 def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
-    """The texts as they are; the first MEASURED_CHARACTERS of them go into `beginning`, which `measure_texts` takes."""
+    """Yield the texts unchanged, and add their first MEASURED_CHARACTERS to `beginning`, for `measure_texts`."""
     room = MEASURED_CHARACTERS
     for text in texts:
         if room > 0 and text:
@@ -51,9 +55,9 @@ def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
 
 
 def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Keys of meta.json's `trained_on`, from texts by source.
+    """Return keys of meta.json's `trained_on`, from texts by source.
 
-    `characters_per_token`: of each source that has any text. `longest_words`: the longest of all.
+    `characters_per_token`: of each source with text. `longest_words`: the longest of all.
     """
     ratios: dict[str, float] = {}
     words: set[str] = set()
@@ -71,12 +75,14 @@ def _rounded(ratio: float | None) -> float | None:
 
 
 def _is_a_word(found: str) -> bool:
-    """Neither CamelCase nor a run of letters of some code, as far as can be seen."""
+    """Return whether a match looks like a word: not CamelCase, and not a long run of letters."""
     return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
 
 
 def by_source(root: Path, meta: Meta) -> dict[str, float]:
-    """Characters per token: of the texts it was trained on, and of other sources of their pretrain caches that this tokenizer made."""
+    """Return characters per token by source: of the training texts, and for other sources, of their pretrain caches made with this
+    tokenizer.
+    """
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
@@ -91,7 +97,7 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
 
 
 def split_words(meta: Meta, tokenizer: SentencePieceTokenizer) -> dict[str, list[str]]:
-    """The longest words of the sample, each as its pieces, without the blank that begins a word. Empty where there was no sample."""
+    """Return the longest words of the sample, each as its pieces, without the initial blank. Empty without a sample."""
     pieces = tokenizer.piece_bytes()
     words: list[str] = meta.get("trained_on", {}).get("longest_words", [])
     cut = {word: [pieces[token].decode(errors="replace") for token in tokenizer.encode(word)] for word in words}

@@ -1,8 +1,8 @@
-"""Training a tokenizer on a sample of the configured data sets (corpus/tokenizer_sample.py), and what a tokenizer must not lose.
+"""Training of a tokenizer on a file of text (corpus/tokenizer_sample.py), and texts that a tokenizer must reproduce.
 
-SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`) that is
-killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
-kept, bytes for what has no piece. SentencePiece holds the sample in memory.
+SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`). It is
+killed when the parent leaves the block, and ends with the parent if that is killed. No part of a text may be lost: there is no
+normalization, white space is kept, and characters without a piece become bytes. SentencePiece holds the sample in memory.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; a sample has none
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTripLoss:
-    """A text that does not survive decode(encode(text))."""
+    """A text that differs from decode(encode(text))."""
 
     text: str
     decoded: str
 
 
 def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
-    """The texts of the fixed list that come back changed; empty for a tokenizer trained here."""
+    """Return the texts of the fixed list that decode differently; empty for a tokenizer that was trained here."""
     pairs = ((text, tokenizer.decode(tokenizer.encode(text))) for text in ROUND_TRIP_TEXTS)
     return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
 
 
 def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:
-    """Train on the lines of the file `sample`, in a child process, and write the file `model`."""
+    """Train in a child process on the lines of the file `sample`, and write the file `model`."""
     spec = {
         "sample": str(sample),
         "model": str(model),
@@ -93,7 +93,7 @@ def _run_child(spec: dict[str, Any]) -> None:
 
 
 def _training_advice(errors: str, spec: dict[str, Any]) -> str:
-    """SentencePiece's last line without where in its code it was written, and what to do about it."""
+    """Return the last line of SentencePiece's error, without its place in the code, and advice."""
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
     if "size too high" in last:
         return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it (--vocab-size) or add text"
@@ -103,7 +103,7 @@ def _training_advice(errors: str, spec: dict[str, Any]) -> str:
 
 
 def _train_from_spec(spec: dict[str, Any]) -> None:
-    """The child's whole job."""
+    """Train in the child process."""
     import sentencepiece
 
     model = io.BytesIO()
