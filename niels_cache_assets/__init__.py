@@ -18,6 +18,6 @@ forward(MOVED)
 def __getattr__(name: str) -> Any:
     if name != "to_hf_dataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from niels_cache_assets.exchange.hf import to_hf_dataset  # loads datasets and pyarrow, seconds that a command line need not wait
+    from niels_cache_assets.exchange.hf import to_hf_dataset  # lazy, because datasets and pyarrow take seconds to import
 
     return to_hf_dataset

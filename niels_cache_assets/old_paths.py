@@ -4,7 +4,7 @@ The documentation names `registry`, `tokenization` and `defs.instance`. They are
 """
 
 MOVED = {
-    f"niels_cache_assets.{old}": tuple(f"niels_cache_assets.{each}" for each in new.split())  # several: the module was split
+    f"niels_cache_assets.{old}": tuple(f"niels_cache_assets.{each}" for each in new.split())  # several paths if the module was split
     for old, new in {
         "attended": "processes",
         "blends": "indices",

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
-_GRACE_SECONDS = 5.0  # between a signal that asks and SIGKILL
 STOP_SECONDS = 1.7  # to leave a block after a signal
+_GRACE_SECONDS = 5.0  # between a signal that can be handled and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Process:
     """One process of one machine. If the system gives no such data (no /proc), `boot` and `namespace` are "" and `start` is 0."""
 
     machine: str
-    boot: str  # of the kernel: other after each start of the machine, the same in all containers of one
-    namespace: str  # in which `pid` is the process's number
+    boot: str  # id of the boot: changes with each start of the machine, equal in all its containers
+    namespace: str  # the namespace of `pid`
     pid: int
-    start: int  # in ticks after the boot: another process of the same number has another
-    file: int = 0  # the inode of the record: a copy of it, in a folder that was copied or restored, has another
+    start: int  # in ticks after the boot: differs for another process with the same number
+    file: int = 0  # the inode of the record: differs for a copy in a folder that was copied or restored
 
     @classmethod
     def here(cls) -> "Process":
@@ -91,7 +91,7 @@ def hold_record(path: Path) -> int:
         process = replace(Process.here(), file=os.fstat(descriptor).st_ino)
         os.write(descriptor, json.dumps(asdict(process)).encode())
         os.fsync(descriptor)
-        os.replace(spare, path)  # who finds it, finds it held
+        os.replace(spare, path)  # so the record is locked from the moment it appears
     except BaseException:
         os.close(descriptor)
         spare.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
 
 
 def _open(path: Path) -> int | None:
-    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS grants exclusive locks only on files open for writing
         try:
             return os.open(path, access | os.O_CLOEXEC)
         except OSError:
@@ -181,7 +181,7 @@ def _open(path: Path) -> int | None:
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody holds it, or the file system cannot say: then no process is judged
+    except OSError:  # it is held, or the file system has no locks: then no process is ended
         return False
     return True
 
@@ -194,7 +194,7 @@ def _start_of(pid: int) -> int:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # a process may have any bytes as its name
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # the name of a process may have any bytes
     except OSError:
         return ""
 
@@ -311,12 +311,12 @@ def run_attended() -> None:
         time.sleep(_GRACE_SECONDS)
         os.killpg(os.getpid(), signal.SIGKILL)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background of a shell inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background of a shell inherits that it is ignored
     when_closed(int(descriptor), end)
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:  # while it is still loading; its traceback would say nothing
+    except KeyboardInterrupt:  # while it is still loading; a traceback would not help
         sys.exit(128 + signal.SIGINT)
 
 

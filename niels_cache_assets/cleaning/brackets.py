@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 
-DEEPEST = 1_000  # marks that may be open at a time; where more are, the outer ones count as having no partner
+DEEPEST = 1_000  # marks that may be open at a time; if there are more, the outer ones count as unmatched
 
 Span = tuple[int, int]  # (start, end)
 

@@ -36,7 +36,8 @@ class CleaningReport:
         self.dropped: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
         self._first = first
-        self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}  # heaps by reason; the largest hash on top, as a negative
+        # Heaps by reason; the largest hash is on top, as a negative number.
+        self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
         """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
@@ -69,7 +70,7 @@ class CleaningReport:
     def rows(self) -> list[dict[str, Any]]:
         """Return the examples as rows of corpus.layout.REJECTED: by reason in the order of the filters, then in input order."""
         known = [reason for reason in REASONS if reason in self._examples]
-        others = sorted(self._examples.keys() - set(REASONS))  # a caller's own
+        others = sorted(self._examples.keys() - set(REASONS))  # reasons of a caller
         return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
 
     def state(self) -> dict[str, Any]:

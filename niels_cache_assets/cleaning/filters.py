@@ -24,22 +24,22 @@ from niels_cache_assets.cleaning.normalizers import collapse_blanks, replace_unr
 from niels_cache_assets.config.tables import REASONS, CleaningSettings
 from niels_cache_assets.documents import Document
 
-STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # Gopher's
+STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # as in Gopher
 
-JUDGED_CHARACTERS = 1_000_000  # words of a text take twenty times its memory; more of it would not change the picture
+JUDGED_CHARACTERS = 1_000_000  # the words of a text take twenty times its memory; more text would hardly change the result
 
 _REDIRECT = re.compile(r"#redirect\b", re.IGNORECASE)
 _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
 )
-_DISAMBIGUATION_CHARACTERS = 500  # such a page says so in its first sentence
-_PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading or a list's item without its bullet
+_DISAMBIGUATION_CHARACTERS = 500  # such a page has the phrase in its first sentence
+_PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
 _BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 _LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
 _NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and code not in _ASCII_BLANKS)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
-_OLD_CODES = {"iw": "he", "jw": "jv"}  # CLD2 still uses what ISO 639-1 withdrew
+_OLD_CODES = {"iw": "he", "jw": "jv"}  # CLD2 still uses codes that ISO 639-1 withdrew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the share of words that contain a letter."""
     words = len(facts.words)
-    # Words with an ASCII letter are quickly counted, and usually enough.
+    # Words with an ASCII letter are quick to count, and usually enough.
     at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
     if not words or at_least / words >= settings.min_alpha_word_share:
         return None
@@ -217,7 +217,7 @@ def identify_language(text: str) -> tuple[str | None, float]:
     """
     import pycld2
 
-    encoded = collapse_blanks(replace_unreadable(text)).encode("utf-8")  # CLD2 refuses controls, surrogates and noncharacters
+    encoded = collapse_blanks(replace_unreadable(text)).encode("utf-8")  # CLD2 rejects controls, surrogates and noncharacters
     _, _, ((_, code, percent, _), *_) = pycld2.detect(encoded, isPlainText=True)
     code = code.partition("-")[0]
     if not 2 <= len(code) <= 3 or code in ("un", "xx", "xxx") or code.startswith("zz"):

@@ -20,16 +20,16 @@ from html.entities import html5
 from niels_cache_assets.cleaning.brackets import paired, rewritten, templates, without
 from niels_cache_assets.config.tables import NORMALIZERS as NAMES
 
-# Characters that a pair of marks takes out at most. The longest in 63 articles of Wikipedia: 1,500, 6,500, 13,900, 1,700 and 2,100.
+# The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia: 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
 LONGEST_TEMPLATE = 10_000
 LONGEST_TABLE = 20_000
 LONGEST_COMMENT = 5_000
 LONGEST_ELEMENT = 10_000
 
-PASSES = 4  # times that a step is repeated; real pages need one, and one more to see that nothing is left
-REGIONS = 2  # places that unfold in one text
-_MARGIN = 10  # characters before the first that changes: what went may begin like what comes after it
+PASSES = 4  # repetitions of a step; real pages need one, and one more to find that nothing is left
+REGIONS = 2  # places in one text that keep changing
+_MARGIN = 10  # characters before the first change: removed text may begin like the text after it
 
 _ASCII_CONTROLS = bytes((*range(0x09), *range(0x0E, 0x20), 0x7F))
 _UNREADABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -42,7 +42,7 @@ _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Z
 
 _LINK_BRACKETS = re.compile(r"(?P<open>\[\[)|\]\]")
 _FILE_LINK = re.compile(r"\[\[[ \t_]*+(?:file|image|media|category)[ \t_]*+:", re.IGNORECASE)
-_TEMPLATE_NAME = re.compile(  # no {{ object.field }} of a web framework, no {{1, 2}, {3, 4}}
+_TEMPLATE_NAME = re.compile(  # not {{ object.field }} of a web framework, and not {{1, 2}, {3, 4}}
     r"""\s{0,50}+(?![a-z_]\w*+\.\w)[\w#:!"'=&*~?+-][^{}|\[\]<>]{0,200}+(?=[|<]|\}\}|\{\{)"""
 )
 _TABLE_MARKS = re.compile(r"(?P<open>^[ \t:*]*+\{\|(?=[ \t]*+(?:$|<|[A-Za-z-]++[ \t]*+=)))|^[ \t]*+\|\}", re.MULTILINE)
@@ -82,7 +82,7 @@ _BARE_TAG = re.compile(
 )
 _POWER = re.compile(r"(?<=\d)<sup>\s{0,9}([+\-−]?\d{1,9})\s{0,9}</sup>", re.IGNORECASE)
 
-_MARKS = {  # without these, nothing begins
+_MARKS = {  # without one of these, no markup begins
     "entities": r"&(?=[#A-Za-z])",
     "file_links": r"\[{2,}+",
     "templates": r"\{{2,}+",
@@ -91,7 +91,7 @@ _MARKS = {  # without these, nothing begins
     "links": r"\[{2,}+",
     "external_links": r"\[(?=[A-Za-z]{3,6}:|//)",
 }
-_MARKUP = "&{[<="  # without one of these there is none
+_MARKUP = "&{[<="  # without one of these characters, there is no markup
 _NEWLINES = ("\r\n", "\r", "\v", "\f", "\x85", "\u2028", "\u2029")
 _BLANKS = tuple("\t\x1c\x1d\x1e\x1f\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000")
 _RUN_OF_BLANKS = re.compile("  +")
@@ -104,7 +104,7 @@ def replace_unreadable(text: str) -> str:
     """Replace NULs, other controls and noncharacters by blanks, and lone surrogates by U+FFFD, so that every later tool accepts
     the text.
     """
-    if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # a tenth of a search's time
+    if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # ten times faster than a search
         return text
     text = _UNREADABLE.sub(lambda found: "\ufffd" if "\ud800" <= found.group() <= "\udfff" else " ", text)
     return _NONCHARACTERS.sub(" ", text) if _ABOVE_THE_FIRST_PLANE.search(text) else text
@@ -159,7 +159,7 @@ def unmark_headings(text: str) -> str:
 
 def collapse_blanks(text: str) -> str:
     """Replace every kind of line end by a newline, runs of blanks by one blank, and three or more newlines by two. Strip the text."""
-    for newline in _NEWLINES:  # replacing what is not there costs next to nothing, searching for any of several a hundred times as much
+    for newline in _NEWLINES:  # replacing a missing character is fast; searching for any of several costs a hundred times as much
         text = text.replace(newline, "\n")
     for blank in _BLANKS:
         text = text.replace(blank, " ")
@@ -182,7 +182,7 @@ _STEPS: tuple[Normalizer, ...] = (
     collapse_blanks,
 )
 NORMALIZERS: tuple[tuple[str, Normalizer], ...] = tuple(zip(NAMES, _STEPS, strict=True))  # each under its name
-MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # plain text needs none of them
+MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # not needed for plain text
 
 
 def normalize(text: str, skip: Collection[str] = ()) -> str:

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 
-# The keys that count at their defaults too, by table (of sources: by kind): fingerprints have had them from the first.
-# Never add one to a table that was released; a new kind comes with all of its keys.
+# Keys that count even at their defaults, by table (sources: by kind), because fingerprints had them from the start.
+# Never add a key to a released table. A new kind lists all of its keys.
 _FIRST_KEYS: dict[str, str] = {
     "fineweb_edu": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
     " val_tokens",

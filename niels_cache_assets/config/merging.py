@@ -17,8 +17,8 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
-ONE_KEY = frozenset({"files", "path"})  # each stands for the other in a kind that has one of them
-_NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
+ONE_KEY = frozenset({"files", "path"})  # a source kind has one of them, and accepts the other name
+_NAMED = (*FAMILIES, "blend")  # the user chooses the names of their tables
 
 
 Tables = dict[str, Any]
@@ -42,7 +42,7 @@ def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -
             found[family][name] = {**from_catalog, **table}
             keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
             advice.append(
-                f"{where}: [{family}.{name}] has no source, so the rest of it is the catalog's; to say it in the file, add {keys}"
+                f"{where}: [{family}.{name}] has no source, so the catalog gives its other keys; to write them into the file, add {keys}"
             )
     return found
 

@@ -26,7 +26,7 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _LONGEST_VALUE = 200
 _CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
-_BOUNDS = {  # by the kind of pydantic's error
+_BOUNDS = {  # by pydantic's error type
     "greater_than": (annotated_types.Gt, "gt", "more than {}"),
     "greater_than_equal": (annotated_types.Ge, "ge", "at least {}"),
     "less_than": (annotated_types.Lt, "lt", "less than {}"),
@@ -80,7 +80,7 @@ def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapp
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
-    told: dict[str, str] = {}  # of a union pydantic says what each of its types takes
+    told: dict[str, str] = {}  # for a union, pydantic has an error for each of its types
     for each in problems:
         path = _path(each, model)
         told.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))

@@ -45,9 +45,9 @@ ROOT_VARIABLE = "NIELS_CACHE_ROOT"
 FALLBACK_PROFILE = PROFILES[0]
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
+_LONGEST_NAME = 200  # file names contain it, and may have 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
-_MOST_PROBLEMS = 3  # of a table, told at once
+_MOST_PROBLEMS = 3  # the most problems of a table in one message
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -200,7 +200,7 @@ def load_registry(
     origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
     shipped = profile_tables(wanted or FALLBACK_PROFILE)
     if wanted is None:
-        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # where caches lie
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build], the place of caches
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
     tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
@@ -219,7 +219,7 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
     """Return the root of the caches: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
     variable = os.environ.get(ROOT_VARIABLE)
     if variable and registry.profile == "quickstart":
-        variable = os.path.join(variable, "quickstart")  # it must never share a tokenizer with the real caches
+        variable = os.path.join(variable, "quickstart")  # quickstart must never share a tokenizer with the real caches
     return Path(flag or variable or registry.build.cache_dir).expanduser()
 
 
@@ -243,13 +243,13 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
             if not is_valid_name(name):
                 shown = label if label.isprintable() else ascii(label)[1:-1]
                 raise NielsCacheError(
-                    f"{where}: [{shown:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
+                    f"{where}: [{shown:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two dots in a row"
                 )
             if name == "tokenizer":
-                raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
+                raise NielsCacheError(f"{where}: [{label}] is not a valid name: it is reserved for the tokenizer; choose another")
             if not isinstance(table, dict):
                 raise NielsCacheError(
-                    f"{where}: [{family}] {name} = {as_toml(table)}: is no data set; each has a table with its own name: [{family}.NAME]"
+                    f"{where}: [{family}] {name} = {as_toml(table)}: is not a data set; write a table with its own name: [{family}.NAME]"
                 )
             if not isinstance(table.get("source"), str):
                 raise NielsCacheError(
@@ -296,7 +296,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
 def _catalog_hint(name: str) -> str:
     """Return a hint if the name of a table without `source` is similar to one of the catalog."""
     near = difflib.get_close_matches(name, catalog(), n=1)
-    return f"; of the catalog the nearest is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
+    return f"; the nearest table of the catalog is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
@@ -307,7 +307,7 @@ def _refuse_dedup_twice(registry: Registry, name: str) -> None:
     for member in source.members:
         if member in registry.pretrain and "dedup" in registry.pretrain[member].prepare:
             raise NielsCacheError(
-                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both ask for dedup; remove it from prepare of one"
+                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both use dedup; remove it from prepare of one"
             )
 
 
@@ -315,7 +315,7 @@ def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[s
     blends = {}
     for name, table in tables.items():
         if not is_valid_name(name) or not isinstance(table, dict):
-            raise NielsCacheError(f"{origin.where}: [blend.{ascii(name)[1:-1]:.80}] must be a table, its name of letters, digits, _ - .")
+            raise NielsCacheError(f"{origin.where}: [blend.{ascii(name)[1:-1]:.80}] must be a table with a name of letters, digits, _ - .")
         blends[name] = _validate(BlendSettings, table, origin, f"blend.{name}")
         for member in blends[name].weights:
             if member not in members:
@@ -340,7 +340,7 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
     def spell(key: str, value: str) -> str:
         if option is None:
             return in_a_file(key, value)
-        if option.endswith("--set"):  # of `clean` it takes keys of one table
+        if option.endswith("--set"):  # the option of `clean` takes keys of one table
             return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
         return f"{option} {value}"
 

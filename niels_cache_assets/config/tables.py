@@ -15,11 +15,11 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.sources.types import ConfigPath
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
-MEGATRON_SURPLUS = 0.005  # of its --mid-level-dataset-surplus
+MEGATRON_SURPLUS = 0.005  # the default of its --mid-level-dataset-surplus
 ALL_TRAIN = "1"
-MAX_EPOCHS = 4.0  # up to there repeated text is nearly as good as new: Muennighoff et al. 2023, arXiv:2305.16264
+MAX_EPOCHS = 4.0  # up to this number, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
 
-REASONS = (  # names of the filters, in the order in which they look at a document
+REASONS = (  # names of the filters, in the order in which they run
     "redirect",
     "empty",
     "disambiguation",
@@ -71,7 +71,7 @@ class BuildSettings(_Table):
         ge=0,
         allow_inf_nan=False,
         strict=False,
-        description="Seconds for which a request that fails is repeated before the build fails",
+        description="Seconds to retry a failed request before the build fails",
     )
 
 
@@ -80,18 +80,18 @@ class TokenizerSettings(_Table):
 
     model_config = ConfigDict(protected_namespaces=())
     model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Number of pieces, including special tokens")
     model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
     character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
     train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
-    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
-    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text from the start of each, in bytes")
+    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="The strings of sys, usr, asst and eot")
 
     @field_validator("special_tokens")
     @classmethod
     def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
         if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
-            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}, each a string of its own")
+            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}; each needs a different string")
         return {key: value[key] for key in defaults.ROLE_KEYS}
 
 
@@ -102,7 +102,7 @@ class CleaningSettings(_Table):
     """
 
     skip: tuple[str, ...] = Field(
-        (), strict=False, description="Reasons that are not looked for ('not_english'), and normalizers that do not run ('tags', 'blanks')"
+        (), strict=False, description="Reasons not to check ('not_english'), and normalizers not to run ('tags', 'blanks')"
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
@@ -116,12 +116,12 @@ class CleaningSettings(_Table):
     max_top_2gram_characters: float | None = Field(None, ge=0, le=1, description="repetitive: share of characters in the top word pair")
     max_top_3gram_characters: float | None = Field(None, ge=0, le=1, description="The same for three words")
     max_top_4gram_characters: float | None = Field(None, ge=0, le=1, description="The same for four words")
-    max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of lines that were there before")
-    max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of paragraphs that were there before")
-    languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages that stay, as ISO 639-1 codes")
-    language_characters: int = Field(400, ge=1, description="The language is told from this many first characters")
-    max_reason_share: float = Field(0.5, gt=0, le=1, description="A reason that takes more of the documents is a warning")
-    min_language_share: float = Field(0.5, ge=0, le=1, description="A smaller share in `languages`, of those asked, is a warning")
+    max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated lines")
+    max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated paragraphs")
+    languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages to keep, as ISO 639-1 codes")
+    language_characters: int = Field(400, ge=1, description="Number of first characters from which the language is identified")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents")
+    min_language_share: float = Field(0.5, ge=0, le=1, description="Warn if a smaller share of the identified documents is in `languages`")
 
     @field_validator("skip")
     @classmethod
@@ -141,7 +141,7 @@ class CleaningSettings(_Table):
     def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for code in value:
             if not re.fullmatch("[a-z]{2,3}", code):
-                raise ValueError(f"{code!r} is no language code; write ISO 639 codes such as 'en', 'de', 'zh'")
+                raise ValueError(f"{code!r} is not a language code; write ISO 639 codes such as 'en', 'de', 'zh'")
         return value
 
     @model_validator(mode="after")
@@ -161,10 +161,10 @@ class DedupSettings(_Table):
     threshold: float = Field(0.85, gt=0, lt=1, description="Jaccard similarity of word n-grams from which documents are near duplicates")
     num_perm: int = Field(128, ge=16, le=1024, description="Slots of a MinHash signature")
     ngram: int = Field(5, ge=1, le=32, description="Words of a shingle")
-    bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Goes with `rows`")
+    bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Set it together with `rows`")
     rows: int | None = Field(None, ge=1, description="Slots of a band; None: chosen for the threshold")
-    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': a shared band alone is not enough, the texts are compared")
-    priority: tuple[str, ...] = Field((), strict=False, description="Data sets whose documents win, best first; the rest in table order")
+    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
+    priority: tuple[str, ...] = Field((), strict=False, description="Data sets whose copies are kept, best first; others in table order")
 
     @model_validator(mode="after")
     def _bands_fit(self) -> Self:
@@ -180,18 +180,18 @@ class BlendSettings(_Table):
     advance.
     """
 
-    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, a name of a pretrain table; any scale")
+    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member (name of a pretrain table), in any scale")
     sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")
     num_samples: int = Field(ge=1, le=2**60, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
     seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
-    split: str = Field(ALL_TRAIN, description='Shares of each member that are train, valid and test: --split, such as "99,1,0"')
-    part: Literal["train", "valid", "test"] = Field("train", description="Which of the three is blended")
+    split: str = Field(ALL_TRAIN, description='Shares of train, valid and test in each member: --split, such as "99,1,0"')
+    part: Literal["train", "valid", "test"] = Field("train", description="Which of the three to blend")
 
     @field_validator("weights")
     @classmethod
     def _finite(cls, value: dict[str, float]) -> dict[str, float]:
         if not sum(value.values()) < float("inf"):
-            raise ValueError("add up to infinity")
+            raise ValueError("the weights add up to infinity")
         return value
 
     @field_validator("split")
@@ -207,36 +207,34 @@ class BlendSettings(_Table):
 class ReportsSettings(_Table):
     """[reports]: the run that `reports/mixture` plans with all pretrain sets if there is no [blend.NAME]. A blend has its own settings."""
 
-    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: as many as read everything once")
-    batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; of a blend too")
+    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
+    batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; also for blends")
     sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens of a sample")
     max_epochs: float = Field(
-        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn of a data set that is read more often, of blends too"
+        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often; also for blends"
     )
 
 
 class DagsterSettings(_Table):
     """[dagster]: what the UI shows in addition to the builds. No key here changes a byte of a cache."""
 
-    owners: tuple[str, ...] = Field((), strict=False, description='Of every asset: addresses ("ada@example.org") and teams ("team:data")')
-    tags: dict[str, str] = Field({}, description='Of every asset, such as { project = "tiny" }')
-    plots: bool = Field(
-        True, description="Draw plots of what was built: a second or two to a materialization, about 100 kB in the database"
-    )
+    owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
+    tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
+    plots: bool = Field(True, description="Draw plots of each build: one or two seconds per materialization, about 100 kB in the database")
     repository: str | None = Field(
-        None, description='Where the code links of assets lead: a fork on the web ("https://github.com/NAME/niels-cache"); None: files here'
+        None, description='Target of the code links of assets: a fork on the web ("https://github.com/NAME/niels-cache"); None: local files'
     )
     branch: str = Field("main", min_length=1, description="The branch of `repository`")
 
-    upstream_seconds: int = Field(3600, ge=30, description="`upstream_revision_sensor` looks at the hub at most once in so many seconds")
+    upstream_seconds: int = Field(3600, ge=30, description="Least seconds between two looks of `upstream_revision_sensor` at the hub")
     upstream_builds: bool = Field(
-        False, description="`upstream_revision_sensor` also asks for a run where what was built before has moved, whatever it takes"
+        False, description="`upstream_revision_sensor` also requests a run if the upstream of a finished build has changed, at any cost"
     )
-    notes_seconds: int = Field(60, ge=1, description="`notes_folder_sensor` looks at the folders at most once in so many seconds")
-    notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built when nothing in it has changed for so long")
-    nightly_hour: int = Field(3, ge=0, le=23, description="When the nightly schedules run, in UTC")
+    notes_seconds: int = Field(60, ge=1, description="Least seconds between two looks of `notes_folder_sensor` at the folders")
+    notes_quiet_seconds: int = Field(300, ge=0, description="Seconds without a change in a folder of notes before it is built")
+    nightly_hour: int = Field(3, ge=0, le=23, description="Hour of the nightly schedules, in UTC")
     automatic_sft: tuple[str, ...] | None = Field(
-        None, strict=False, description="SFT data sets that `sft_automation` builds when what they are made of changes; None: every one"
+        None, strict=False, description="SFT data sets that `sft_automation` builds when their inputs change; None: all of them"
     )
 
     @field_validator("owners")
@@ -252,12 +250,12 @@ class DagsterSettings(_Table):
     def _short_words(cls, value: dict[str, str]) -> dict[str, str]:
         for key, text in value.items():
             if not _TAG.fullmatch(key) or not (text == "" or _TAG.fullmatch(text)):
-                raise ValueError(f"{key!r} = {text!r}: a tag is made of at most 63 letters, digits, _ - .")
+                raise ValueError(f"{key!r} = {text!r}: a tag has at most 63 letters, digits, _ - .")
         return value
 
     @field_validator("repository")
     @classmethod
     def _on_the_web(cls, value: str | None) -> str | None:
         if value is not None and not (value.startswith("https://") and ("github" in value or "gitlab" in value)):
-            raise ValueError("is an address of GitHub or GitLab that begins with https://")
+            raise ValueError("must be an address of GitHub or GitLab that begins with https://")
         return None if value is None else value.rstrip("/").removesuffix(".git")

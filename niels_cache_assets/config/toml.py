@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-_MOST_BITS = 1024  # a key says itself what it takes; Python's integers have no end, and an endless one cannot even be shown
+_MOST_BITS = 1024  # schemas check the range of a key; this only rejects integers that are too long to show
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class CorpusCounts:
         )
 
 
-@lru_cache(maxsize=2)  # files of both sorts
+@lru_cache(maxsize=2)  # one for plain text, one for markup
 def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 

@@ -26,8 +26,8 @@ _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages"}
 
-DROP_LISTS_VERSION = "1"  # bumped by hand when other documents go for the same signatures and settings
-HELD_OUT_VERSION = "1"  # bumped by hand when a mixture leaves out other documents of what its members keep for val
+DROP_LISTS_VERSION = "1"  # raise it by hand when other documents are dropped for the same signatures and settings
+HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out other documents for the val of its members
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
@@ -175,9 +175,9 @@ def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
         return f"among {', '.join(meta['order'])} in this order, not {', '.join(wanted['order'])}"
     for name in wanted["order"]:
         if any(meta[key][name] != wanted[key][name] for key in ("inputs", "signatures")):
-            return f"before the corpus of {name!r} was made as it is"
+            return f"before the present corpus of {name!r} was made"
         if meta["splits"][name] != wanted["splits"][name]:
-            return f"for splits by {meta['splits'][name]} of {name!r}, not {wanted['splits'][name]}"
+            return f"for splits of {name!r} by {meta['splits'][name]}, not {wanted['splits'][name]}"
     if meta["missing"] != wanted["missing"]:
         return f"without {', '.join(meta['missing']) or 'any other data set'}, now without {', '.join(wanted['missing']) or 'none'}"
     return "by another version of this program"

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-CODE_VERSION = "3"  # bumped by hand when a corpus's bytes change for the same input
+CODE_VERSION = "3"  # raise it by hand when a corpus's bytes change for the same input
 
 DOCUMENTS = {
     "ordinal": "int64",
     "text": "string",
-    "title": "string",  # null where the source has none
+    "title": "string",  # null if the source has no titles
     "source_id": "string",
     "file": "string",
     "row": "int64",
-    "split": "string",  # upstream's own, else null
+    "split": "string",  # upstream's split, or null
     "characters": "int64",
     "bytes": "int64",  # of the text as UTF-8
 }
@@ -21,14 +21,14 @@ REJECTED = {
     "source_id": "string",
     "file": "string",
     "row": "int64",
-    "value": "double",  # what the filter measured; null where it measures nothing
-    "excerpt": "string",  # how the document begins, after normalization
+    "value": "double",  # the value that the filter measured, or null
+    "excerpt": "string",  # the beginning of the document, after normalization
 }
 DUPLICATES = {
-    "ordinal": "int64",  # who goes, in this data set's corpus
+    "ordinal": "int64",  # the dropped document in this data set's corpus
     "split": "string",
     "kind": "string",  # exact or near
-    "similarity": "double",  # 1 if exact; else estimated from signatures, or measured where verify = "jaccard"
+    "similarity": "double",  # 1 if exact; else estimated from signatures, or measured with verify = "jaccard"
     "because_dataset": "string",
     "because_ordinal": "int64",
     "because_split": "string",
@@ -37,7 +37,7 @@ REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
 REPORT_NAME = "report.json"
-TEXT_BYTES_PER_FILE = 128_000_000  # what a kill loses at most, a minute of work on one core
+TEXT_BYTES_PER_FILE = 128_000_000  # the most that a kill loses: a minute of work on one core
 
 
 def documents_file(index: int) -> str:

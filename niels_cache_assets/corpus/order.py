@@ -74,7 +74,8 @@ class ArrayRows:
         row_bytes = self._width * self._dtype.itemsize
         starts = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-2) != 1)
         ends = np.append(starts[1:], len(rows))
-        for start, end, row in zip(starts.tolist(), ends.tolist(), rows[starts].tolist(), strict=False):  # no start, one end: no rows
+        # Not strict: without rows, there is one end and no start.
+        for start, end, row in zip(starts.tolist(), ends.tolist(), rows[starts].tolist(), strict=False):
             self._read(out[start:end], self._first + row * row_bytes)
         return out
 
@@ -87,7 +88,7 @@ class ArrayRows:
             place, missing = place + count, missing[count:]
 
     def _damaged(self) -> NielsCacheError:
-        return NielsCacheError(f"{self._path}: is not as the meta.json beside it says; prepare this data set again with force")
+        return NielsCacheError(f"{self._path}: does not match its meta.json; prepare this data set again with force")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,9 @@ from niels_cache_runtime.format.meta import Meta
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNKNOWN = -1  # among splits: token budgets decide when the cache is built
-_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # UNKNOWN is the last
-_COLUMNS = ["text", "source_id", "file", "row", "title"]  # of a Document, in its order
+UNKNOWN = -1  # no split yet: token budgets decide when the cache is built
+_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # index UNKNOWN (-1) is the last
+_COLUMNS = ["text", "source_id", "file", "row", "title"]  # the fields of a Document, in its order
 
 
 @dataclass(frozen=True, kw_only=True)

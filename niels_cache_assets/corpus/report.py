@@ -18,8 +18,8 @@ from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "3"  # bumped by hand when a report or a plot changes for the same corpus
-CHARACTERS_PER_TOKEN = 4  # of English in vocabularies of 16,000 to 50,000 pieces; the cache itself says what it really is
+CODE_VERSION = "3"  # raise it by hand when a report or a plot changes for the same corpus
+CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number
 
 _S_CURVE_STEPS = 100
 

@@ -30,10 +30,10 @@ from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes
 from niels_cache_runtime.format.layout import META_NAME
 
-TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
-ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory
+TEXT_BYTES_PER_GROUP = 2_000_000  # small, because a reader of one document decompresses its row group
+ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text
 
-_HASHES_NAME = f"{SCRATCH_NAME}/hashes"  # of the documents, back to back, until the corpus is complete
+_HASHES_NAME = f"{SCRATCH_NAME}/hashes"  # hashes of the documents, back to back, until the corpus is complete
 _HASH_BYTES = 32
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
 _FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
@@ -78,7 +78,7 @@ class CorpusWriter:
         there = there or Written()
         self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
         self._table: TableFile | None = None
-        self._text_bytes = 0  # in the open file, without the waiting rows
+        self._text_bytes = 0  # bytes in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
         self._hashes_files: Files = {}

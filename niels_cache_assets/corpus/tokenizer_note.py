@@ -90,5 +90,5 @@ def _gives_text(registry: Registry, name: str) -> bool:
         return False
     try:
         return bool(source.input_files()) and next(raw_texts(source, StreamContext(seed=registry.build.seed)), None) is not None
-    except Exception:  # of a source, whatever it is: not now either
+    except Exception:  # a source may raise anything; then it cannot be read now
         return False

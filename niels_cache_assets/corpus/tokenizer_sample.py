@@ -33,7 +33,7 @@ from niels_cache_runtime.errors import NielsCacheError
 Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
 
-_LONGEST_PIECE = 16  # characters, of SentencePiece
+_LONGEST_PIECE = 16  # characters; the limit of SentencePiece
 
 
 def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             used[name] = written
             read_as[name] = lines.read_as
     if not sum(used.values()):
-        reason = "".join(f"; {found}" for found in no_text) or ("; none could be reached" if skipped else "")
+        reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
     found = {"sources": used, "revisions": revisions, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
     is_plain = set(read_as.values()) <= {"raw"} and not any(getattr(registry.source(name), "prepare", ()) for name in read_as)
@@ -133,7 +133,7 @@ class _Lines:
                 line = next(lines)
             except StopIteration:
                 return
-            except Exception as error:  # any error of a source; one of the sample's own file does not come through here
+            except Exception as error:  # any error of a source; errors of the sample's own file are not raised in this loop
                 self.error = error
                 return
             yield line
@@ -179,7 +179,7 @@ class _Lines:
 def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | str:
     """Return the corpus of a data set, without its duplicates if these are known; or the reason why it is not read."""
     if needs_tokenizer(registry, name):
-        return "its corpus is made after the tokenizer; set `prepare` for its members to train on what that leaves"
+        return "its corpus is made after the tokenizer; set `prepare` for its members to train on their prepared documents"
     try:
         return open_prepared(registry, name, root=root)
     except NielsCacheError:
@@ -209,7 +209,7 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     """
     source = prepared.source
     documents: Iterator[Document] = chain.from_iterable(prepared.documents())
-    if source.builder_shuffle:  # val is what comes first then
+    if source.builder_shuffle:  # then val comes first
         documents = shuffled(documents, buffer_size=source.builder_shuffle, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
     for document in documents:

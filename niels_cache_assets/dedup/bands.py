@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from niels_cache_assets.dedup.hashing import MIX_1, NO_SHINGLE, SHINGLE_BASE, mix_array
 from niels_cache_runtime.errors import NielsCacheError
 
-NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles: it is in no bucket
-_STEPS = 10_000  # of the integrals below
+NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles, which is in no bucket
+_STEPS = 10_000  # steps of the integrals below
 
 
 def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -132,7 +132,7 @@ def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scrat
             for start in range(0, len(block), _AT_ONCE):
                 digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
                 digests_file.write(digests.data)
-                # Eight bytes tell digests apart, but for a collision made on purpose: the pass compares all twenty.
+                # Eight bytes distinguish digests, except for a deliberate collision. The pass compares all twenty bytes.
                 hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
                 hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
                 for file, column in zip(hash_files[1:], hashes.T, strict=True):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 REMOVED = 0
 BLANK = ord(" ")
 CODE_POINTS = 0x110000
-# Ideographs, Hangul, private use, nothing assigned: most of the code points, all of which stay. A test holds it.
+# Ideographs, Hangul, private use, unassigned: most code points, and all of them stay. A test checks this.
 _UNCHANGED = (
     (0x3400, 0xD800),
     (0xE000, 0xFB00),

@@ -24,10 +24,10 @@ from niels_cache_assets.dedup.signatures import Signatures, compiled
 from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
 
-MEMBERS_COMPARED = 64  # of a bucket, by `verify`
+MEMBERS_COMPARED = 64  # the most members of a bucket that `verify` compares
 _NOBODY = 0xFFFFFFFF
 _AT_ONCE = 1 << 16
-_Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # those of Dropped, for some of the documents
+_Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the columns of Dropped, for some of the documents
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-SIGNATURE_VERSION = "1"  # bumped by hand when canonical text, shingle hashes or slots change for the same text
+SIGNATURE_VERSION = "1"  # raise it by hand when canonical text, shingle hashes or slots change for the same text
 WORD_START = 0xCBF29CE484222325
 WORD_FACTOR = 0x9FB21C651E98DF25
 SHINGLE_BASE = 0x9E3779B97F4A7C15
@@ -26,10 +26,10 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 SLOT_SEED = 42
 LAST_SLOT_VALUE = 0xFFFFFFFE
-NO_SHINGLE = 0xFFFFFFFF  # no slot of a text with words
+NO_SHINGLE = 0xFFFFFFFF  # never a slot of a text with words
 PADDING = 8  # blanks after the last canonical text: the kernels read a word eight bytes at a time
 _MASK = 0xFFFFFFFFFFFFFFFF
-_SHINGLES_AT_ONCE = 1024  # x num_perm x 4 bytes is what the pure path takes
+_SHINGLES_AT_ONCE = 1024  # the pure path takes this x num_perm x 4 bytes
 
 
 def mix(value: int) -> int:

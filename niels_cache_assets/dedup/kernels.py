@@ -55,13 +55,13 @@ def canonicalize(
     for document in range(len(ends)):
         end = np.uint64(ends[document])
         begin = write
-        after_blank = True  # a blank at the beginning goes, too
+        after_blank = True  # so a blank at the beginning is removed, too
         while position < end:
             byte = source[position]
             if byte < 0x80:
                 position += _ONE
                 mapped = table[byte]
-                # Without a branch: which bytes are punctuation or blanks, no processor foresees.
+                # Without a branch, because no processor can predict which bytes are punctuation or blanks.
                 canonical[write] = np.uint8(mapped)
                 is_blank = mapped == 32
                 write += np.uint64((mapped != 0) & (is_blank <= (not after_blank)))
@@ -162,7 +162,7 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
         position += _EIGHT
         block = _block(canonical, position)
         blank = _first_blank(block)
-    before = ((blank - _ONE) & ~blank) >> _S7  # all bits of the bytes before the blank, and no other
+    before = ((blank - _ONE) & ~blank) >> _S7  # all bits of the bytes before the blank, and no others
     value = (value ^ (block & before)) * _WORD_FACTOR
     length = ((before & _LOW_BITS) * _LOW_BITS) >> _S56
     return _mix(value), position + length + _ONE

@@ -28,11 +28,11 @@ from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 JOURNAL_NAME = "journal.json"
-SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds
+SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume, and that are not in its result
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
 _FORMAT = 3
-_NONE = "what an unfinished build left has no journal that can be read"
+_NONE = "the unfinished build has no readable journal"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may claim any size
 
@@ -66,9 +66,9 @@ class Journal:
     `state` and `share` come from the latest record, None at the beginning. `finished`: the files that were finished then.
     """
 
-    BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
+    BYTES = 1 << 25  # written between records; NIELS_CACHE_JOURNAL_BYTES replaces it
     SECONDS = 60.0
-    REST = 50  # times as long as a record took is built before the next, unless NIELS_CACHE_JOURNAL_BYTES is set
+    REST = 50  # least ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None) -> None:
         self._directory, self._fingerprint, self._made_of = directory, fingerprint, made_of
@@ -78,11 +78,11 @@ class Journal:
         self._named = set(latest.sizes) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if latest is None else None  # written at the last record; a build that goes on says with its first question
-        self._finished = 0 if latest is None else None  # as _bytes
+        self._bytes = 0 if latest is None else None  # written at the last record; a resumed build gives it with the first call of `due`
+        self._finished = 0 if latest is None else None  # number of finished files, as _bytes
         self._time = self._asked = time.monotonic()
         self._took = 0.0
-        self.recorded = latest is not None  # whether there is anything to go on from
+        self.recorded = latest is not None  # whether there is a record to resume from
 
     @classmethod
     def open(
@@ -102,14 +102,14 @@ class Journal:
         fingerprint hashes (made_of.py); the journal records them.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
-        reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint, now)
+        reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
                 state = parse(recorded.state)
                 _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state, now)
             except ValueError:
-                reason = "the journal of the unfinished build is not of this kind of build"
+                reason = "the journal of the unfinished build is of another kind of build"
         if any(directory.iterdir()):
             log(f"starting afresh: {reason}")
         _clear(directory)
@@ -161,7 +161,7 @@ class Journal:
         }
         write_whole(self._directory / JOURNAL_NAME, _encode(content))
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
-        self._took = self._time - self._asked  # what the caller did between, to put its files on the disk, included
+        self._took = self._time - self._asked  # includes the time in which the caller put its files on the disk
         self.recorded = True
 
 
@@ -208,7 +208,7 @@ def _decode(content: bytes) -> Recorded | str:
     if not isinstance(value, dict):
         return _NONE
     if value.get("format") != _FORMAT:
-        return "the journal of the unfinished build is in the form of another version of niels-cache"
+        return "the journal of the unfinished build is in the format of another version of niels-cache"
     fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
     recorded = Recorded(**fields)
     sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict)
@@ -250,7 +250,7 @@ def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_
         return recorded
     if recorded.fingerprint != fingerprint:
         told = differences(recorded.made_of, made_of) if recorded.made_of is not None and made_of is not None else []
-        return f"the unfinished build was of other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
+        return f"the unfinished build had other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
     sizes = recorded.sizes
     for name, size in sizes.items():
         path = directory / name
@@ -260,7 +260,7 @@ def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_
         return f"{leaves[0]} of the unfinished build {leaves[1]}"
     for name, (first, sha256) in recorded.sums.items():
         if _sha256(directory / name, first, recorded.files[name]) != sha256:
-            return f"{name} of the unfinished build is damaged: its bytes are not those that its journal says"
+            return f"{name} of the unfinished build is damaged: its bytes differ from the checksum in its journal"
     return None
 
 
@@ -295,4 +295,4 @@ def partial_directory(target: str | Path) -> Path:
 
 
 def real_path(target: str | Path) -> Path:
-    return Path(os.path.realpath(target))  # a link to a larger disk stays one
+    return Path(os.path.realpath(target))  # a link to a larger disk stays a link

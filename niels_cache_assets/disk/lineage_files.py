@@ -49,7 +49,7 @@ class RowSpool(GrowingFile):
             except (pa.ArrowException, OSError) as error:
                 problem = str(error).partition("\n")[0]
                 raise NielsCacheError(
-                    f"{self.path}: the disk gives back other rows than were written ({problem}); build afresh (--force)"
+                    f"{self.path}: the rows on the disk differ from those that were written ({problem}); build again with --force"
                 ) from error
 
 
@@ -97,6 +97,6 @@ class LineageWriter:
         import pyarrow as pa
 
         ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
-        # In one piece, or the pages would tell where the batches ended.
+        # Combined, because otherwise the pages would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)

@@ -16,7 +16,7 @@ MadeOf = dict[str, Any]
 
 _VERSIONS = "versions"
 _MISSING = object()
-_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # of what is read from one
+_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # values of a cache that is built from a corpus
 
 
 def recordable(made_of: Mapping[str, Any]) -> MadeOf:
@@ -33,13 +33,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             told.append("the tokenizer has changed since")
         elif name == "revision":
             digests = all(str(value).startswith("sha256:") for value in (before, after))
-            told.append("the data have changed since" if digests else f"it is of revision {before}, and the data are of {after} now")
+            told.append("the data have changed since" if digests else f"it is of revision {before}, and the data are now of {after}")
         elif name.endswith("code_version"):
             of = {"code_version": "what builds it", "source.code_version": f"the source {_kind(now)}"}.get(name, name)
             told.append(f"it was made by code version {before} of {of}, which is {after} now")
         elif name.startswith(f"{_VERSIONS}."):
             told.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
-        elif not name.startswith("signatures."):  # of a corpus that is named already
+        elif not name.startswith("signatures."):  # the message names their corpus already
             setting = name.removeprefix("source.")
             corpus = setting.removeprefix("inputs.")
             changed.append(_CORPUS.get(setting, setting) if corpus == setting else f"the corpus of {corpus}")

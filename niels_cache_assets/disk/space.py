@@ -21,15 +21,15 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 _BYTES_PER_TOKEN = 4  # of text, roughly
-_MOST_BYTES_PER_TOKEN = 16  # of text: longer pieces are not trained, so that it surely has a token for so many
-_COMPRESSED = 0.4  # of text, roughly, in the files of a corpus
+_MOST_BYTES_PER_TOKEN = 16  # of text: no trained piece is longer, so a text has at least one token for so many bytes
+_COMPRESSED = 0.4  # of text in the files of a corpus, roughly
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "make room, or choose another cache directory",
     errno.EDQUOT: "raise the quota, make room, or choose another cache directory",
     errno.EROFS: "choose a cache directory on a disk that can be written",
     errno.EACCES: "make it writable for you, or choose another cache directory",
-    errno.EIO: "the disk may be failing: look at the system's log",
+    errno.EIO: "the disk may be failing; check the system's log",
 }
 
 
@@ -83,7 +83,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
     The bytes of an unfinished build count as free: that build is resumed or removed.
     """
-    from niels_cache_assets.disk.journal import partial_directory  # which needs this module
+    from niels_cache_assets.disk.journal import partial_directory  # a circular import otherwise
 
     if need is None:
         return
@@ -146,6 +146,6 @@ def bytes_below(folder: Path) -> int:
     count = 0
     for below, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # gone: another process may be at work there
+            with suppress(OSError):  # another process may have removed the file
                 count += os.path.getsize(os.path.join(below, name))
     return count

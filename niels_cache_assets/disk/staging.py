@@ -64,8 +64,8 @@ class Work(NamedTuple):
 
     writer: Writer | None
     is_resumable: bool
-    share: float | None  # 0 to 1; None where it is not known
-    documents: int | None  # or conversations; None where it is not known
+    share: float | None  # 0 to 1; None if unknown
+    documents: int | None  # or conversations; None if unknown
 
 
 def work_on(target: str | Path) -> Work:
@@ -74,7 +74,7 @@ def work_on(target: str | Path) -> Work:
     try:
         recorded = read_journal(partial_directory(target))
     except OSError:
-        recorded = None  # of somebody else's
+        recorded = None  # another user's journal
     share, documents = (recorded.share, recorded.documents) if recorded else (None, None)
     return Work(writer_of(target), recorded is not None, share, documents)
 
@@ -144,24 +144,24 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
             _clear_leftovers(target, resumable=resumable)
             partial.mkdir(exist_ok=True)
             if resumable:
-                sync(target.parent)  # a journal is of no use in a directory that a loss of power takes away
+                sync(target.parent)  # after a power loss, a journal is useless without its directory
             yield partial
             _sync_tree(partial)
             _take_place(partial, target)
             placed = True
             sync(target.parent)
         except OSError as error:
-            problem = refusal(error, target)  # how much was free, before what was written is removed
+            problem = refusal(error, target)  # with the free space before the written files are removed
             raise
         finally:
             if placed or not _is_resumable(partial, resumable):
-                with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
+                with suppress(OSError):  # after an exchange this is the old build; the next build removes it, or reports why it cannot
                     remove(partial)
                     remove(_spare_journal(target))
     except OSError as error:
-        stands = "the new cache has taken its place, but a loss of power may undo that" if placed else _what_stands(target)
+        stands = "the new cache is in place, but a power loss may undo that" if placed else _what_stands(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
-        kept = f"; {file_size(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
+        kept = f"; {file_size(left)} of the unfinished build are kept, and the next run resumes from them" if left else ""
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
 
 
@@ -197,13 +197,13 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         return
     except OSError as error:
         raise NielsCacheError(
-            f"{error.filename or target}: {error.strerror or error}; what a killed build left cannot be removed"
+            f"{error.filename or target}: {error.strerror or error}; files of a killed build cannot be removed"
         ) from error
 
 
 def sweep_beside_hit(target: str | Path) -> None:
     """Remove the files of killed builds beside a current cache. An unfinished build there had other settings, other data or --force."""
-    with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
+    with suppress(NielsCacheError):  # a read-only cache is a hit, too
         sweep_leftovers(target, resumable=False)
 
 
@@ -226,7 +226,7 @@ def _clear_leftovers(target: Path, *, resumable: bool) -> None:
     """Remove the files of killed builds. The caller holds the lock, so no other build runs here."""
     partial, aside = partial_directory(target), aside_path(target)
     if aside.exists() and not target.exists():
-        os.rename(aside, target)  # killed between the two renames of a system that cannot exchange
+        os.rename(aside, target)  # killed between the two renames, on a system without exchange
     remove(aside)
     remove(_spare_journal(target))
     if not _is_resumable(partial, resumable):
@@ -258,7 +258,7 @@ def _take_place(partial: Path, target: Path) -> None:
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
         unfinished.unlink()
     try:
-        for name in (JOURNAL_NAME, SCRATCH_NAME):  # the journal is the first to go and the last to come back
+        for name in (JOURNAL_NAME, SCRATCH_NAME):  # the journal is moved first, and put back last
             if (partial / name).exists():
                 spare.mkdir(exist_ok=True)
                 os.rename(partial / name, spare / name)
@@ -266,7 +266,8 @@ def _take_place(partial: Path, target: Path) -> None:
         sync(partial.parent)
         commit.take_place(partial, target)
     except BaseException:
-        if partial.exists() and os.stat(partial).st_ino == finished:  # else the interrupt came after the exchange: it is the old cache
+        # If the interrupt came after the exchange, this is the old cache.
+        if partial.exists() and os.stat(partial).st_ino == finished:
             for name in (SCRATCH_NAME, JOURNAL_NAME):
                 if (spare / name).exists():
                     os.rename(spare / name, partial / name)

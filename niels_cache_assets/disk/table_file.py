@@ -74,7 +74,7 @@ class TableFile:
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
-        with suppress(OSError):  # a full disk has been told of already
+        with suppress(OSError):  # the error of a full disk was raised already
             self._writer.close()
         with suppress(OSError):
             self._file.close()

@@ -47,11 +47,11 @@ class GrowingFile:
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
         self.path, self.relative = root / relative, relative
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What is there stays until it is written over: a kill before the next record must find what the last one promises.
+        # Existing bytes stay until they are overwritten: after a kill, the file must have the bytes of the last record.
         self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
         self.file.seek(resume_at)
         self.bytes = resume_at
-        self._on_disk: int | None = resume_at or None  # a new file is not yet
+        self._on_disk: int | None = resume_at or None  # a new file is not on the disk yet
         self._header, self._hash = header, hashlib.sha256()
         if resume_at > header:
             with open(self.path, "rb") as written:
@@ -83,7 +83,7 @@ class GrowingFile:
         sync_and_close(self.file)
 
     def abandon(self) -> None:
-        with suppress(OSError):  # what could not be written is the error that counts
+        with suppress(OSError):  # the error of the write was raised already
             self.file.close()
 
 

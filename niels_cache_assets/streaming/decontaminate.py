@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Decontaminate = Literal["off", "exact", "near"]
 
-CODE_VERSION = "1"  # bumped by hand when other documents are left out for the same input
+CODE_VERSION = "1"  # raise it by hand when other documents are dropped for the same input
 REASONS = {"exact": "in_val", "near": "near_val"}
 
 
@@ -103,8 +103,8 @@ class TrainGuard:
             late = next((position for position in new if self._index.sealed or position > train_begins), None)
             if late is not None:
                 raise NielsCacheError(
-                    f"{describe_item(batch.documents[late], late)}: is of val and comes after the first document of train, which was not"
-                    " compared with it; decontaminate needs val first: order the stream so, or give val's documents as val_texts, too"
+                    f"{describe_item(batch.documents[late], late)}: belongs to val, and comes after a document of train that was not"
+                    " compared with it; decontaminate needs val first: put val first, or give its documents as val_texts, too"
                 )
         if train_begins == len(is_val):
             return batch

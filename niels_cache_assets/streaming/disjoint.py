@@ -52,7 +52,7 @@ class OverlappingPair:
     """A document of train, and the earliest document of val that it equals (canonical text), or else the earliest that it is near to."""
 
     kind: Kind
-    similarity: float  # 1 where exact, else Jaccard of the word 5-grams
+    similarity: float  # 1 if exact, else Jaccard of the word 5-grams
     train: Place
     val: Place
 
@@ -236,7 +236,7 @@ def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
     table = piece_bytes()
 
     def decode(ids: list[int]) -> str:
-        if len(ids) < 2:  # itemgetter gives no tuple then
+        if len(ids) < 2:  # then itemgetter returns no tuple
             return b"".join(table[token] for token in ids).decode("utf-8", "replace")
         return b"".join(itemgetter(*ids)(table)).decode("utf-8", "replace")
 

@@ -46,7 +46,7 @@ class Feed(Generic[Item]):
         self.report = context.report
         self.expected = expected
         self.mark: Mark | None = None
-        self._share_read: float | None = None  # of the source, by the batches that are behind
+        self._share_read: float | None = None  # share of the source in the batches before
 
     @classmethod
     def of(cls, items: Iterable[Item], report: SourceReport) -> Feed[Item]:

@@ -68,7 +68,7 @@ class HeldOut:
         self._keys: dict[str, frozenset[Key]] = {}
         self._indexes: list[ValIndex] = []
         self._open = ExitStack()
-        self.seed = registry.build.seed  # by which the members' own builds shuffle and split
+        self.seed = registry.build.seed  # the members' own builds shuffle and split with it
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class HeldOut:
         compared = member.decontaminate != "off"
         keys = self._built_keys(name, revision) if member.val_tokens and not compared else None
         if keys is None and (member.val_tokens or compared):
-            log(f"reading the val of {name}, to leave it out" + (", and what is like it" if compared else ""))
+            log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
             if member.val_tokens:
                 val = self._within_budget(name, documents())
             else:
@@ -113,8 +113,8 @@ class HeldOut:
             found += 1
             if found > len(keys):
                 raise NielsCacheError(
-                    f"{name}: several of its documents have the same file, row and source_id ({document.source_id!r:.80}), so what it keeps"
-                    " for val cannot be told from the rest; its source must give each document its own"
+                    f"{name}: several of its documents have the same file, row and source_id ({document.source_id!r:.80}), so its"
+                    " documents of val cannot be told from the rest; its source must give each document its own"
                 )
             return True
 

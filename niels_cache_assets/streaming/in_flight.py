@@ -18,9 +18,9 @@ from typing import TypeVar
 from niels_cache_assets.processes import when_closed
 from niels_cache_runtime.errors import NielsCacheError
 
-LONG_CHARACTERS = 2_000_000  # twice a usual chunk: one text in it is long by itself
+LONG_CHARACTERS = 2_000_000  # twice a usual chunk, so one of its texts is long
 MOST_LONG_CHARACTERS = 16_000_000
-_IN_FLIGHT_PER_WORKER = 2  # one that is worked on, one that waits, so that no worker ever waits for the caller
+_IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,7 +55,7 @@ def results_in_order(
             yield next_result()
         waiting.append((submit(item), size))
         held += size
-        del item  # not held here while it is worked on, and the next is read
+        del item  # so that it is not kept in memory while the next one is read
         while len(waiting) > most or held > MOST_LONG_CHARACTERS:
             yield next_result()
     while waiting:
@@ -104,7 +104,7 @@ def map_in_processes(
     except BrokenProcessPool as error:
         raise NielsCacheError(
             f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs `if __name__ == '__main__':`); "
-            "run it again with fewer processes, or 1 to work without any"
+            "run it again with fewer processes, or with 1 to start no worker"
         ) from error
     finally:
         held.close()

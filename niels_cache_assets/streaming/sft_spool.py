@@ -21,7 +21,7 @@ LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "st
 
 _TOKENS_PER_BLOCK = 1 << 21
 _NO_GROUP = -1
-_UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of its own
+_UNDECIDED = 2  # not an index of SPLITS: the example has no split of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class SftSpool:
         undecided = np.flatnonzero(own_splits == _UNDECIDED)
         if by_group:
             numbers = groups[undecided]
-            solitary = numbers == _NO_GROUP  # an example without a group is a group of its own
+            solitary = numbers == _NO_GROUP  # an example without a group counts as one group
             numbers[solitary] = len(self._group_numbers) + np.arange(int(solitary.sum()))
             _, first, units = np.unique(numbers, return_index=True, return_inverse=True)
             units = np.argsort(np.argsort(first))[units]  # groups in order of first appearance
@@ -150,7 +150,7 @@ class SftSpool:
         spooled = np.fromfile if not self.tokens else np.memmap
         stream = spooled(self._tokens.path, dtype=TOKEN_DTYPE)
         read = written = 0
-        blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # of examples that end in the same stretch of tokens
+        blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # examples that end in the same range of tokens
         starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
         for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True):
             block, keep = lengths[start:stop], chosen[start:stop]

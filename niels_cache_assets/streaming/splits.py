@@ -10,14 +10,16 @@ from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
-UNLIMITED = 2**62  # a budget that no stream meets
+UNLIMITED = 2**62  # a budget larger than any stream
 
 
     """Return a bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
     The first items of `torch.randperm(count)` under `seed` are val, so the choice depends only on the count and the seed.
     """An assignment of splits to the documents of a finite source, by `val_mask`. Both splits keep input order.
     `count`: the number of documents without a split of their own, from a first pass. `position`: how many of them have a split already.
+            return document  # `finish` raises the error, with their number
         """Raise NielsCacheError if the number of documents was not `count`. Call it after the last document."""
+                f"the source gave {self.position} documents, but {len(self._is_val)} when they were counted; build again when it is stable"
     """Yield the documents, each with its split; see FractionSplitter."""
 @dataclass(frozen=True, slots=True)
 class SplitPart:
@@ -27,7 +29,7 @@ class SplitPart:
     tokens: np.ndarray
     lengths: np.ndarray
     characters: int
-    cut: int | None  # position of the document that was cut; a budget is overrun once, so there is at most one of a split
+    cut: int | None  # position of the cut document; a budget is exceeded once, so a split has at most one
 
 
 class BudgetSplitter:
@@ -76,7 +78,7 @@ class BudgetSplitter:
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute a batch. Documents beyond the budgets are in no part."""
         kept = batch.lengths.copy()
-        target = np.full(len(kept), -1, dtype=np.int8)  # index into SPLITS; -1: past the budgets
+        target = np.full(len(kept), -1, dtype=np.int8)  # index into SPLITS; -1: beyond the budgets
         free = np.ones(len(kept), dtype=bool)
         for position, document in enumerate(batch.documents):
             if document.split is not None:

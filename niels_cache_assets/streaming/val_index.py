@@ -40,8 +40,8 @@ Hashes = NDArray[np.uint64]
 _BITS_PER_SHINGLE = 16
 _BLOCK = 1 << 20
 _MINIMAL_HEAD = 100  # characters
-_HEAD = 1.5  # times what may be missing: how much of a text is looked at first; a wrong guess costs time and nothing else
-_ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: a bound must err on the wide side
+_HEAD = 1.5  # length of the part that is read first, as a multiple of the part that may be missing; a wrong guess only costs time
+_ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
 
 class Match(NamedTuple):
@@ -151,9 +151,9 @@ class ValIndex:
         shingles = self._signer.shingle(shown)
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
-            # Between words is a blank, so this is at least the number of different shingles of the whole text.
+            # Blanks separate words, so this is at least the number of different shingles of the whole text.
             most = count + (_blanks_after(texts[index], len(head)) + 1 if self._near else 0)
-            # Fewer words than a shingle has make one of a kind that the whole text does not hold.
+            # A part with fewer words than a shingle has a shingle that is not in the whole text.
             if count < 2 or missing <= self._may_miss(most):
                 suspects.append(index)
         return sorted(suspects)

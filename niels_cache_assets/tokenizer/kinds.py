@@ -61,7 +61,7 @@ class SentencePieceTokenizer:
     def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         self.model_path = str(model_path)
         self.special_tokens = dict(special_tokens)
-        self.model_sha256: str | None = None  # of the bytes that were loaded
+        self.model_sha256: str | None = None  # sha256 of the loaded bytes
         self._special_ids = _lookup_special_ids(self._processor, self.special_tokens, self.model_path)
 
     @cached_property
@@ -71,7 +71,7 @@ class SentencePieceTokenizer:
         processor, loaded = load_model(self.model_path)
         require_vocab_fits(processor.get_piece_size(), self.model_path)
         if self.model_sha256 not in (None, loaded):
-            raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; make it anew")
+            raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; create it again")
         self.model_sha256 = loaded
         return processor
 
@@ -109,8 +109,8 @@ class SentencePieceTokenizer:
         """Return the ids of each text as int32 arrays, including special ids if a text contains one. The caller must check for them."""
         try:
             return self._processor.encode_as_numpy(list(texts), num_threads=1)
-        except (RuntimeError, TypeError) as error:  # which of the two depends on the version
-            raise NielsCacheError("the text holds a lone surrogate, which no UTF-8 file can; replace or drop it") from error
+        except (RuntimeError, TypeError) as error:  # the type depends on the version
+            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
     def encode_torch(self, text: str) -> torch.Tensor:
         """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
@@ -156,13 +156,13 @@ class BuildTokenizer:
 
     encode_texts: Callable[[Sequence[str]], list[Any]]  # each an int array or a list of ids; may contain special ids
     vocab_size: int
-    special_ids: dict[str, int | None]  # by role key; None where the tokenizer has none
+    special_ids: dict[str, int | None]  # by role key; None for a missing token
     model_sha256: str | None
 
     @property
     def eot(self) -> int:
         eot = self.special_ids["eot"]
-        assert eot is not None  # view_tokenizer refuses a tokenizer without it
+        assert eot is not None  # view_tokenizer rejects a tokenizer without it
         return eot
 
     @property

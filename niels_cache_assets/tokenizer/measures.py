@@ -19,11 +19,11 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_na
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.place import check_place
 
-MEASURED_CHARACTERS = 1 << 18  # of each source
+MEASURED_CHARACTERS = 1 << 18  # characters of each source
 LONGEST_WORDS = 9
 
 _WORD = re.compile(r"[^\W\d_]+")
-_LONGEST = 32  # letters; longer runs are seldom words
+_LONGEST = 32  # letters; longer runs are rarely words
 _LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
 
 
@@ -88,7 +88,7 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
         try:
             folder = dataset_dir(root, "pretrain", name)
             built = check_place(read_meta(str(folder / META_NAME)), folder)
-        except NielsCacheError:  # the checks' to report
+        except NielsCacheError:  # the checks report it
             continue
         ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
         if ratio is not None:

@@ -115,7 +115,7 @@ def _train_from_spec(spec: dict[str, Any]) -> None:
 
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=sentences(),
-        model_writer=model,  # a model_prefix would put its path, and so the machine, into the model's bytes
+        model_writer=model,  # a model_prefix would put its path into the model, whose bytes would then depend on the machine
         vocab_size=spec["vocab_size"],
         model_type=spec["model_type"],
         character_coverage=spec["character_coverage"],
