@@ -50,7 +50,7 @@ class Conversation(NamedTuple):
 
 
 Place = dict[str, Any]
-"""Where a stream can be taken up again, in JSON values: {"file": name, "row": index of the next row, and what else the source needs}."""
+"""The place to resume a stream, in JSON values: {"file": name, "row": index of the next row, and other keys of the source}."""
 
 
 class SourceReport:

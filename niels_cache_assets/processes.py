@@ -304,7 +304,7 @@ def run_attended() -> None:
     import runpy
 
     descriptor, module, *arguments = sys.argv[1:]
-    assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
+    assert os.getpgrp() == os.getpid(), "start it with start_new_session: it ends its whole process group"
 
     def end() -> None:
         os.killpg(os.getpid(), signal.SIGINT)

@@ -332,7 +332,7 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
 
 
 def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
-    """Return the problems in one line: file, table, keys, what is wrong, what to type."""
+    """Return the problems in one line: file, table, keys, the problem, and what to type."""
     first = error.errors()[0]["loc"]
     where = origin.of(label, str(first[0]) if first else "")
     option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None

@@ -90,7 +90,7 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """Return the share in the wanted languages, of the documents with a language; None if there are none."""
+    """Return the share in the wanted languages, of the documents with a language; None without such documents."""
     asked = sum(languages.values())
     return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 

@@ -38,7 +38,7 @@ class Steps:
 
 
 Record = Callable[[Steps, list[Path]], bool]
-"""Told the steps, and the files that they need; True where it has put these on the disk, and the steps with them."""
+"""A function of the steps and the files that they need. It returns True if it has put both on the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

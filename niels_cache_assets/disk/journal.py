@@ -166,13 +166,13 @@ class Journal:
 
 
 def read_journal(directory: Path) -> Recorded | None:
-    """Return the latest record in a directory; None if there is none that can be used. Raises OSError for a journal that cannot be read."""
+    """Return the latest record in a directory; None if it is missing or invalid. Raises OSError for a journal that cannot be read."""
     recorded = _read(directory)
     return recorded if isinstance(recorded, Recorded) else None
 
 
 def _read(directory: Path) -> Recorded | str:
-    """Return the record as `read_journal` does, or the reason why there is none."""
+    """Return the record as `read_journal` does, or the reason why it cannot be used."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):

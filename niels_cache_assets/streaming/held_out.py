@@ -114,7 +114,7 @@ class HeldOut:
             if found > len(keys):
                 raise NielsCacheError(
                     f"{name}: several of its documents have the same file, row and source_id ({document.source_id!r:.80}), so its"
-                    " documents of val cannot be told from the rest; its source must give each document its own"
+                    " documents of val cannot be told apart from the rest; its source must give each document its own"
                 )
             return True
 

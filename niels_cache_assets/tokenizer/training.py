@@ -35,7 +35,7 @@ ROUND_TRIP_TEXTS = (
 )
 
 _POLL_SECONDS = 0.1
-MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; a sample has none
+MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines, so the sample splits them
 
 
 @dataclass(frozen=True, kw_only=True)
