@@ -1,6 +1,4 @@
-"""The asset package, which turns text into token caches: sources as streams, one tokenization, uint16 shards with lineage and
-sha256 sums.
-"""
+"""The asset package, which turns text into token caches: streams of sources, one tokenization, uint16 shards with lineage and sha256."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -56,9 +56,7 @@ class Process:
         return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
 
     def is_of(self, other: "Process") -> bool:
-        """Return whether a lock that `other` takes is valid for this process: both have one kernel, or this one ran on the same machine
-        before.
-        """
+        """Return whether a lock that `other` takes is valid for this process: both have one kernel, or one machine."""
         return self.machine == other.machine or (self.boot == other.boot != "")
 
     def end(self) -> None:

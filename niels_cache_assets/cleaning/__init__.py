@@ -1,3 +1,1 @@
-"""Cleaning of documents: markup becomes text, then filters reject documents with a reason. All functions are pure: one document in, one
-out.
-"""
+"""Cleaning of documents: markup becomes text, then filters reject documents with a reason. All functions are pure, and use no files."""

@@ -82,7 +82,7 @@ def without(text: str, spans: Iterable[Span]) -> str:
 
 
 def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
-    """Return what `pattern.sub` returns, with less memory: that keeps every piece of the text until the end, fifty bytes for each."""
+    """Return the result of `pattern.sub`, with less memory: `sub` keeps every piece of the text to the end, fifty bytes for each."""
     kept = StringIO()
     place = 0
     for found in pattern.finditer(text):

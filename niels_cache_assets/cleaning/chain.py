@@ -12,7 +12,7 @@ from niels_cache_assets.documents import Document
 
 
 class Cleaner:
-    """A function with settings that cleans documents. It can be pickled.
+    """A cleaner of documents, with its settings. It can be pickled.
 
     `plain_text`: documents are plain text already, so markup is not removed.
     """

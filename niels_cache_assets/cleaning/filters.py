@@ -185,9 +185,7 @@ def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None
 
 
 def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a text whose first characters are in a language that is not in `languages`. The value is the share of text in that
-    language.
-    """
+    """Reject a text if the language of its first characters is not in `languages`. The value is the share of that language."""
     code, share = facts.language(settings.language_characters)
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
 
@@ -252,9 +250,7 @@ def _most_frequent_pair(words: list[str], limit: float) -> int:
 
 
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
-    """Return (characters in the most frequent n-gram, in all words). Of n-grams with equal counts, the longest is used; 0 if none occurs
-    twice.
-    """
+    """Return (characters in the most frequent n-gram, in all words). The longest of equal counts is used; 0 if none occurs twice."""
     counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
     if most < 2:

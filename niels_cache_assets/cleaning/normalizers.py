@@ -101,9 +101,7 @@ Normalizer = Callable[[str], str]
 
 
 def replace_unreadable(text: str) -> str:
-    """Replace NULs, other controls and noncharacters by blanks, and lone surrogates by U+FFFD, so that every later tool accepts
-    the text.
-    """
+    """Replace NULs, other controls and noncharacters by blanks, and lone surrogates by U+FFFD. Every later tool accepts the result."""
     if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # ten times faster than a search
         return text
     text = _UNREADABLE.sub(lambda found: "\ufffd" if "\ud800" <= found.group() <= "\udfff" else " ", text)
@@ -249,7 +247,7 @@ def _without_tags(text: str) -> str:
     if "</" in text:
         text = without(text, paired(text, _UNPROSE_TAGS, LONGEST_ELEMENT))
         text = _POWER.sub(r"^\1", text)
-    stays = _without_partner(text)
+    stays = _unmatched(text)
 
     def in_place_of(found: re.Match[str]) -> str:
         if stays and stays[found.start()]:
@@ -259,9 +257,9 @@ def _without_tags(text: str) -> str:
     return rewritten(text, _TAG, in_place_of)
 
 
-def _without_partner(text: str) -> bytearray | None:
-    """Return, for each character, whether an opening tag begins there that has neither an attribute with a value nor a closing tag; None if
-    there is no such tag.
+def _unmatched(text: str) -> bytearray | None:
+    """Return, for each character, whether an unmatched opening tag begins there, one without values of attributes; None if there
+    is none.
     """
     stays = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))

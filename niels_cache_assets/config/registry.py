@@ -54,9 +54,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """The origin of tables, for messages, and the folder to which their relative paths refer. `options`: keys that a command-line option
-    set.
-    """
+    """The origin of tables, for messages, and the folder of their relative paths. `options`: keys that a command-line option set."""
 
     where: str
     base_dir: str = "."
@@ -127,8 +125,8 @@ class Registry:
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
-        """Return the pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those whose `prepare` has
-        this step.
+        """Return the pretrain data sets that can be built and have a corpus, in order: all of them, or those with this step in
+        `prepare`.
         """
         return [
             name
@@ -159,9 +157,7 @@ class Registry:
         self.refuse_data_set(self.origin, "no data set", name)
 
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
-        """Raise NielsCacheError for a name that is not configured: with the table to add if the catalog has it, else with the nearest of
-        `choices`.
-        """
+        """Raise NielsCacheError for a name that is not configured, with the table to add if the catalog has it, or the nearest choice."""
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)

@@ -176,9 +176,7 @@ class DedupSettings(_Table):
 
 
 class BlendSettings(_Table):
-    """[blend.NAME]: samples of pretrain data sets in the proportions of their weights, in Megatron-LM's order. The indices are built in
-    advance.
-    """
+    """[blend.NAME]: samples of pretrain data sets, in proportion to weights, in Megatron-LM's order. Indices are built in advance."""
 
     weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member (name of a pretrain table), in any scale")
     sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")

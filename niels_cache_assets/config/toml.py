@@ -9,9 +9,7 @@ _MOST_BITS = 1024  # schemas check the range of a key; this only rejects integer
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for a number with too many
-    digits.
-    """
+    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for an overlong number."""
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError:

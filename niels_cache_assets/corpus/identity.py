@@ -120,9 +120,7 @@ def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:
-    """Return the table of a data set that has a corpus. Raises NielsCacheError for an unknown name, and for a data set without
-    `prepare`.
-    """
+    """Return the table of a data set with a corpus. Raises NielsCacheError for an unknown name, and for one without `prepare`."""
     if name not in registry.pretrain:
         refuse_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
     source = registry.pretrain[name]

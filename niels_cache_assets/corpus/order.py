@@ -157,9 +157,7 @@ class Inputs:
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
     def drops(self, dropped: Dropped) -> Drops:
-        """Return the result of `keep_first` by corpus and ordinal. A similarity that it did not measure is estimated from the
-        signatures.
-        """
+        """Return the result of `keep_first` by corpus and ordinal. Similarities that it did not measure are estimated from signatures."""
         corpora, ordinals = self.places(dropped.ordinals)
         because_corpora, because_ordinals = self.places(dropped.because)
         drops = Drops(

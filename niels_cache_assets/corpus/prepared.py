@@ -201,9 +201,7 @@ class PreparedMember(PretrainSource):
 
 
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
-    """Return (documents,) int8, index into SPLITS or UNKNOWN: upstream's split, else a seeded share (splits.val_mask) of the others, in
-    order.
-    """
+    """Return (documents,) int8, index into SPLITS or UNKNOWN: upstream's split, or a seeded share (splits.val_mask) of the others."""
     splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0

@@ -123,9 +123,7 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, A
 
 
 def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return the bins from the shortest to the longest that has a document. Bin b: 2**(b-1) <= characters < 2**b; the first: the empty
-    text.
-    """
+    """Return the bins from the shortest to the longest document. Bin b: 2**(b-1) <= characters < 2**b; the first: the empty text."""
     filled = [index for index, counts in enumerate(zip(lengths["before"], lengths["after"], strict=True)) if any(counts)]
     return [
         {"from": 2 ** (index - 1) if index else 0, "below": 2**index, "before": lengths["before"][index], "after": lengths["after"][index]}

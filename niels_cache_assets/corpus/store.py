@@ -66,13 +66,11 @@ class Written:
 
 
 class CorpusWriter:
-    """A writer of documents, in files of about 128 MB of text, with their digests and signatures. A context manager that closes
-    its files.
-    """
+    """A writer of documents, in files of about 128 MB of text, with digests and signatures. As a context manager it closes its files."""
 
     def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: the state to which `root` was cut back, and
-        `files` the finished files in it.
+        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: the state of `root`; `files`: its
+        finished files.
         """
         self._root = root
         there = there or Written()
@@ -123,9 +121,7 @@ class CorpusWriter:
         return True
 
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put everything on the disk after a finished file of documents. Return the state to resume from, and the bytes of each unfinished
-        file.
-        """
+        """Put everything on the disk after a finished file of documents. Return the state to resume from, and bytes of unfinished files."""
         sizes = Sizes()
         for part in (self._hashes, self._digests, self._slots):
             if part is not None:
@@ -142,9 +138,7 @@ class CorpusWriter:
 
     @property
     def content_sha256(self) -> str:
-        """The sha256 over the hash of every document, in order. It does not depend on the writer of the parquet files. Use it
-        after `seal`.
-        """
+        """The sha256 over the hash of every document, in order, independent of the writer of parquet files. Use it after `seal`."""
         return str(self._hashes_files[_HASHES_NAME]["sha256"])
 
     def _flush(self) -> None:

@@ -25,7 +25,7 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
     if not isinstance(trained_on, dict):
         return None
     sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
-    said = [f"trained on {', '.join(name + _as_what(registry, name, read_as) for name in sources)}"] if sources else []
+    said = [f"trained on {', '.join(name + _how_it_was_read(registry, name, read_as) for name in sources)}"] if sources else []
     lacking = {name: f"the rest of {name}" if sources.get(name) else name for name in skipped}
     back = [name for name in lacking if _can_be_read(registry, root, name, meta)]
     gone = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
@@ -45,7 +45,7 @@ def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _as_what(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
+def _how_it_was_read(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
     """Return ` (prepared)` or a similar note; nothing for a data set without `prepare`, which can only be read as raw text."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
     return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")

@@ -1,3 +1,1 @@
-"""Exact and near duplicates: canonical text, MinHash signatures, LSH bands, and the choice of the copy to keep. There are no data sets
-here.
-"""
+"""Exact and near duplicates: canonical text, MinHash signatures, LSH bands, and the choice of the copy to keep. No data sets."""

@@ -29,9 +29,7 @@ _HASH_BYTES, _BUCKET_BYTES = 8, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The progress: `documents` in the files of `scratch`; `bands` that have their buckets, including the first band, which is that of the
-    digests.
-    """
+    """The progress: `documents` in the files of `scratch`; `bands` that have their buckets (the first is that of the digests)."""
 
     documents: int
     bands: int
@@ -43,9 +41,7 @@ Record = Callable[[Steps, list[Path]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """The buckets of `documents` in the bands 0 (the digests) to `bands`. `count`: buckets of all bands together, including bucket 0 (no
-    bucket).
-    """
+    """The buckets of `documents` in the bands 0 (the digests) to `bands`. `count`: buckets of all bands, and bucket 0 (no bucket)."""
 
     scratch: Path
     documents: int

@@ -25,7 +25,7 @@ from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
 
 MEMBERS_COMPARED = 64  # the most members of a bucket that `verify` compares
-_NOBODY = 0xFFFFFFFF
+_NO_DOCUMENT = 0xFFFFFFFF
 _AT_ONCE = 1 << 16
 _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the columns of Dropped, for some of the documents
 
@@ -95,13 +95,13 @@ def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]
 
 def _drop(files: Sequence[BinaryIO], digests: NDArray[np.uint8], buckets: int) -> list[_Columns]:
     """Run the pass without `verify`: it remembers the first kept document of each bucket."""
-    first_kept = np.full(buckets, _NOBODY, dtype=np.uint32)
+    first_kept = np.full(buckets, _NO_DOCUMENT, dtype=np.uint32)
     found = []
     for start, block in _blocks(files):
-        because = np.full(block.shape[1], _NOBODY, dtype=np.uint32)
+        because = np.full(block.shape[1], _NO_DOCUMENT, dtype=np.uint32)
         exact = np.zeros(block.shape[1], dtype=np.bool_)
         compiled(_keep_block)(start, block, digests, first_kept, because, exact)
-        gone = np.flatnonzero(because != _NOBODY)
+        gone = np.flatnonzero(because != _NO_DOCUMENT)
         found.append((gone.astype(np.uint32) + np.uint32(start), because[gone], exact[gone], np.where(exact[gone], 1, np.nan)))
     return found
 
@@ -118,7 +118,7 @@ def _keep_block(
     for column in range(block.shape[1]):
         ordinal = start + column
         twin = first_kept[block[0, column]]
-        if block[0, column] != 0 and twin != _NOBODY:
+        if block[0, column] != 0 and twin != _NO_DOCUMENT:
             same = True
             for byte in range(digests.shape[1]):
                 same = same and digests[twin, byte] == digests[ordinal, byte]
@@ -129,9 +129,9 @@ def _keep_block(
         for band in range(1, block.shape[0]):
             if block[band, column] != 0:
                 because[column] = min(because[column], first_kept[block[band, column]])
-        if because[column] == _NOBODY:
+        if because[column] == _NO_DOCUMENT:
             for band in range(block.shape[0]):
-                if block[band, column] != 0 and first_kept[block[band, column]] == _NOBODY:
+                if block[band, column] != 0 and first_kept[block[band, column]] == _NO_DOCUMENT:
                     first_kept[block[band, column]] = ordinal
 
 
@@ -142,7 +142,7 @@ def _drop_verified(
     room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
     if room[-1] == 0:
         return []
-    first_of = np.full(len(sizes), _NOBODY, dtype=np.uint32)
+    first_of = np.full(len(sizes), _NO_DOCUMENT, dtype=np.uint32)
     similarity = verify.similarity(_compared(files, digests, first_of))
     for file in files:
         file.seek(0)
@@ -154,22 +154,22 @@ def _drop_verified(
     def kept_in(bucket: int) -> NDArray[np.uint32]:
         return members[room[bucket] : room[bucket] + filled[bucket]]
 
-    def match(ordinal: int, stand_in: int, own: list[int]) -> tuple[int, bool, float] | None:
+    def match(ordinal: int, representative: int, own: list[int]) -> tuple[int, bool, float] | None:
         for twin in kept_in(own[0]).tolist():
             if bytes(digests[twin]) == bytes(digests[ordinal]):
                 return twin, True, 1.0
         for earlier in sorted({earlier for bucket in own[1:] for earlier in kept_in(bucket).tolist()}):
-            measured = similarity(earlier, stand_in)
+            measured = similarity(earlier, representative)
             if measured >= verify.threshold:
                 return earlier, False, measured
         return None
 
     for start, block in _blocks(files):
         rows = []
-        stand_ins = _stand_ins(start, block[0], digests, first_of)
+        representatives = _representatives(start, block[0], digests, first_of)
         for column in np.flatnonzero(block.any(axis=0)).tolist():
             own = block[:, column].tolist()
-            matched = match(start + column, int(stand_ins[column]), own)
+            matched = match(start + column, int(representatives[column]), own)
             if matched is not None:
                 rows.append((start + column, *matched))
                 continue
@@ -190,12 +190,14 @@ def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: N
         ordinals = np.arange(start, start + block.shape[1], dtype=np.uint32)
         shared = block[0] != 0
         np.minimum.at(first_of, block[0][shared], ordinals[shared])
-        own = _stand_ins(start, block[0], digests, first_of) == ordinals
+        own = _representatives(start, block[0], digests, first_of) == ordinals
         found.append(ordinals[block[1:].any(axis=0) & own])
     return np.concatenate(found)
 
 
-def _stand_ins(start: int, buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _representatives(
+    start: int, buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
     """Return the document that represents each document from `start` on, (n,) uint32: the first with its digest, usually itself."""
     ordinals = np.arange(start, start + len(buckets), dtype=np.uint32)
     shared = np.flatnonzero(buckets)

@@ -144,9 +144,7 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _first_blank(block):  # type: ignore[no-untyped-def]
-    """Return a word whose lowest set bit is the highest bit of the first blank; 0 without a blank. This is Mycroft's test for a zero byte,
-    without branches.
-    """
+    """Return a word whose lowest set bit is the highest bit of the first blank, or 0: Mycroft's test for a zero byte, without branches."""
     difference = block ^ _BLANKS
     return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
 
@@ -170,9 +168,7 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
-    """Move the polynomial over the last words one word further. `window` is a ring of these words; `leaving` is the place of the word that
-    leaves (0 at the start).
-    """
+    """Move the polynomial one word further. `window`: a ring of the last words (0 at the start); `leaving`: place of the oldest one."""
     rolling = rolling * _BASE + word - window[leaving] * leaving_power
     window[leaving] = word
     leaving += _ONE

@@ -31,9 +31,7 @@ _CHARACTERS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Signatures:
-    """Signatures of n documents. digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8; slots: (n, num_perm) uint32, MinHash of its
-    shingles.
-    """
+    """Signatures of n documents. digests: (n, 20) uint8, SHA-1 of the canonical UTF-8 text; slots: (n, num_perm) uint32, MinHash."""
 
     digests: NDArray[np.uint8]
     slots: NDArray[np.uint32]
@@ -157,9 +155,7 @@ def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
 
 
 def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return (n,) float64: the share of equal slots, row by row. It estimates the similarity with variance J(1-J)/num_perm; 0 without
-    words.
-    """
+    """Return (n,) float64: the share of equal slots, row by row, 0 without words. It estimates J with variance J(1-J)/num_perm."""
     equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
     return equal.mean(axis=1)
 

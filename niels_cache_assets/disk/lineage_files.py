@@ -23,9 +23,7 @@ _ROWS_PER_GROUP = 65_536
 
 
 class RowSpool(GrowingFile):
-    """A file of rows with the columns of `schema` ({name: "string" or "int64"}), which can be read from the start. `resume_at`:
-    in bytes.
-    """
+    """A file of rows with the columns of `schema` ({name: "string" or "int64"}), readable from the start. `resume_at`: in bytes."""
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)

@@ -1,8 +1,8 @@
 """Disk space: the size of a build compared with the free space before it begins, and messages for errors of the disk.
 
 A certain size rejects a build that cannot finish. Sizes are certain for an export, an import, the bands of duplicates, and a token budget
-that an existing corpus can fill. An estimate from source files, or a budget of a source of unknown length, only gives a warning. If nothing
-is known, there is no message. Cost: one statvfs.
+that an existing corpus certainly fills. An estimate from source files, or a budget of a source of unknown length, only gives a warning. If
+nothing is known, there is no message. Cost: one statvfs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.filesize import decimal as file_size
 
+from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
@@ -35,7 +36,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The `bytes` of a build, and `why`. `certain`: the size is not an estimate. `fewer`: the size comes from a token budget."""
+    """The `bytes` of a build, and `why`. `certain`: the build certainly takes them. `fewer`: the size comes from a token budget."""
 
     bytes: int
     why: str
@@ -70,9 +71,7 @@ def sft_need(text_bytes: int | None) -> Need | None:
 
 
 def corpus_need(text_bytes: int | None) -> Need | None:
-    """Return the need of a corpus, whose documents are compressed. Signatures are not included, because the number of documents
-    is unknown.
-    """
+    """Return the need of a corpus, whose documents are compressed. Signatures are not included: their number is unknown."""
     if text_bytes is None:
         return None
     return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
@@ -83,8 +82,6 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
     The bytes of an unfinished build count as free: that build is resumed or removed.
     """
-    from niels_cache_assets.disk.journal import partial_directory  # a circular import otherwise
-
     if need is None:
         return
     free = free_bytes(target)

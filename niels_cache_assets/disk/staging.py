@@ -118,7 +118,7 @@ def locked(
             _make_parents(target)
             held.enter_context(writer_lock(target, wait=wait_for if wait else None))
         except OSError as error:
-            raise NielsCacheError(f"{refusal(error, target)}; {_what_stands(target)}: {target}") from error
+            raise NielsCacheError(f"{refusal(error, target)}; {_state_of(target)}: {target}") from error
         yield waited
 
 
@@ -159,13 +159,13 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
                     remove(partial)
                     remove(_spare_journal(target))
     except OSError as error:
-        stands = "the new cache is in place, but a power loss may undo that" if placed else _what_stands(target)
+        stands = "the new cache is in place, but a power loss may undo that" if placed else _state_of(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
         kept = f"; {file_size(left)} of the unfinished build are kept, and the next run resumes from them" if left else ""
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
 
 
-def _what_stands(target: Path) -> str:
+def _state_of(target: Path) -> str:
     """Return the state of the target after a failed build, for messages."""
     try:
         os.lstat(target)

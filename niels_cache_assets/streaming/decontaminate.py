@@ -76,15 +76,11 @@ class TrainGuard:
         return self._index.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
-        """Index documents of val before the build, because its stream may bring them too late. They are encoded, because only encodable
-        documents go to val.
-        """
+        """Index documents of val before the build: its stream may bring them too late. Only encoded documents are in val."""
         self._index.add_new([document.text for document in batch.documents])
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
-        """Return the batch without copies of val. If val is not complete, or a budget may add to it, return the batch unchanged. Any thread
-        may call it.
-        """
+        """Return the batch without copies of val; unchanged if val is not complete, or a budget may add to it. Any thread may call it."""
         if not (self._index.sealed and self._val_is_full()):
             return batch
         return self._screened(batch, is_val=np.array([document.split == "val" for document in batch.documents], dtype=bool))

@@ -59,9 +59,7 @@ class OverlappingPair:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOverlap:
-    """The documents of train that are also in val: the number of each kind (a document counts once), and the first pairs in
-    train's order.
-    """
+    """The documents of train that are also in val: the number of each kind (each counts once), and the first pairs in train's order."""
 
     train_documents: int
     val_documents: int
@@ -227,9 +225,7 @@ def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Return a function from ids to a text with the canonical text of `tokenizer.decode`. If the tokenizer has a table of pieces, it is
-    used: three times faster.
-    """
+    """Return a function from ids to text with the canonical text of `tokenizer.decode`. A table of pieces is three times faster."""
     piece_bytes = getattr(tokenizer, "piece_bytes", None)
     if piece_bytes is None:
         return lambda ids: str(tokenizer.decode(ids))

@@ -133,9 +133,7 @@ class HeldOut:
                 yield document, reasons.get(position)
 
     def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """Return the keys from the lineage of the member's finished cache. None if a build would replace that cache, or if its lineage is
-        damaged.
-        """
+        """Return the keys in the lineage of the member's finished cache; None if a build would replace it, or if its lineage is damaged."""
         directory = dataset_dir(self._root, "pretrain", name)
         path = directory / documents_name("val")
 

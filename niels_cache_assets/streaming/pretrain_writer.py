@@ -120,9 +120,7 @@ class PretrainWriter:
             self._splits[split].write(part)
 
     def checkpoint(self) -> tuple[WriterState, Sizes]:
-        """Put everything that was written on the disk. Return the state to resume from, and the bytes of each unfinished file that belong
-        to it.
-        """
+        """Put everything on the disk. Return the state to resume from, and the bytes of each unfinished file that belong to it."""
         sizes = Sizes()
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
         return WriterState(splits=splits), sizes
@@ -139,9 +137,7 @@ class PretrainWriter:
         return self._splits[split].doc_ends.items
 
     def totals(self) -> dict[str, Any]:
-        """Return keys of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the cut document (or
-        None).
-        """
+        """Return keys of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the cut one (or None)."""
         return {
             **{f"{split}_tokens": self.tokens(split) for split in SPLITS},
             "documents": {split: self.documents(split) for split in SPLITS},

@@ -219,9 +219,7 @@ def _counts(shingles: Shingles) -> list[int]:
 
 
 def _blanks_after(text: str, start: int) -> int:
-    """Return at least the number of characters that separate words in text[start:]: ASCII up to the blank, and all bytes that begin a
-    blank.
-    """
+    """Return at least the number of blanks in text[start:]: ASCII bytes up to the blank, and first bytes of other blanks."""
     last_of_ascii, others = _first_bytes_of_blanks()
     encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
     count = np.count_nonzero(encoded <= last_of_ascii)
@@ -230,8 +228,6 @@ def _blanks_after(text: str, start: int) -> int:
 
 @lru_cache(maxsize=1)
 def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8]]:
-    """Return the UTF-8 bytes of characters that canonical text replaces by a blank: the last one in ASCII, and the first bytes of the
-    others.
-    """
+    """Return UTF-8 bytes of characters that become blanks in canonical text: the last one in ASCII, and first bytes of the others."""
     first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(code_points() == BLANK).tolist()}
     return np.uint8(max(byte for byte in first if byte < 128)), [np.uint8(byte) for byte in sorted(first) if byte >= 128]

@@ -32,13 +32,13 @@ def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continu
         if special:
             parts.extend(labels[token] for token in run)
         elif continues and not parts:
-            parts.append(spell_controls(_decode_on(run, tokenizer)))
+            parts.append(spell_controls(_decode_continued(run, tokenizer)))
         else:
             parts.append(spell_controls(tokenizer.decode(run)))
     return "".join(parts)
 
 
-def _decode_on(tokens: list[int], tokenizer: SentencePieceTokenizer) -> str:
+def _decode_continued(tokens: list[int], tokenizer: SentencePieceTokenizer) -> str:
     """Decode tokens that follow another token, and keep an initial blank. SentencePiece drops the blank at the start of a text."""
     eot = tokenizer.special_token_ids()["eot"]
     return tokenizer.decode([eot, *tokens]).removeprefix(tokenizer.decode([eot]))

@@ -28,16 +28,12 @@ _LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
 
 
 def characters_per_token(characters: int, tokens: int) -> float | None:
-    """Return the characters per token of whole texts; None without text. Newlines and blanks count as characters, special tokens such as
-    EOT do not count.
-    """
+    """Return the characters per token of whole texts; None without text. Newlines and blanks count; special tokens such as EOT do not."""
     return characters / tokens if tokens else None
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Return the characters per token of a pretrain cache, rounded, without the EOT of each document. None if its meta.json does not count
-    characters (sft).
-    """
+    """Return the characters per token of a pretrain cache, rounded, without EOT; None if its meta.json counts no characters (sft)."""
     if "characters" not in meta:
         return None
     tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
@@ -80,9 +76,7 @@ def _is_a_word(found: str) -> bool:
 
 
 def by_source(root: Path, meta: Meta) -> dict[str, float]:
-    """Return characters per token by source: of the training texts, and for other sources, of their pretrain caches made with this
-    tokenizer.
-    """
+    """Return characters per token by source: of the training texts; of other sources, of their pretrain caches with this tokenizer."""
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
