@@ -258,9 +258,7 @@ def _without_tags(text: str) -> str:
 
 
 def _unmatched(text: str) -> bytearray | None:
-    """Return, for each character, whether an unmatched opening tag begins there, one without values of attributes; None if there
-    is none.
-    """
+    """Return, for each character, whether an opening tag without attribute values or closing tag begins there; None if no tag does."""
     stays = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))
     for found in _BARE_TAG.finditer(text):

@@ -61,9 +61,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
 
 
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
-    """Return both layers, merged by key: a user can set one key of a shipped data set. A table with another `source` replaces the
-    old one.
-    """
+    """Return both layers, merged by key, so a user can set one key of a shipped data set. Another `source` replaces the whole table."""
     merged = dict(below)
     for section, tables in above.items():
         if section not in _SECTIONS:

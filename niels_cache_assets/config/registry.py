@@ -125,9 +125,7 @@ class Registry:
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
-        """Return the pretrain data sets that can be built and have a corpus, in order: all of them, or those with this step in
-        `prepare`.
-        """
+        """Return the pretrain data sets that can be built and have a corpus, in order. `step`: only those with this step in `prepare`."""
         return [
             name
             for name in self.partition_keys("pretrain")

@@ -69,9 +69,7 @@ class CorpusWriter:
     """A writer of documents, in files of about 128 MB of text, with digests and signatures. As a context manager it closes its files."""
 
     def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: the state of `root`; `files`: its
-        finished files.
-        """
+        """`num_perm`: slots of a signature; None: no digests and signatures. `there`: the state of `root`; `files`: its finished files."""
         self._root = root
         there = there or Written()
         self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
@@ -85,6 +83,7 @@ class CorpusWriter:
         if num_perm is not None:
             self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
             self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
+        self._growing = [part for part in (self._hashes, self._digests, self._slots) if part is not None]
 
     def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
         return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
@@ -93,9 +92,10 @@ class CorpusWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in (self._table, self._hashes, self._digests, self._slots):
-            if part is not None:
-                part.abandon()
+        if self._table is not None:
+            self._table.abandon()
+        for part in self._growing:
+            part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
         """Append a chunk of documents. Return whether a file of documents ended with it, so that all documents are in finished files.
@@ -123,18 +123,15 @@ class CorpusWriter:
     def checkpoint(self) -> tuple[Written, Sizes]:
         """Put everything on the disk after a finished file of documents. Return the state to resume from, and bytes of unfinished files."""
         sizes = Sizes()
-        for part in (self._hashes, self._digests, self._slots):
-            if part is not None:
-                part.checkpoint(sizes)
+        for part in self._growing:
+            part.checkpoint(sizes)
         return Written(documents=self.documents, tables=self._tables), sizes
 
     def seal(self) -> None:
         self._flush()
         self._seal_table()
-        for part in (self._hashes, self._digests, self._slots):
-            if part is not None:
-                part.seal()
-        self._digests = self._slots = None
+        for part in self._growing:
+            part.seal()
 
     @property
     def content_sha256(self) -> str:
