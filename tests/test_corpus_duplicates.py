@@ -232,7 +232,7 @@ def test_data_sets_without_a_corpus_are_named_and_waited_for(tmp_path: Path) -> 
     prepare_corpus(registry, "books", root=tmp_path, processes=1)
     outcome = find_duplicates(registry, root=tmp_path)
     assert outcome.warning is not None
-    assert missing(outcome.warning, "duplicates", "without notes: ") == []
+    assert missing(outcome.warning, "duplicates", "notes: ") == []
     assert (outcome.meta["missing"], sorted(outcome.meta["datasets"])) == (["notes"], ["books"])
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     with pytest.raises(NielsCacheError, match=r"before .*'notes' .*; materialize corpus/duplicates"):

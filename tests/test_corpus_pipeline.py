@@ -95,7 +95,7 @@ def test_without_a_corpus_or_drop_list_the_message_says_what_to_materialize(tmp_
     with pytest.raises(NielsCacheError, match=r"finished corpus .*; materialize corpus/documents of 'notes'"):
         build_dataset(registry, "notes", root=tmp_path)
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    with pytest.raises(NielsCacheError, match=r"duplicates have not .*; materialize corpus/duplicates"):
+    with pytest.raises(NielsCacheError, match=r"duplicates .*; materialize corpus/duplicates"):
         build_dataset(registry, "notes", root=tmp_path)
     find_duplicates(registry, root=tmp_path)
     assert build_dataset(registry, "notes", root=tmp_path).state == "built"

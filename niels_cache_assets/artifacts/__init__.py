@@ -1,1 +1,1 @@
-"""Everything that can be built: one class per kind, one way to build it (`materialize`), one graph of what comes from what (`graph`)."""
+"""Everything that can be built: one class for each kind, one way to build it (`materialize`), and one graph of dependencies (`graph`)."""

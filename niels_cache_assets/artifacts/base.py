@@ -1,6 +1,6 @@
-"""What an artifact is: the questions that `materialize` asks of it, and the words in which it is told and tells.
+"""The base class of artifacts: the questions that `materialize` asks, and the values that are passed to and from it.
 
-A new kind is one class: a frozen dataclass with `key`, `directory`, `identity` and `write`; all else has an answer here.
+A new kind is one class: a frozen dataclass with `key`, `directory`, `identity` and `write`. All other methods have a default here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ State = Literal["built", "cache_hit", "disabled"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What happened to one artifact.
+    """The result of building one artifact.
 
-    meta: its record, empty if it is switched off and was never built. `kept`: what is there stays though a build may make another:
-    upstream could not be asked, or it is switched off; `warning` says so. `warning` also tells what to know of a build. seconds: of this
-    run. resumed: how much of it (tokens, of a corpus characters) an earlier, stopped build had made already.
+    meta: its record; empty if the artifact is switched off and was never built. kept: an existing build stays although another one may be
+    needed, because upstream is not available or the artifact is switched off; `warning` gives the reason. warning: anything else that you
+    should know. seconds: the duration of this run. resumed: the part of it (tokens; characters of a corpus) that an interrupted build had
+    already made.
     """
 
     key: str
@@ -46,30 +47,30 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """Return the first part of the key: `pretrain`, `corpus`, ..."""
+        """The first part of the key: `pretrain`, `corpus`, ..."""
         return self.key.partition("/")[0]
 
     @property
     def family(self) -> Family:
-        """Return the family of a data set's cache."""
+        """The family of a data set's cache."""
         return cast(Family, self.kind)
 
     @property
     def model(self) -> Path:
-        """Return where the model of a tokenizer lies."""
+        """The path of a tokenizer's model."""
         return self.directory / TOKENIZER_MODEL_NAME
 
     @property
     def name(self) -> str:
-        """Return the rest of the key: the data set, or the kind itself if there is one of it."""
+        """The rest of the key: the data set, or the kind itself if there is only one artifact of this kind."""
         return self.key.partition("/")[2] or self.key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What `write` has made: the record of it, which is written last. `resumed`, `warning`: as of an Outcome.
+    """The result of `write`: the record, which is written last. `resumed` and `warning` are those of an Outcome.
 
-    changed: False if all of it was there, for kinds of which only writing can tell.
+    changed: False if everything was already there. Only kinds that find this out while they write set it.
     """
 
     meta: Meta
@@ -80,9 +81,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What `write` is given. `directory`: empty, or as a stopped build left it, if the kind is resumable.
+    """The arguments of `write`. directory: empty, or as an interrupted build left it if the kind is resumable.
 
-    revision: of upstream, as `made_of` has it. progress: told how far it is, in the kind's own words. `force`: nothing is resumed.
+    revision: of upstream, as in `made_of`. progress: called with the progress of the build, in a form of the kind's own. force: do not
+    resume.
     """
 
     directory: Path
@@ -94,84 +96,84 @@ class Work:
 
     @property
     def fingerprint(self) -> str:
-        """Return the hash of all that decides the bytes."""
+        """The hash of everything that decides the bytes."""
         return fingerprint_of(dict(self.made_of))
 
     @property
     def resume(self) -> Resume:
-        """Return what asks a builder to keep a journal here, and to resume from the one that it finds."""
+        """The request to a builder to keep a journal here and to resume from the one that it finds."""
         return Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
 
     def open_journal(self, name: str, *, state: type[Any]) -> Journal:
-        """Open the journal of a build called `name` in the log. Its `state` is None or of that data class."""
+        """Open the journal of a build, named `name` in the log. Its `state` is None or an instance of that data class."""
         journal = open_journal(self.directory, self.resume, name=name, identity={}, state=state)
         assert journal is not None
         return journal
 
 
 class Artifact(ABC):
-    """One thing that can be built. Subclasses are frozen dataclasses; what their properties cache is of one look (`afresh`).
+    """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without their cached properties.
 
-    version: bumped by hand when the bytes change for the same input. record: the file that is written last,
-    None if each of its parts has its own.
+    version: increased by hand when the bytes change for the same input. record: the file that is written last; None if each part has a
+    record.
     """
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
     resumable: ClassVar[bool] = False
-    noun: ClassVar[str] = "build"  # in "kept the finished ..."
-    takes_what_is_there: ClassVar[bool] = False  # it is built of those inputs that are built, and again when others are
-    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # after a build, and after none
+    noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
+    takes_what_is_there: ClassVar[bool] = False  # it uses the inputs that exist, and is built again when there are more
+    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # after a build, and if none was needed
 
     @property
     @abstractmethod
     def key(self) -> str:
-        """Return its name in a root: `tokenizer`, `corpus/NAME`, `pretrain/NAME`, ..."""
+        """The name of the artifact in a root: `tokenizer`, `corpus/NAME`, `pretrain/NAME`, ..."""
 
     @property
     @abstractmethod
     def directory(self) -> Path:
-        """Return where it lies."""
+        """The directory of the artifact."""
 
     @abstractmethod
     def identity(self, revision: str | None) -> dict[str, Any]:
-        """Return all that decides its bytes, if upstream is at `revision`. Raises NielsCacheError if an input is not there."""
+        """Return everything that decides its bytes if upstream is at `revision`. Raises NielsCacheError if an input is missing."""
 
     @abstractmethod
     def write(self, work: Work) -> Written:
-        """Build it in `work.directory`. Raises NielsCacheError if nothing can be built; what was there before then stays."""
+        """Build it in `work.directory`. Raises NielsCacheError if it cannot be built; the previous build then stays."""
 
     @property
     def network_patience(self) -> float | None:
-        """Return the seconds for which requests are repeated, None if nothing is asked of the network."""
+        """The number of seconds for which requests are retried; None if the build does not use the network."""
         return None
 
     def inputs(self) -> Sequence[str]:
-        """Return the keys of what it is built from, the only place that knows. Upstream is no artifact."""
+        """Return the keys of the artifacts that it is built from. Edges are defined only here. Upstream is not an artifact."""
         return ()
 
     def unavailable(self) -> str | None:
-        """Return why it is not built and nothing stands for it: it is switched off. Raises NielsCacheError if a setting is missing."""
+        """Return why it is not built and has no replacement: it is switched off. Raises NielsCacheError if a setting is missing."""
         return None
 
     def finished(self) -> Meta | None:
-        """Return the record of what is there and whole. Raises NielsCacheError if it must neither be used nor replaced."""
+        """Return the record of a complete build, if there is one. Raises NielsCacheError if the build must be neither used nor replaced."""
         return finished_meta(self.directory)
 
     def keeps(self) -> str | None:
-        """Return why what is there stays, whatever would be built now."""
+        """Return why the existing build stays even if another one is needed."""
         return None
 
     def revision(self) -> str | None:
-        """Return the revision of upstream. Raises SourceUnavailable if it cannot be asked now."""
+        """Return the revision of upstream. Raises SourceUnavailable if upstream is not available now."""
         return None
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        """Return whether what is there is what a build would make."""
+        """Return whether the build with this record equals the one that would be made from `made_of`."""
         return bool(meta.get("fingerprint") == fingerprint_of(dict(made_of)))
 
     def need(self) -> Need | None:
-        """Return the room that a build takes, as far as it is known."""
+        """Return the disk space that a build needs, as far as it is known."""
         return None
 
     def owns(self, name: str) -> bool:
@@ -179,32 +181,32 @@ class Artifact(ABC):
         return is_cache_name(name)
 
     def warning(self) -> str | None:
-        """Return what to know of it, built or not."""
+        """Return a warning about the artifact, whether it was built now or earlier."""
         return None
 
     def journal(self, revision: str | None) -> JournalFingerprint:
-        """Return what the journal of a build would have now. It writes nothing, and asks nothing of upstream."""
+        """Return the fingerprint that the journal of a build would have now. Writes nothing and does not ask upstream."""
         made_of = self.identity(revision)
         return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), {})
 
     def current(self) -> Meta:
-        """Return the record of what is there, if it is what would be built at the revision that it has.
+        """Return the record of the existing build if it equals the one that would be made at its own revision.
 
-        A newer upstream is for `materialize` to see. Raises NielsCacheError that says what to build.
+        `materialize` checks for a newer upstream. Raises NielsCacheError, which names what to build.
         """
         meta = self.finished()
         if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
-            raise NielsCacheError(f"{self.directory}: {self.key} is not built as it is configured; build it first")
+            raise NielsCacheError(f"{self.directory}: {self.key} does not exist as configured; build it first")
         return meta
 
     def afresh(self) -> Self:
-        """Return the same artifact, with nothing that it has looked at before."""
+        """Return the same artifact without its cached properties."""
         return dataclasses.replace(self)  # type: ignore[type-var]
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        """Return a context that keeps other builds of it away, and says whether it had to wait for one."""
+        """Return a context manager that locks out other builds of it. Its value is True if it had to wait for one."""
         return locked(self.directory, is_ours=self.owns, wait=wait, log=log)
 
     def stage(self) -> AbstractContextManager[Path]:
-        """Return a context that gives the folder to build in, which takes the place of `directory` at its end."""
+        """Return a context manager that provides a staging directory, which replaces `directory` at the end."""
         return staged(self.directory, resumable=self.resumable)

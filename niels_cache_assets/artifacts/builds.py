@@ -1,7 +1,8 @@
-"""The calls of a notebook: build one thing by its name, exactly as the command line and a Dagster run do.
+"""Functions for notebooks: build one artifact by its name, in the same way as the command line and a Dagster run.
 
-Each finds that what is there is what a build would make, or builds it. `wait`: if another process builds it, wait and look again instead
-of failing. `force`: build in any case. `log` is told what happens, in lines. All raise NielsCacheError; the last good build then stays.
+Each returns a cache hit if the existing build is current, and builds otherwise. wait: if another process builds the same artifact, wait for
+it instead of failing. force: always build. log: called with each line of the log. All raise NielsCacheError; the last good build then
+stays.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def _silent(message: str) -> None: ...
 
 
 def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Make `root/tokenizer/{spm.model, meta.json}`.
+    """Build `root/tokenizer/{spm.model, meta.json}`.
 
-    Raises NielsCacheError for a model that lacks the special tokens, no source that can be read, or a vocabulary too large for the text.
+    Raises NielsCacheError if the model lacks the special tokens, no source can be read, or the vocabulary is too large for the text.
     """
     return materialize(graph(registry, root).tokenizer(), force=force, wait=wait, log=log)
 
@@ -40,25 +41,25 @@ def prepare_corpus(
     progress: Callable[[CorpusProgress], None] | None = None,
     log: Log = _silent,
 ) -> Outcome:
-    """Make `corpus/<name>` under `root`.
+    """Build `corpus/<name>` under `root`.
 
-    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
-    without `prepare`, a source of which nothing is left, and a worker that was killed.
+    processes: the number of workers. None: as many as [build] threads, or one per core. 1: work in this process. Raises NielsCacheError for
+    a data set without `prepare`, for a source without any usable document, and if a worker was killed.
     """
     corpus = graph(registry, root).corpus(name, processes=processes)
     return materialize(corpus, force=force, wait=wait, on_progress=progress, log=log)
 
 
 def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Make `duplicates/` under `root` from every current corpus with "dedup".
+    """Build `duplicates/` under `root` from every current corpus with "dedup".
 
-    Raises NielsCacheError if data sets ask for it and none of them has a corpus, and if a corpus is replaced meanwhile.
+    Raises NielsCacheError if data sets use "dedup" but none of them has a corpus, and if a corpus is replaced during the search.
     """
     return materialize(graph(registry, root).duplicates(), force=force, wait=wait, log=log)
 
 
 def write_report(registry: Registry, name: str, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Make `reports/corpus/<name>` under `root`. Raises NielsCacheError as `corpus_report` does."""
+    """Build `reports/corpus/<name>` under `root`. Raises NielsCacheError as `corpus_report` does."""
     return materialize(graph(registry, root).report(name), force=force, wait=wait, log=log)
 
 
@@ -73,10 +74,10 @@ def build_dataset(
     progress: OnProgress | None = None,
     log: Log = _silent,
 ) -> Outcome:
-    """Make the cache of one data set under `root`.
+    """Build the cache of one data set under `root`.
 
-    `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run; None means the registry's
-    value. Raises NielsCacheError, also if the folder holds another data set and `force` is off.
+    run_settings: replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. None stands for the value of
+    the registry. Raises NielsCacheError, also if the folder holds another data set and `force` is off.
     """
     cache = graph(registry, root).cache(name, run_settings)
     return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)

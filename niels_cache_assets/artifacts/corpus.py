@@ -1,9 +1,9 @@
-"""The corpus of a data set: its source, streamed through cleaning and signing, on every core, into documents on disk.
+"""The corpus of a data set: its source, cleaned and signed on every core, and stored as documents on disk.
 
-One pass over all of the source: token budgets are for the cache that is built of the corpus. Memory: a few chunks of about a megabyte per
-worker process and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times its size
-here and fifteen times in its worker, words and copies on the way included. The same source and settings give the same bytes, for any
-number of processes, and for a run that was ended anywhere and run again: that goes on behind the last complete file of documents.
+One pass over the whole source. Token budgets apply later, when the cache is built from the corpus. Memory: a few chunks of about a megabyte
+for each worker process, and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times
+its size here and fifteen times its size in its worker, including words and copies. The same source and settings give the same bytes, for
+any number of processes. An interrupted run resumes after the last complete file of documents and ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from niels_cache_runtime.format.reading import available_threads
 class Corpus(Artifact):
     """The corpus of a data set with `prepare`.
 
-    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. siblings: gives the pretrain tables as
-    mixtures read them; whether a corpus is current can be asked without it.
+    processes: the number of workers. None: as many as [build] threads, or one per core. 1: work in this process. siblings: returns the
+    pretrain tables as mixtures read them; `current` does not need it.
     """
 
     registry: Registry
@@ -81,7 +81,7 @@ class Corpus(Artifact):
 
     @property
     def source(self) -> PretrainSource:
-        """Return the table of the data set."""
+        """The table of the data set."""
         return self.registry.pretrain[self.name]
 
     @cached_property
@@ -144,8 +144,7 @@ class Corpus(Artifact):
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         if self.source.train_tokens is not None or self.source.val_tokens is not None:
             work.log(
-                f"warning: all of {self.name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is "
-                "built"
+                f"warning: all of {self.name} is prepared; token budgets (train_tokens, val_tokens) apply only when its cache is built"
             )
         with HeldOut(self.registry, root=self.root, siblings=self._siblings, tokenizer=self._tokenizer) as held_out:
             context = StreamContext(
@@ -156,22 +155,22 @@ class Corpus(Artifact):
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """How far a corpus is. `share` (0 to 1): of the bytes of the source's files, or of the number of remote ones; None where not known."""
+    """The progress of a corpus. share (0 to 1): of the bytes of local files, or of the number of remote files; None if it is unknown."""
 
-    documents: int  # given by the source so far
+    documents: int  # received from the source so far
     kept: int
-    characters: int  # of all that were given
+    characters: int  # of all received documents
     share: float | None
 
     @property
     def counts(self) -> dict[str, int]:
-        """All but the share."""
+        """All fields except the share."""
         return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """What the journal keeps, behind each file of documents: what is `written`, the state of CorpusCounts, how far the source was read."""
+    """The state in the journal after each file of documents: that of the writer, that of CorpusCounts, and the position in the source."""
 
     written: WrittenDocuments
     counts: dict[str, Any]

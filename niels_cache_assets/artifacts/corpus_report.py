@@ -1,6 +1,6 @@
-"""What preparing did to a data set, in figures and plots: report.json and a picture for each part of it.
+"""The report of a prepared data set: report.json, and a plot for each part of it.
 
-Everything comes from the meta.json of the corpus and of the drop lists; drawing takes a second or two (corpus/plots.py).
+Everything comes from the meta.json of the corpus and of the drop lists. Drawing takes a second or two (show/plots/corpora.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUFFIX = ".png"
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport(Artifact):
-    """The report of a data set with `prepare`. It is its own identity: it costs less to make than to tell whether it would differ."""
+    """The report of a data set with `prepare`. It is its own identity: to make it costs less than to tell whether it would differ."""
 
     registry: Registry
     root: Path
@@ -60,7 +60,7 @@ class CorpusReport(Artifact):
         return name == REPORT_NAME or name.endswith(_SUFFIX)
 
     def write(self, work: Work) -> Written:
-        from niels_cache_assets.show.plots.corpora import draw  # takes a second: matplotlib
+        from niels_cache_assets.show.plots.corpora import draw  # imports matplotlib, which takes a second
 
         report = dict(work.made_of)
         for plot, image in draw(report).items():

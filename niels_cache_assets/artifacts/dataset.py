@@ -1,7 +1,7 @@
-"""What the caches of both families share: how they are identified, kept and described. A data set that is switched off is here, too.
+"""The part that the caches of both families share: identity, provenance and status; also the cache of a data set that is switched off.
 
-A data set with `prepare` is read from its corpus, minus its drop list, and not from its source: what upstream has now is then for the
-corpus to ask.
+A data set with `prepare` is read from its corpus, without the documents of its drop list, and not from its source. Only the corpus then
+asks upstream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from niels_cache_runtime.format.place import check_place, place_problem
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Artifact):
-    """The cache of one data set. `source`, `build`: its table and [build], with the settings of one run in them."""
+    """The cache of one data set. source, build: its table and [build], with the settings of one run applied."""
 
     registry: Registry
     root: Path
@@ -55,7 +55,7 @@ class Dataset(Artifact):
 
     @property
     def family(self) -> Family:
-        """Return `pretrain` or `sft`."""
+        """The family, `pretrain` or `sft`."""
         return self.source.family
 
     @property
@@ -72,24 +72,24 @@ class Dataset(Artifact):
 
     @cached_property
     def tokenizer(self) -> SentencePieceTokenizer:
-        """Return the tokenizer of the root. Raises NielsCacheError if there is none."""
+        """The tokenizer of the root. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
-        """Return the pretrain tables as a mixture reads them."""
+        """The pretrain tables as a mixture reads them."""
         return with_prepared(self.registry, self.root)
 
     @cached_property
     def prepared(self) -> PreparedCorpus | None:
-        """Return the corpus that is read instead of the source, if it has one."""
+        """The corpus that replaces the source, if the data set has one."""
         if not is_prepared(self.source):
             return None
         return open_prepared(self.registry, self.name, root=self.root, source=self.source, build=self.build)
 
     @cached_property
     def text_bytes(self) -> int | None:
-        """Return the bytes of its text, as far as they are known."""
+        """The number of bytes of its text, as far as it is known."""
         if self.prepared is not None:
             return int(self.prepared.meta["bytes"]["after"])
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
@@ -108,15 +108,15 @@ class Dataset(Artifact):
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
         if meta is not None and meta.get("built"):
-            check_place(meta, self.directory)  # a folder that was exchanged or copied: neither a hit nor to be replaced
+            check_place(meta, self.directory)  # a folder that was swapped or copied is no hit and must not be replaced
         if self.is_of_another_program():
             raise NielsCacheError(
-                f"{self.directory / META_NAME}: another program made this cache; move its folder away, or replace it with --force"
+                f"{self.directory / META_NAME}: this cache was made by another program; move its folder away, or replace it with --force"
             )
         return meta
 
     def is_of_another_program(self) -> bool:
-        """Return whether another program made the cache that is there, complete or not."""
+        """Return whether another program made the existing cache, complete or not."""
         try:
             return is_foreign(load_meta(str(self.directory / META_NAME)))
         except ForeignMetaError:
@@ -125,14 +125,14 @@ class Dataset(Artifact):
             return False
 
     def revision(self) -> str | None:
-        assert self.tokenizer  # without it nothing is built, whatever upstream says
+        assert self.tokenizer  # fail early: nothing can be built without it
         return self.prepared.meta["dataset_revision"] if self.prepared else self.source.revision(self.siblings)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         return self.identity_with(self.tokenizer.model_sha256, revision)
 
     def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
-        """Return all that decides its bytes, with this tokenizer."""
+        """Return everything that decides its bytes with this tokenizer."""
         return cache_identity(
             self.registry,
             self.source,
@@ -148,7 +148,7 @@ class Dataset(Artifact):
             context = StreamContext(seed=self.build.seed, revision=work.revision, log=work.log, siblings=self.siblings, held_out=held_out)
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
             meta, resumed = build.write(work.directory, work.resume)
-        # of a corpus it was said when that was made
+        # the corpus has already given this warning
         return Written(meta=meta, resumed=resumed, warning=None if self.prepared else decoding_warning(meta))
 
     def journal(self, revision: str | None) -> JournalFingerprint:
@@ -161,7 +161,7 @@ class Dataset(Artifact):
         return fingerprint_of_journal(resume, build.identity)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
-        """Return what meta.json says about where the cache came from."""
+        """Return the entries of meta.json about the origin of the cache."""
         return Provenance(
             dataset_name=self.name,
             dataset_config=self.source.hub_config,
@@ -173,7 +173,7 @@ class Dataset(Artifact):
 
     @abstractmethod
     def split_rule(self) -> str:
-        """Return how it is divided, in one line for meta.json."""
+        """Return the rule that splits it, as one line for meta.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,14 +200,14 @@ class SwitchedOff(Artifact):
         if meta is not None and meta.get("built"):
             check_place(meta, self.directory)
         elif meta is not None and place_problem(meta, family=self.dataset.family, name=self.dataset.name) is not None:
-            return None  # it is empty, so it may be replaced
+            return None  # an empty cache may be replaced
         return meta
 
     def keeps(self) -> str | None:
         meta = self.finished()
         if not self.dataset.is_of_another_program() and not (meta is not None and meta.get("built")):
             return None
-        return f"{self.dataset.name} is switched off; its finished cache is kept as it is (force replaces it)"
+        return f"{self.dataset.name} is switched off; its finished cache is kept (force replaces it)"
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {"enabled": False, "source": self.dataset.source.source}

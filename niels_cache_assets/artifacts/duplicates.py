@@ -1,9 +1,9 @@
-"""The drop lists: which documents go, over all data sets with "dedup" at once, because of whom, and at which similarity.
+"""The drop lists of all data sets with "dedup": which documents are dropped, because of which document, and at which similarity.
 
-Documents are taken in a defined order, in which the first one wins: data sets by [dedup] priority, then in table order; in a data set val
-before train, so that a twin leaves train; then input order. Cost and memory: dedup/greedy.py; signatures are read from disk in blocks.
-Texts are read again only for `verify = "jaccard"`, each once, those of documents that share a band with another. A search that was ended
-goes on behind the last band that is on the disk.
+Documents are compared in a fixed order, and the first one stays. Data sets come by [dedup] priority, then in table order. In a data set val
+comes before train, so a duplicate is dropped from train; then input order. For cost and memory see dedup/greedy.py; signatures are read
+from disk in blocks. Only `verify = "jaccard"` reads texts again, each once, and only of documents that share a band with another. An
+interrupted search resumes after the last band on disk.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 @dataclass(frozen=True, kw_only=True)
 class WantedDropLists:
-    """What the configuration and the corpora on disk ask for.
+    """The drop lists that the configuration and the corpora on disk require.
 
-    `corpora`: meta.json of each, in the order in which the first one wins. `missing`: data sets without a current corpus, and why.
-    `identity`: what decides the lists, for their meta.json.
+    corpora: the meta.json of each corpus, in the order of comparison. missing: data sets without a current corpus, and the reason.
+    identity: everything that decides the lists, for their meta.json.
     """
 
     corpora: dict[str, Meta]
@@ -65,7 +65,7 @@ class WantedDropLists:
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates(Artifact):
-    """The drop lists of all data sets with "dedup" that have a corpus now."""
+    """The drop lists of all data sets with "dedup" that have a current corpus."""
 
     registry: Registry
     root: Path
@@ -84,7 +84,7 @@ class Duplicates(Artifact):
 
     @cached_property
     def wanted(self) -> WantedDropLists:
-        """Return what is asked for now. It costs one small read for each data set; no document and no signature is read."""
+        """The drop lists that are required now. Costs one small read for each data set; no document and no signature is read."""
         corpora: dict[str, Meta] = {}
         missing: dict[str, str] = {}
         for name in dedup_order(self.registry):
@@ -99,7 +99,7 @@ class Duplicates(Artifact):
 
     def unavailable(self) -> str | None:
         if not self.registry.prepared("dedup"):
-            return "no data set asks for it"
+            return "no data set uses it"
         if not self.wanted.corpora:
             raise NielsCacheError(next(iter(self.wanted.missing.values())))
         return None
@@ -112,25 +112,26 @@ class Duplicates(Artifact):
 
     def warning(self) -> str | None:
         missing = self.wanted.missing
-        return f"duplicates were looked for without {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
+        return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
 
     def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
-        """Return meta.json of the drop lists, if a search would make them now, of this corpus of `name`, split by `source` and `seed`.
+        """Return the meta.json of the drop lists if a search would make the same ones now, for this corpus of `name`, split by `source` and
+        `seed`.
 
-        Raises NielsCacheError, which says what is otherwise and what to materialize.
+        Raises NielsCacheError, which names the difference and what to materialize.
         """
         folder, splits = self.directory, split_identity(source, seed)
         meta = finished_meta(folder)
         if meta is None:
-            raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {_ADVICE}")
+            raise NielsCacheError(f"{folder}: no search for duplicates has been made yet; {_ADVICE}")
         if meta["inputs"].get(name) != corpus["content_sha256"]:
-            raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {_ADVICE}")
+            raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was last built; {_ADVICE}")
         if not self.is_made_of(meta, self.identity()):
             raise NielsCacheError(f"{folder}: the duplicates were found {what_is_otherwise(meta, self.wanted.identity)}; {_ADVICE}")
         if meta["splits"][name] != splits:
             raise NielsCacheError(
-                f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {splits}; "
-                f"set seed and val_frac in the configuration, not for one run, and {_ADVICE}"
+                f"{folder}: the duplicates of {name!r} were found for other splits ({meta['splits'][name]}, now {splits}); "
+                f"set seed and val_frac in the configuration and not for one run, then {_ADVICE}"
             )
         return meta
 
@@ -138,7 +139,7 @@ class Duplicates(Artifact):
         return name == META_NAME or name.endswith(".parquet")
 
     def need(self) -> Need:
-        """Return that of a search from its beginning: of bands that are done, less is left."""
+        """Return the disk space of a search from its beginning. A resumed search needs less."""
         from niels_cache_assets.dedup.buckets import hashes_bytes
 
         documents, bands = sum(meta["documents"]["kept"] for meta in self.wanted.corpora.values()), self.wanted.identity["bands"]
@@ -178,11 +179,11 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
             written.update(sizes)
             if not journal.due(sum(written.values())):
                 return False
-            require_same()  # what was read is what the fingerprint says
+            require_same()  # the fingerprint must match the corpora that were read
             for path in needed:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            share = (steps.bands + 1) / (bands + 3)  # reading signatures and the pass at the end take about as long as a band
+            share = (steps.bands + 1) / (bands + 3)  # the read of signatures and the final pass each take about as long as a band
             journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
             return True
 
@@ -213,9 +214,9 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
 
 @contextmanager
 def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[], None]]:
-    """The block reads these corpora: where one was replaced meanwhile, the error says so, whatever came of it in the block.
+    """Check that these corpora stay the same while the block reads them. If one was replaced, that is the error, whatever else failed.
 
-    Yields the same question, for before something is relied on.
+    Yields a function that makes the same check before a result is used.
     """
 
     def require_same() -> None:
@@ -231,7 +232,7 @@ def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[],
 
 
 def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:
-    """The drop list of one data set, sorted by ordinal."""
+    """Write the drop list of one data set, sorted by ordinal."""
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is the last
     kinds = np.array(["near", "exact"], dtype=object)
@@ -251,7 +252,7 @@ def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files:
 
 
 def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
-    """What meta.json says of one data set."""
+    """Return the entries of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
         what: {kind: int(sizes[what][drops.ordinals[drops.exact == (kind == "exact")]].sum()) for kind in ("exact", "near")}
@@ -283,7 +284,7 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
 
 
 def _cluster_sizes(drops: Drops) -> dict[str, int]:
-    """How many kept documents have so many documents in their cluster, themselves included; those alone are left out."""
+    """Return the number of clusters by size. A cluster is a kept document and its duplicates; single documents are not counted."""
     _, copies = np.unique(drops.because_ordinals, return_counts=True)
     sizes, clusters = np.unique(copies + 1, return_counts=True)
     return {str(size): count for size, count in zip(sizes.tolist(), clusters.tolist(), strict=True)}

@@ -1,8 +1,8 @@
-"""What a root can hold and what comes from what: the artifacts of a configuration, by key, in the order in which they are built.
+"""The graph of artifacts: everything that a root can hold, by key, in the order in which it is built.
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
-Edges come from `inputs` of each artifact alone. The command line, the launcher, the states and Dagster's checks all ask here.
+Edges come only from `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
 
 
 def graph(registry: Registry, root: str | Path) -> Graph:
-    """Return the graph of a configuration. It costs nothing: no file is read before something is asked of an artifact."""
+    """Return the graph of a configuration. Reads no file until you use an artifact."""
     return Graph(registry=registry, root=Path(root))
 
 
@@ -61,9 +61,9 @@ class Graph:
         return CorpusReport(registry=self.registry, root=self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:
-        """Return the cache of a data set. Raises NielsCacheError for an unknown name, and for settings that cannot be.
+        """Return the cache of a data set. Raises NielsCacheError for an unknown name and for invalid settings.
 
-        `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
+        run_settings: replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
         """
         given = run_settings or {}
         shared = {key: value for key, value in given.items() if key in BuildSettings.model_fields}
@@ -76,7 +76,7 @@ class Graph:
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
-        """Return what a build of a data set makes: its cache, or the empty one of a data set that is switched off. Raises as `dataset`."""
+        """Return the artifact that a build of a data set makes: its cache, or an empty one if it is switched off. Raises as `dataset`."""
         dataset = self.dataset(name, run_settings)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
 
@@ -86,7 +86,7 @@ class Graph:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Return the keys of all that is configured, switched off or not."""
+        """The keys of everything in the configuration, switched off or not."""
         registry = self.registry
         return [
             "tokenizer",
@@ -98,7 +98,7 @@ class Graph:
         ]
 
     def readers(self, above: str, below: str) -> dict[str, list[str]]:
-        """Map each NAME of an artifact `above/NAME` to the names of those of the kind `below` that are built from it."""
+        """Map each NAME of an artifact `above/NAME` to the names of the artifacts of kind `below` that are built from it."""
         found: dict[str, list[str]] = {}
         for key in self.keys:
             if key.startswith(f"{below}/"):
@@ -108,7 +108,7 @@ class Graph:
         return found
 
     def __getitem__(self, key: str) -> Artifact:
-        """Return the artifact with this key."""
+        """Return the artifact with this key. Raises NielsCacheError for an unknown key."""
         kind, _, name = key.partition("/")
         if key == "corpus/duplicates":
             return self.duplicates()
@@ -125,15 +125,15 @@ class Graph:
         return kinds[kind](name)
 
     def state(self, key: str) -> CacheState:
-        """Return how what lies, or would lie, in the place of an artifact stands. Raises NielsCacheError for an unknown key."""
+        """Return the state of an artifact. Raises NielsCacheError for an unknown key."""
         return state_of(self[key])
 
     def dataset_state(self, name: str) -> CacheState:
-        """Return how the cache of a data set stands. Raises NielsCacheError for a name that is not configured."""
+        """Return the state of a data set's cache. Raises NielsCacheError for an unknown name."""
         return state_of(self.dataset(name))
 
     def states(self) -> list[CacheState]:
-        """Return the state of everything in the order in which it is built, then of what else is there of another configuration."""
+        """Return the state of every artifact in build order, then of the remaining folders, which another configuration made."""
         registry, root = self.registry, self.root
         states = [self.state("tokenizer"), *(self.state(f"corpus/{name}") for name in registry.prepared())]
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
@@ -147,10 +147,10 @@ class Graph:
         return states
 
     def order(self, only: Sequence[str] | None = None) -> list[str]:
-        """Return the keys of what is built, in order: all that is switched on, or the data sets and blends in `only` and what they read.
+        """Return the keys to build, in order: everything that is switched on, or the data sets and blends in `only` and their inputs.
 
-        What is built of the inputs that are there, as drop lists are, comes when its first inputs are built, and again when others are. So
-        a key may be listed twice. The tokenizer is always in it. Raises NielsCacheError for an unknown name.
+        An artifact that uses the inputs that exist, such as the drop lists, is built after its first inputs, and again after later ones. So
+        a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
         """
         registry = self.registry
         for name in only or ():
@@ -168,7 +168,7 @@ class Graph:
         return [*self._in_order(steps), *reports, *caches, *blends]
 
     def _read_by(self, keys: Collection[str]) -> set[str]:
-        """Return the inputs of these artifacts, and theirs, but not those of what is built of what is there."""
+        """Return the inputs of these artifacts and, in turn, their inputs. Artifacts that use the inputs that exist add none."""
         found: set[str] = set()
         left = list(keys)
         while left:
@@ -188,7 +188,7 @@ class Graph:
             return max((place for place, each in enumerate(order) if each == key), default=-1)
 
         def is_due(key: str) -> bool:
-            """Return whether one of its inputs has been built since it was."""
+            """Return whether one of its inputs was built after it."""
             return key in left and any(last(each) > last(key) for each in inputs[key])
 
         while left:

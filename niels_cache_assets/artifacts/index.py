@@ -1,7 +1,7 @@
-"""The indices of a blend, in Megatron-LM's order. Each lies under the hash of all that decides it.
+"""The indices of a blend, in Megatron-LM's order. The directory of each is named after the hash of everything that decides it.
 
-The runtime's index cache locks, stages and commits each of them (niels_cache_runtime/megatron/index_cache.py), by the same code as other
-artifacts (format/commit.py); whether any was missing is known when all are open.
+The runtime's index cache locks, stages and commits each index (niels_cache_runtime/megatron/index_cache.py), with the same code as other
+artifacts (format/commit.py). Only after all indices are open is it known whether one was missing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from niels_cache_runtime.format.meta import Meta
 
 
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
-    """Build the indices of a plan that are not there yet. progress: told (name of the array, done, total).
+    """Build the missing indices of a plan. progress: called with (name of the array, done, total).
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
-    cannot be written.
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process dies. Raises NotWrittenError if
+    the folder cannot be written.
     """
     on_progress = None if progress is None else lambda told: progress(*told)
     return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
@@ -31,10 +31,10 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class BlendIndex(Artifact):
-    """The indices of one plan: of a table [blend.NAME], or of any other blend. `plan` None: as the table says now.
+    """The indices of one plan: of a table [blend.NAME], or of any other blend. plan None: take the plan of the table.
 
-    Its record is what `write` returns: `indices`, of the data sets in their order, then of the blend (a single data set without weights has
-    none); `hash`: of all of them, the same as long as the samples of a run are the same.
+    `write` returns its record. indices: those of the data sets in their order, then that of the blend (a single data set without weights
+    has no blend index). hash: over all of them; it is the same as long as the samples of a run are the same.
     """
 
     registry: Registry | None = None
@@ -42,7 +42,7 @@ class BlendIndex(Artifact):
     name: str
     plan: BlendPlan | None = None
 
-    version = "1"  # the algorithms' own version is in every hash
+    version = "1"  # every hash also covers the version of the algorithms
     record = None
 
     @property

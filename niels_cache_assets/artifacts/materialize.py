@@ -1,14 +1,14 @@
-"""The one way in which anything is built: decide, lock, look again, write beside, commit.
+"""The only way to build an artifact: decide, lock, check again, write to a staging directory, commit.
 
-    1  the revision of upstream     if it cannot be asked, a finished build is kept, with a warning
-    2  the fingerprint              over all that decides the bytes
-    3  a hit                        without a lock, so a read-only cache is one too
-    4  a turn, and room on the disk before anything is written
-    5  the lock                     or wait for it, if asked
-    6  look again                   after a wait, or if another build has ended since the first look
-    7  a staging directory with its journal, write, the record, and the exchange
+    1  the revision of upstream     if upstream is not available, keep a finished build and warn
+    2  the fingerprint              over everything that decides the bytes
+    3  a cache hit                  without a lock, so a read-only cache can be a hit
+    4  a turn, and disk space       before anything is written
+    5  the lock                     wait for it if requested
+    6  a second check               after a wait, or if another build ended since the first check
+    7  the build                    a staging directory with its journal, write, the record, and the exchange
 
-It is the same in a notebook, on the command line and in a Dagster run.
+A notebook, the command line and a Dagster run all use it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def materialize(
     log: Log = lambda message: None,
     waits_its_turn: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Build an artifact, or find that what is there is what a build would make.
+    """Build an artifact, or return a cache hit if the existing build is current.
 
-    `force`: build in any case, and resume nothing. `wait`: if another process builds it, wait and look again instead of failing.
-    `waits_its_turn`: called when it is certain that it must be built; it returns whether it had to wait, and then it is looked again.
-    Raises NielsCacheError, and Busy if another process builds it; the last good build then stays.
+    force: always build, and do not resume. wait: if another process builds it, wait and check again instead of failing. waits_its_turn:
+    called once a build is known to be necessary; if it returns True, it had to wait, and the artifact is checked again. Raises
+    NielsCacheError, and Busy if another process builds the artifact. The last good build then stays.
     """
     started = time.monotonic()
     with patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext():
@@ -56,7 +56,7 @@ def materialize(
             with artifact.lock(wait=wait, log=log) as waited:
                 is_overtaken = place_of(artifact.directory) != found.place
                 if is_overtaken and not waited:
-                    log(f"another build of {artifact.directory} has just ended; looking at what it made")
+                    log(f"another build of {artifact.directory} has just ended; checking its result")
                 if is_overtaken or waited:
                     found = _look(artifact, force=force)
                 if isinstance(found, _Missing):
@@ -68,7 +68,7 @@ def materialize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Missing:
-    """An artifact that must be built, as it was looked at. `place`: of what was there then."""
+    """An artifact that must be built, and the values from which that was decided. place: of the directory at that time."""
 
     artifact: Artifact
     place: tuple[int, int] | None
@@ -103,7 +103,7 @@ def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
 
 
 def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
-    """Build what is missing, under its lock."""
+    """Build a missing artifact. The caller holds its lock."""
     artifact = missing.artifact
     with telling(artifact.need()), artifact.stage() as staging:
         written = artifact.write(
@@ -122,8 +122,8 @@ def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None]
 
 
 def _sweep(directory: Path, log: Log) -> None:
-    """Remove what killed builds left and nobody can resume."""
+    """Remove files of killed builds that cannot be resumed."""
     try:
         sweep_leftovers(directory)
-    except NielsCacheError as error:  # a read-only cache may be a hit all the same; a build that this is in the way of says so itself
+    except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
         log(str(error))

@@ -1,4 +1,4 @@
-"""The pretrain cache of a data set: its documents, streamed through the tokenizer into the shards of train and val."""
+"""The pretrain cache of a data set: its documents are tokenized and written to the shards of train and val."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pretrain(Dataset):
     version = CODE_VERSIONS["pretrain"]
 
     def need(self) -> Need | None:
-        exact = self.prepared is not None and self.prepared.duplicates is None  # how much text a drop list takes is not known
+        exact = self.prepared is not None and self.prepared.duplicates is None  # the amount of text that a drop list removes is unknown
         return pretrain_need(
             train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens, text_bytes=self.text_bytes, exact=exact
         )
@@ -43,7 +43,7 @@ class Pretrain(Dataset):
 
         def val_documents() -> Iterator[Document]:
             context.log("reading val, to keep its documents out of train")
-            for document in feed.read_unreported():  # the pass that is written counts what is dropped
+            for document in feed.read_unreported():  # only the second pass counts dropped documents
                 if document.split == "val":
                     yield document
 
@@ -65,7 +65,7 @@ class Pretrain(Dataset):
         )
 
     def _feed(self, context: StreamContext) -> Feed[Document]:
-        """Return the documents of the corpus, whose splits are known, or of the source."""
+        """Return the documents of the corpus, whose splits are known, or those of the source."""
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
         if self.source.seeded_val_frac is None:

@@ -1,4 +1,4 @@
-"""The SFT cache of a data set: its conversations, streamed through the tokenizer and dealt to train and val."""
+"""The SFT cache of a data set: its conversations are tokenized and divided into train and val."""
 
 from __future__ import annotations
 

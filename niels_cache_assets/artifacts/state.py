@@ -1,8 +1,8 @@
-"""Whether what is on disk is what the configuration asks for, told from meta.json and the sizes of files.
+"""The state of everything on disk, compared with the configuration. It is derived from meta.json and the sizes of files.
 
-What `niels-cache list`, `niels-cache status` and the check `caches_in_sync` say of the tokenizer, corpora, duplicates and caches. Costs
-one or two small reads per data set and a look at each file's size: nothing is hashed and upstream is not asked, so a changed source goes
-unseen here. Who is building what, and how far, is disk/staging.py's to say.
+`niels-cache list`, `niels-cache status` and the check `caches_in_sync` show it for the tokenizer, corpora, duplicates and caches. Costs one
+or two small reads for each data set and a look at the size of each file. Nothing is hashed and upstream is not asked, so a changed source
+is not noticed. disk/staging.py tells which builds are running and how far they are.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,20 +34,20 @@ from niels_cache_runtime.format.place import place_problem
 Kind = Literal["tokenizer", "corpus", "report", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
-    "built",  # there, with no settings to compare it with: what another configuration built
+    "built",  # complete, but made by another configuration, so there are no settings to compare
     "missing",
     "disabled",
-    "switched off",  # with a cache of the time before
+    "switched off",  # but an older cache exists
     "not configured",
     "no tokenizer",
     "other tokenizer",
     "other settings",
-    "other revision",  # than upstream was observed at; told by Dagster alone
-    "no corpus",  # or no drop list, of its own or of a member, or one that is out of date
+    "other revision",  # than the last observed one of upstream; only Dagster finds this
+    "no corpus",  # or no drop list, its own or a member's, or one that is out of date
     "unreadable",
-    "damaged",  # a file is missing or of another size than meta.json says
-    "other data set",  # than the folder is named after
-    "unverifiable",  # made by another program: there is nothing to compare it with
+    "damaged",  # a file is missing, or its size differs from meta.json
+    "other data set",  # than the name of the folder
+    "unverifiable",  # made by another program, so there is nothing to compare
 ]
 Condition = Literal["complete", "stale", "missing", "broken", "off"]
 
@@ -77,15 +77,14 @@ _BUILT_KEYS = ("kind", "fingerprint", "dataset_revision", "tokenizer_sha256", "t
 _SFT_KEYS = ("train_examples", "val_examples")
 
 
-Judgement = tuple[State, str]  # and what to do, empty where nothing is
+Judgement = tuple[State, str]  # and what to do; empty if nothing is to be done
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """How what lies, or would lie, in one directory stands; `advice` says what to do, and is empty where nothing is.
+    """The state of one directory. advice: what to do; empty if nothing is to be done.
 
-    note: what to know of what is there, whether anything is to be done or not.
-    name: of the data set; `tokenizer`, `corpus/NAME` and `corpus/duplicates` for what comes before.
+    note: a remark about the existing files. name: that of the data set; for its inputs `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
     """
 
     name: str
@@ -105,7 +104,7 @@ class CacheState:
 
 
 def state_of(artifact: Artifact) -> CacheState:
-    """Of one artifact of a configuration. It costs one or two small reads, of a report or the indices of a blend a few more."""
+    """Return the state of one artifact of a configuration. Costs one or two small reads; a report or an index needs a few more."""
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
     name = artifact.name if isinstance(artifact, Dataset) else artifact.key
@@ -138,7 +137,7 @@ def _(dataset: Dataset) -> Judgement:
     if not source.enabled:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"]:
-        return "other settings", "build it: it was switched on since"
+        return "other settings", "build it: it has been switched on since"
     judged = _judge_tokenizer(meta, root)
     if judged[0] != "built":
         return judged
@@ -147,7 +146,10 @@ def _(dataset: Dataset) -> Judgement:
     except NielsCacheError as error:
         return "no corpus", str(error)
     if not same:
-        return "other settings", "build it: its settings or the code version have changed since, or one run used others"
+        return (
+            "other settings",
+            "build it: its settings or the code version have changed since, or one run used other settings",
+        )
     return "in sync", ""
 
 
@@ -158,9 +160,9 @@ def _(tokenizer: Tokenizer) -> Judgement:
         return judged
     try:
         same = tokenizer.is_made_of(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
-    except NielsCacheError as error:  # of a model that is to be imported
+    except NielsCacheError as error:  # the model to import is missing
         return "other settings", str(error)
-    advice = "build it again: [tokenizer] or the seed has changed since; with another model every cache is built again"
+    advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
     return ("in sync", "") if same else ("other settings", advice)
 
 
@@ -182,7 +184,7 @@ def _(duplicates: Duplicates) -> Judgement:
     if judged[0] != "built" or not duplicates.registry.prepared("dedup"):
         return judged
     if not duplicates.is_made_of(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
-        return "other settings", "find them again: the settings, or a corpus, have changed since"
+        return "other settings", "search for duplicates again: the settings or a corpus have changed since"
     return "in sync", ""
 
 
@@ -200,9 +202,9 @@ def _(report: CorpusReport) -> Judgement:
 
 @_judge.register
 def _(index: BlendIndex) -> Judgement:
-    """An index lies under the hash of all that decides it, so one that is there is in sync.
+    """Return `in sync` if every index exists, because the hash of everything that decides an index is its name.
 
-    Costs nothing where a member or any index is missing, else what `find_indices` does.
+    Costs nothing if a member or any index is missing, else as much as `find_indices`.
     """
     assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
@@ -215,13 +217,13 @@ def _(index: BlendIndex) -> Judgement:
 
 
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:
-    """Of a corpus that the configuration does not ask for (any more)."""
+    """Return the state of a corpus that is not in the configuration."""
     directory = corpus_dir(root, name)
     return _state(f"corpus/{name}", "corpus", directory, lambda: _judge_presence(directory, _CORPUS_KEYS, named=True))
 
 
 def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
-    """Of a cache that the configuration does not name."""
+    """Return the state of a cache that is not in the configuration."""
     directory = dataset_dir(root, family, name)
 
     def judge() -> Judgement:
@@ -230,7 +232,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
             return "disabled", ""
-        if meta["tokenizer_sha256"] is None:  # imported tokens of an unknown tokenizer
+        if meta["tokenizer_sha256"] is None:  # imported tokens, whose tokenizer is unknown
             return "built", ""
         return _judge_tokenizer(meta, root)
 
@@ -238,14 +240,14 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
 
 
 def index_state(directory: Path) -> CacheState:
-    """Of an index of blends, whichever blend it is of."""
+    """Return the state of one index, whatever blend it belongs to."""
     return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files"), named=True))
 
 
 def _state(
     name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
-    """What cannot be read, or whose files are not those of its meta.json, is judged so. `note`: from the meta.json of what is whole."""
+    """Return a CacheState; errors while reading become a state. note: called with the meta.json of a complete directory."""
     try:
         state, advice = judge()
     except _Damaged as error:
@@ -257,7 +259,7 @@ def _state(
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
     if found.condition not in ("complete", "stale"):
         return found
-    with suppress(NielsCacheError):  # replaced meanwhile, or with a value that is not of its form: then there is nothing to note
+    with suppress(NielsCacheError):  # replaced in the meantime, or with an invalid value: then there is no note
         path = directory / META_NAME
         found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
     return found
@@ -281,7 +283,7 @@ def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
 
 
 def _read_dataset(directory: Path, family: Family) -> Meta:
-    """A meta.json with every key that is asked for here and by those who print it."""
+    """Return a meta.json with every key that is needed here or by the commands that print it."""
     meta = _read_with(directory, ("built",), named=True)
     if is_foreign(meta) or not meta["built"]:
         return meta
@@ -289,15 +291,15 @@ def _read_dataset(directory: Path, family: Family) -> Meta:
 
 
 class _Damaged(NielsCacheError):
-    """A file is not what meta.json says."""
+    """A file that differs from its entry in meta.json."""
 
 
 class _Misplaced(NielsCacheError):
-    """The folder holds another data set than its name says."""
+    """A folder that holds another data set than its name says."""
 
 
 def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
-    """meta.json of a whole folder with these keys. named: the folder is FAMILY/NAME, and must hold what is called so."""
+    """Return the meta.json of a complete folder with these keys. named: the folder is FAMILY/NAME, and must hold the data set NAME."""
     return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
 
 
@@ -307,11 +309,11 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _Misplaced(f"{path}: {problem}")
-    if is_foreign(meta) and named:  # of tokens; a tokenizer or drop lists need keys that no other program writes
+    if is_foreign(meta) and named:  # only for tokens: a tokenizer and drop lists need keys that only niels-cache writes
         return meta
     lacking = [key for key in keys if key not in meta]
     if lacking:
-        raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with force (--force)")
+        raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with --force")
     listed = listed_files(meta, directory)
     found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
     try:

@@ -1,4 +1,4 @@
-"""The tokenizer of a root: a model that is imported, or trained on a sample of the configured data sets (tokenizer_training.py)."""
+"""The tokenizer of a root: an imported model, or one trained on a sample of the configured data sets (tokenizer/training.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLE_NAME = "sample.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Artifact):
-    """The tokenizer. A trained one is kept until its own settings change: new text does not invalidate every cache."""
+    """The tokenizer. A trained one is kept until its own settings change, so new text does not make every cache stale."""
 
     registry: Registry
     root: Path
@@ -48,12 +48,12 @@ class Tokenizer(Artifact):
 
     @property
     def model(self) -> Path:
-        """Return where its model lies, or will."""
+        """The path of its model."""
         return self.directory / TOKENIZER_MODEL_NAME
 
     @property
     def is_imported(self) -> bool:
-        """Return whether the model is another program's, or was made before."""
+        """Whether the model is given by the user and not trained here."""
         return self.registry.tokenizer.model is not None
 
     @property
@@ -86,14 +86,14 @@ class Tokenizer(Artifact):
         return {**identity, "code_version": CODE_VERSION}
 
     def needs_training(self, *, force: bool = False) -> bool:
-        """Return whether a build would train one now: not if it is imported, nor if the one that is there is what the settings ask for."""
+        """Return whether a build would train a model now. False for an imported model, and if the existing one is current."""
         if self.is_imported:
             return False
         meta = None if force else self.finished()
         return meta is None or not self.is_made_of(meta, self.identity())
 
     def write(self, work: Work) -> Written:
-        """Import or train. Raises NielsCacheError for a model without the special tokens, and if nothing can be read to train on."""
+        """Import or train a model. Raises NielsCacheError for a model without the special tokens, and if there is no text to train on."""
         settings, made = self.registry.tokenizer, work.directory / TOKENIZER_MODEL_NAME
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []

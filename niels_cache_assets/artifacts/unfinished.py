@@ -1,8 +1,8 @@
-"""Whether the next build would go on with an unfinished one, told from its journal and from what is on this machine.
+"""Whether the next build will resume an unfinished one. The answer comes from its journal and from files on this machine.
 
-What `niels-cache status` says beside each data set. The journal of a build is compared with the one that a build would keep now, for the
-revision that it was of: upstream is not asked, so a source that has moved since goes unseen, except local files of up to 256 MB, which are
-hashed. Costs what the beginning of a build costs, for data sets with an unfinished build only.
+`niels-cache status` shows it for each data set. The journal of the unfinished build is compared with the one that a build would write now,
+for the same revision. Upstream is not asked, so a changed source is not noticed, except local files of up to 256 MB, which are hashed.
+Costs as much as the start of a build, but only for data sets with an unfinished build.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from niels_cache_runtime.format.meta import read_meta
 
 _HASHED_BYTES = 1 << 28
 _OLD_JOURNAL = "its settings, data or code version have changed since (an older journal does not say which)"
-_OTHER_BUILD = "another version of niels-cache, or a run with settings of its own, made it"
+_OTHER_BUILD = "it was made by another version of niels-cache, or by a run with settings of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A build that was stopped. `stale`: why the next one does not go on with it, None if it does. `sure`: whether that could be told.
+    """An interrupted build. stale: why the next build does not resume it, or None. sure: whether that is certain.
 
-    Even if it does, upstream may have moved since, which the next build finds out.
+    Even then upstream may have changed. The next build finds that out.
     """
 
     stale: str | None
@@ -60,7 +60,7 @@ def unfinished_build(registry: Registry, judged: CacheState, *, root: Path) -> U
         return Unfinished(stale="it is switched off or not configured now")
     try:
         return _Comparison(registry, judged, recorded, root).verdict()
-    except NielsCacheError:  # what it is to be built from is not there now: the tokenizer, a corpus, files
+    except NielsCacheError:  # an input is missing now: the tokenizer, a corpus or files
         return _NOT_TOLD
 
 
@@ -74,7 +74,7 @@ class _Comparison:
     def verdict(self) -> Unfinished:
         artifact = self._artifact()
         if artifact is None:
-            return Unfinished(stale="this configuration does not name it")
+            return Unfinished(stale="it is not in this configuration")
         if isinstance(artifact, Duplicates):
             return self._compared(artifact.journal(None))
         source = self.registry.source(self.judged.name.removeprefix("corpus/"))
@@ -90,7 +90,7 @@ class _Comparison:
         return Unfinished(stale=None) if same else _NOT_TOLD
 
     def _artifact(self) -> Artifact | None:
-        """Return what the unfinished build is of, None if the configuration has no such thing."""
+        """Return the artifact of the unfinished build, or None if it is not in the configuration."""
         found = graph(self.registry, self.root)
         if self.judged.name == "corpus/duplicates":
             return found.duplicates()
@@ -106,7 +106,7 @@ class _Comparison:
         return Unfinished(stale="; ".join(differences(then, now)) or _OTHER_BUILD)
 
     def _revision_of_the_last(self) -> str | None:
-        """That of the finished build beside it."""
+        """Return the revision of the finished build beside it."""
         with suppress(NielsCacheError):
             revision: str | None = read_meta(str(self.judged.directory / META_NAME)).get("dataset_revision")
             return revision
@@ -114,7 +114,7 @@ class _Comparison:
 
 
 def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
-    """The revision now, if that needs no network and little time."""
+    """Return the current revision in a tuple, or None if it needs the network or much time."""
     if getattr(source, "members", None):
         return None
     urls = [file.url for file in source.input_files()]
