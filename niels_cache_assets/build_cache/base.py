@@ -1,4 +1,4 @@
-"""What the builders of both families share: their settings, what they tell of a build, and the empty cache of a data set that is off."""
+"""The common part of both builders: settings, progress, provenance, and the empty cache of a data set that is switched off."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,10 @@ _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What meta.json says about where a cache came from, key by key (docs/meta.md).
+    """The entries of meta.json about the origin of a cache (docs/meta.md).
 
-    `dataset_name` None: the cache has no name, and may lie in any folder. `fingerprint` None: it is taken over the builder's own settings.
+    `dataset_name` None: the cache has no name, and may be in any folder. `fingerprint` None: it is computed from the builder's own
+    settings.
     """
 
     dataset_name: str | None = None
@@ -40,9 +41,9 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is: documents (or conversations) and tokens so far.
+    """The progress of a build: the number of documents (or conversations) and tokens so far.
 
-    `share` (0 to 1) is of the token budgets, or of the documents where their number is known; else None.
+    `share` (0 to 1) is of the token budgets, or of the documents if their number is known; else None.
     """
 
     documents: int  # or conversations
@@ -51,7 +52,7 @@ class Progress:
 
     @property
     def counts(self) -> dict[str, int]:
-        """All but the share."""
+        """All fields except the share."""
         return {"documents": self.documents, "tokens": self.tokens}
 
 
@@ -60,7 +61,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheBuild(ABC):
-    """A build whose settings are checked; they are those of a public builder. Artifacts and the public builders write by it.
+    """A build with checked settings, which are those of a public builder. Artifacts and the public builders write caches with it.
 
     items: texts or conversations. out_dir: for messages.
     """
@@ -80,29 +81,29 @@ class CacheBuild(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes."""
+        """The settings that decide the bytes."""
 
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what it knows that decides the bytes, for its journal."""
+        """Everything in the builder that decides the bytes, for its journal."""
 
     @abstractmethod
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
+        """Write all files except meta.json into `partial`. Return meta.json and the number of tokens of an interrupted build."""
 
     @cached_property
     def view(self) -> BuildTokenizer:
-        """Return the tokenizer as builders use it. Raises NielsCacheError for one that cannot work."""
+        """The tokenizer in the form that builders use. Raises NielsCacheError for an unusable tokenizer."""
         return view_tokenizer(self.tokenizer)
 
     @cached_property
     def feed(self) -> Feed[Any]:
-        """Return the items as a feed."""
+        """The items as a feed."""
         return self.items if isinstance(self.items, Feed) else Feed.of(self.items, self.report or SourceReport())
 
     def meta(self, split_rule: str) -> Meta:
-        """Return what meta.json says before anything is read. `split_rule`: unless the provenance has one."""
+        """Return the entries of meta.json that are known before anything is read. `split_rule` is used if the provenance has none."""
         provenance = self.provenance
         identity = {"settings": self.settings, "tokenizer_sha256": self.view.model_sha256, "code_version": CODE_VERSIONS[self.family]}
         return {
@@ -122,12 +123,12 @@ class CacheBuild(ABC):
         }
 
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
-        """Open the journal of this build, whose `state` is None or of that data class; None for a build that keeps none."""
+        """Open the journal of this build, whose `state` is None or an instance of that data class. Return None if it keeps no journal."""
         name = self.provenance.dataset_name or Path(self.out_dir).name
         return open_journal(partial, resume, name=name, identity=self.identity, state=state)
 
     def build(self, resume: Resume | None) -> int:
-        """Build in the place of `out_dir`; return the tokens that an earlier, stopped build had made."""
+        """Build and replace `out_dir`. Return the number of tokens that an interrupted build had made."""
         if resume is not None and resume.only_asked:
             raise fingerprint_of_journal(resume, self.identity)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
@@ -137,19 +138,19 @@ class CacheBuild(ABC):
 
 
 def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:
-    """What to say of a source of which nothing is left: reasons, the files that are no text, and the `hints` of the source."""
+    """Return the end of the message for a source without usable items: reasons, files that are not text, and the source's `hints`."""
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
     return "".join([f" (dropped: {dropped})" if dropped else "", nothing_is_text(counts.facts), *(f"; {hint}" for hint in hints)])
 
 
 def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:
-    """The cache of a data set that is switched off: empty directories and a meta.json that says `"built": false`."""
+    """Write the cache of a data set that is switched off: empty directories and a meta.json with `"built": false`."""
     with atomic_directory(out_dir) as partial:
         write_meta(str(partial / META_NAME), write_unbuilt(partial, family=family, provenance=provenance))
 
 
 def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> Meta:
-    """Write all but meta.json of such a cache into `partial`, and return meta.json."""
+    """Write everything except meta.json of such a cache into `partial`, and return meta.json."""
     if family == "pretrain":
         for split in SPLITS:
             (partial / split).mkdir()

@@ -1,8 +1,8 @@
-"""The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass.
+"""The builder of pretrain caches: it writes texts as shards, document ends and lineage, in one streaming pass.
 
-Documents are taken from the source, encoded, compared with val, split and written, chunk by chunk. Between two chunks a build can be
-stopped and taken up again: `_State` is all it needs for that, next to what the writer has on the disk. The guard that keeps val out of
-train is not recorded; it is shown val again, which is little.
+Documents are read from the source, encoded, compared with val, split and written, chunk by chunk. A build can be interrupted between two
+chunks and resumed: it needs `_State` and the writer's files on disk. The guard that keeps val out of train is not recorded. It reads val
+again, which takes little time.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
-_LONG_COUNT_SECONDS = 1.0  # a pass over the source that took longer is worth a record of its own
+_LONG_COUNT_SECONDS = 1.0  # record a longer pass over the source in the journal
 
 
 def build_pretrain_cache(
@@ -57,24 +57,25 @@ def build_pretrain_cache(
 ) -> int:
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
-    Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`; the one that
-    overruns a budget is cut there, and the stream is read no further when both are met. A Document with a `split` goes there and uses no
-    budget. Each document ends with one EOT (`append_eot`). `shuffle_buffer` documents are shuffled at a time (None: input order).
-    `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts (a Feed brings its own); `progress` is
-    called after every chunk. `out_dir` is replaced in one step at the end. Returns how many of its tokens an earlier, stopped build had
-    made: 0 where there was nothing to resume.
+    Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`. A document
+    that exceeds a budget is cut there. Reading stops when both budgets are met. A Document with a `split` goes to that split and uses no
+    budget. Each document ends with one EOT (`append_eot`). The shuffle buffer holds `shuffle_buffer` documents (None: input order).
+    `tokenizer` is duck-typed: see `view_tokenizer`. `report` holds the source's own counts of dropped documents (a Feed has its own).
+    `progress` is called after every chunk. `out_dir` is replaced in one step at the end. Returns the number of tokens that an interrupted
+    build had made; 0 if nothing was resumed.
 
-    `resume` lets a build go on where an earlier one was stopped, killed or not, and end in the same bytes: `texts` must give the same
-    documents again, from the beginning (they are read again up to there) or, as a Feed, from where the source can be taken up.
+    `resume` resumes an interrupted build, killed or not, and gives the same bytes. `texts` must then yield the same documents again: from
+    the beginning (those that are done are read and skipped) or, as a Feed, from a position at which the source can start.
 
-    `decontaminate` keeps out of train, counts, and takes from no budget: with "exact" what has the canonical text of a document of val
-    (`in_val`), with "near" also what has `decontaminate_threshold` of its word 5-grams in common with one (Jaccard, compared exactly:
-    `near_val`). Val has to be known before train begins: what goes to val, by its own split or by budget, must come before the first
-    document of train, or be given a first time as `val_texts`, which are encoded and checked before the build and not written.
+    `decontaminate` drops documents of train that are in val, counts them, and takes them from no budget. "exact" drops a document whose
+    canonical text equals that of a document of val (`in_val`). "near" also drops a document whose word 5-grams have a Jaccard similarity of
+    at least `decontaminate_threshold` with those of a document of val (`near_val`; compared exactly). Val must be known before train
+    begins. So every document of val, by its own split or by budget, must come before the first document of train. Or give the documents of
+    val as `val_texts`: they are encoded and checked before the build, and not written.
 
-    Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
-    text with a special token where `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for what
-    the disk refuses. The last good cache then stays as it was.
+    Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has a document, for
+    a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for errors
+    of the disk. The last good cache then stays unchanged.
     """
     build = PretrainBuild(
         items=texts,
@@ -100,7 +101,11 @@ def build_pretrain_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """A build between two chunks: `documents` of those that were reached are left, `dropped` are the builder's; `ended`: all is read."""
+    """The state of a build between two chunks.
+
+    documents: the number of reached documents that were not dropped. dropped: counts of the builder's own reasons. ended: set after
+    everything was read.
+    """
 
     reached: Reached
     documents: int
@@ -138,7 +143,7 @@ class PretrainBuild(CacheBuild):
         require_shard_bytes(self.shard_bytes)
         if self.shuffle_buffer is not None and self.shuffle_buffer < 1:
             raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
-        self._new_splitter()  # refuses a tokenizer and budgets that cannot work
+        self._new_splitter()  # checks the tokenizer and the budgets
 
     def _new_splitter(self, **remaining: Any) -> BudgetSplitter:
         eot = self.view.eot if self.append_eot else None
@@ -146,7 +151,7 @@ class PretrainBuild(CacheBuild):
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
-        """Return nothing where it is off: older caches stay good."""
+        """The entries for decontamination; empty if it is off, so that older caches stay current."""
         return decontamination_identity(self.decontaminate, self.decontaminate_threshold, val_is_given=self.val_texts is not None)
 
     @property
@@ -210,7 +215,7 @@ class PretrainBuild(CacheBuild):
     def _write_documents(
         self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None, resume: Resume | None
     ) -> Counts:
-        """Write the stream, or the rest of it where the journal has a state; `splitter` and `writer` are as they were then."""
+        """Write the stream, or the rest of it if the journal has a state. `splitter` and `writer` are restored to that state."""
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
         seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
@@ -262,27 +267,27 @@ class PretrainBuild(CacheBuild):
                 if self.progress is not None:
                     self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share(position)))
                 if splitter.met:
-                    source_dropped, facts = position.dropped, position.facts  # and not what was read ahead
+                    source_dropped, facts = position.dropped, position.facts  # without documents that were read ahead
                     break
-                del batch  # a long text is not held while the next is encoded
+                del batch  # frees a long text before the next is encoded
                 if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
                     record(position)
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
         ended = Counts(dropped=dict(dropped + source_dropped), facts=facts)
         if journal is not None and journal.recorded:
-            record(position, ended=ended)  # what is left to do takes time, too
+            record(position, ended=ended)  # the remaining steps take time, too
         return ended
 
     def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[Document]:
-        """What there is to encode, and, of a build that goes on, the guard as it was."""
+        """Return the documents to encode. For a resumed build, also restore the guard."""
 
         def stream(mark: Mark | None) -> Iterator[Document]:
             documents = as_documents(self.feed.open(mark), first=mark.items if mark else 0)
             return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
 
         def show_val(documents: Iterator[Document]) -> None:
-            """The documents up to where val was complete, split as they were then."""
+            """Show the guard the documents up to the point where val was complete, with the same splits."""
             assert guard is not None
             splitter = self._new_splitter()
             with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
@@ -301,6 +306,6 @@ def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Co
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (max_val_tokens={max_val_tokens:,}, "
-            "in a file val_tokens), so train has none; lower it, or give val_frac in its place"
+            "in a file val_tokens), so train is empty; lower it, or use val_frac instead"
         )
     return f"{out_dir}: the source gave no usable document{dropped_note(counts, hints)}; nothing was written"

@@ -1,8 +1,8 @@
-"""Builds that go on where an earlier one was stopped: the journal they keep, and their way back to the item they were at.
+"""Resumable builds: the journal that a build keeps, and the way back to its position in the source.
 
-A build records, between two chunks, how far it was and what its files hold. The next one with the same fingerprint is given the directory
-as it was then. Its source is opened at the latest place that it can be opened at; what it gives before the item that comes next is read
-and thrown away, which costs reading and no encoding.
+Between two chunks a build records its position and the state of its files. The next build with the same fingerprint gets the directory in
+that state. It opens the source at the latest possible position before the next item. Items before that one are read and skipped; they are
+not encoded again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Item = TypeVar("Item")
 
-# What reads, encodes, compares, shuffles and writes: half a cache of one version and half of another would be neither's.
+# Libraries that decide the bytes. A cache must not come partly from one version and partly from another.
 _LIBRARIES = (
     "niels-cache",
     "sentencepiece",
@@ -42,11 +42,11 @@ _LIBRARIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Asks a builder to keep a journal, and to go on from the one it finds.
+    """A request to a builder to keep a journal, and to resume from the one that it finds.
 
-    `fingerprint` stands for everything the builder cannot know that decides the bytes: the source and its revision. With the same one the
-    source must give the same items in the same order. `afresh`: go on from nothing. `log` is told what happens. `made_of`: what the
-    fingerprint is of, to say what differs. `only_asked`: the builder raises JournalFingerprint before it reads or writes anything.
+    `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. With the same fingerprint the
+    source must yield the same items in the same order. `afresh`: do not resume. `log` is called with each line. `made_of`: the values
+    behind the fingerprint, to report differences. `only_asked`: the builder raises JournalFingerprint before it reads or writes anything.
     """
 
     fingerprint: str
@@ -57,7 +57,7 @@ class Resume:
 
 
 class JournalFingerprint(Exception):
-    """No error but an answer: what the journal of a build would have for a fingerprint, and what that is of."""
+    """The fingerprint of a builder's journal, and the values behind it. Raised as an answer and not as an error."""
 
     def __init__(self, fingerprint: str, made_of: MadeOf | None) -> None:
         super().__init__(fingerprint)
@@ -66,7 +66,7 @@ class JournalFingerprint(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What was dropped, and what the source says of itself, when the stream was read to its end or to where the budgets end it."""
+    """The counts of dropped items, and the facts that the source reports, after the stream ended or the budgets were met."""
 
     dropped: dict[str, int]
     facts: dict[str, Any]
@@ -74,9 +74,9 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Where a stream of items was: `items` had been taken of it, `mark` is the latest before them from which it can be opened.
+    """The position in a stream. items: the number of items that were taken. mark: the latest earlier position at which it can be opened.
 
-    `share`: how much of the source that is, 0 to 1; None where it is not known.
+    share: of the source, 0 to 1; None if it is unknown.
     """
 
     items: int
@@ -85,9 +85,9 @@ class Reached:
 
 
 def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
-    """The journal of a build in `partial`, whose `state` is None or of that data class; None for a build that keeps none.
+    """Open the journal of a build in `partial`. Its `state` is None or an instance of that data class. Return None if `resume` is None.
 
-    `identity` is what the builder knows that decides the bytes; `name` is for the log.
+    identity: everything in the builder that decides the bytes. name: for the log.
     """
     if resume is None:
         return None
@@ -102,8 +102,8 @@ def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: d
 
 
 def fingerprint_of_journal(resume: Resume, identity: dict[str, Any]) -> JournalFingerprint:
-    """With the versions of what shapes bytes in it; `identity` as in open_journal."""
-    # Python's, too: its Unicode tables decide what cleaning makes of a text.
+    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: as in open_journal."""
+    # Python's version counts, too: its Unicode tables decide the result of cleaning.
     versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
     made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
     return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
@@ -116,10 +116,10 @@ def take_up(
     log: Callable[[str], None],
     replay: Callable[[Iterator[Item]], None] | None = None,
 ) -> Iterator[Item]:
-    """The items that come after those that were reached. `stream` opens them at a mark, or at the beginning.
+    """Return the items after those that were reached. `stream` opens them at a mark, or at the beginning.
 
-    `replay` is given the items from the beginning to there, and reads as many as it needs. Raises NielsCacheError if the stream ends
-    before.
+    `replay` gets the items from the beginning up to that point, and reads as many as it needs. Raises NielsCacheError if the stream ends
+    too early.
     """
     started = time.monotonic()
     items = stream(None)
@@ -131,7 +131,7 @@ def take_up(
         past = _first(items, reached.items - reached.mark.items)
     for _ in past:
         pass
-    log(f"skipped the {reached.items:,} that were done, in {time.monotonic() - started:.1f} s")
+    log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
     return items
 
 
@@ -140,7 +140,7 @@ def _first(items: Iterator[Item], count: int) -> Iterator[Item]:
         try:
             yield next(items)
         except StopIteration:
-            raise NielsCacheError("the source now ends before what is built of it already; build afresh (--force)") from None
+            raise NielsCacheError("the source is now shorter than the part that is already built; build again with --force") from None
 
 
 @cache

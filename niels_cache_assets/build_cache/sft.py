@@ -1,6 +1,7 @@
-"""The builder of SFT caches: conversations in; tokens, where each example ends, and lineage out.
+"""The builder of SFT caches: it writes conversations as tokens, example boundaries and lineage.
 
-The examples' tokens are spooled as they come and dealt to the splits at the end (streaming/sft_spool.py), since val is a share of them all.
+The tokens of all examples are spooled first and divided into the splits at the end (streaming/sft_spool.py), because val is a share of all
+examples.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ from niels_cache_runtime.format.reading import available_threads
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """A build between two chunks; `dropped` are the builder's, `ended`: all is read."""
+    """The state of a build between two chunks. dropped: counts of the builder's own reasons. ended: set after everything was read."""
 
     reached: Reached
     dropped: dict[str, int]
@@ -42,7 +43,7 @@ class _State:
 
 
 class _Encoded(NamedTuple):
-    """Conversations that survived with their tokens, one uint16 array each, and the reasons of those that did not."""
+    """The conversations of a chunk that are kept, with one uint16 array each, and the counts of those that were dropped, by reason."""
 
     conversations: list[Conversation]
     arrays: list[np.ndarray]
@@ -68,12 +69,12 @@ def build_sft_cache(
 ) -> int:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
-    Each message becomes its role's sentinel, the ids of its content, EOT. val is a seeded `val_frac` of the examples (or of their groups);
-    an example that is a Conversation with a `split` keeps it. `tokenizer` needs all four special ids. `out_dir` is replaced in one step.
-    `report`, `progress`, `resume` and what is returned as of build_pretrain_cache.
+    Each message becomes its role's sentinel, the ids of its content, and EOT. val is a seeded `val_frac` of the examples (or of their
+    groups). A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is replaced in one step.
+    `report`, `progress`, `resume` and the return value are those of build_pretrain_cache.
 
-    Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
-    [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
+    Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), for no example at all, for a val_frac
+    outside [0, 1), for a tokenizer that cannot work, and for errors of the disk. The last good cache then stays unchanged.
     """
     build = SftBuild(
         items=examples,
@@ -143,7 +144,7 @@ class SftBuild(CacheBuild):
         return meta, state.spool.tokens if state is not None else 0
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
-        """Spool all conversations, or the rest of them where the journal has a state."""
+        """Spool all conversations, or the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
 
@@ -162,7 +163,7 @@ class SftBuild(CacheBuild):
                 position = batch.position
                 dropped.update(batch.dropped)
                 spool.write(batch.conversations, batch.arrays)
-                del batch  # a long text is not held while the next is encoded
+                del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
                     self.progress(Progress(spool.examples, spool.tokens, position.share))
                 if journal is not None and journal.due(spool.bytes):
@@ -173,7 +174,7 @@ class SftBuild(CacheBuild):
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
-        """Return all conversations, encoded, or the rest of them where there is a state."""
+        """Return all conversations, encoded, or the rest of them if there is a state."""
 
         def stream(mark: Mark | None) -> Iterator[Conversation]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
@@ -186,7 +187,7 @@ class SftBuild(CacheBuild):
         return map_in_order(self._encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 
     def _encode(self, task: tuple[list[Conversation], Position]) -> _Encoded:
-        """Sentinel, content, EOT for each message of those that can be trained on."""
+        """Encode a chunk: for each message of a valid conversation its role's sentinel, its content, and EOT."""
         chunk, position = task
         problems = [conversation_problem(conversation.messages) for conversation in chunk]
         texts = (

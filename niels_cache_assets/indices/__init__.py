@@ -1,6 +1,5 @@
-"""Indices of blends, built before training asks for them: by our own names, and as megatron-core looks for them.
+"""Indices of blends, built before training: under our own names, or under those of megatron-core.
 
-prebuild: what a blend is, and its index
-megatron_core_run: the indices of a whole run      megatron_core_cache: where it finds them: names, hashes, files
-megatron_core_tokenizer: the part of the hash that says which tokenizer
+prebuild: the plan of a blend, and its index megatron_core_run: the indices of a whole run megatron_core_cache: the names, hashes and files
+that megatron-core expects megatron_core_tokenizer: the part of the hash that identifies the tokenizer
 """

@@ -1,18 +1,19 @@
-"""Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path): it builds none.
+"""Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path). megatron-core then builds
+none.
 
-    MD5-GPTDataset-PART-description.txt      what was hashed: md5 of exactly this text
+    MD5-GPTDataset-PART-description.txt      the text that was hashed: its md5 is MD5
                        -document_index.npy   and -sample_index.npy, -shuffle_index.npy
     MD5-BlendedDataset-PART-description.txt  with -dataset_index.npy and -dataset_sample_index.npy
 
-The text is `json.dumps(identifiers, indent=4)`. What the identifiers are, in which order and with which types, follows
+The text is `json.dumps(identifiers, indent=4)`. The identifiers, their order and their types follow
 `megatron/core/datasets/megatron_dataset.py` (`MegatronDataset.__init__`, `_key_config_attributes`) and `blended_dataset.py`
-(`BlendedDataset.__init__`) of release 0.16.1; nothing of it is imported. Another release may hash something else: it then finds
-nothing here and builds its own.
+(`BlendedDataset.__init__`) of release 0.16.1; nothing of it is imported. Another release may hash something else: it then finds nothing
+here and builds its own indices.
 
-megatron-core takes an index for finished when all its files exist, and never looks into them or at the data again. So the description is
-written last, and removed first where files are replaced. What it does not have is a record beside it, `.MD5-CLASS-PART.json`: of which
-data the arrays are, and their sizes and sha256. With it, an index of data that was exported anew, a damaged file and one cut short are
-built again. Checking an index that is there costs reading it once.
+megatron-core uses an index if all its files exist. It never checks their content or the data again. So the description is written last, and
+removed first when files are replaced. A record beside it, which megatron-core does not have, `.MD5-CLASS-PART.json`, holds the data that
+the arrays belong to, and their sizes and sha256. With it, an index is built again if its data was exported again, or if a file is damaged
+or truncated. To check an existing index, it is read once.
 """
 
 import hashlib
@@ -37,9 +38,9 @@ _ARRAYS = {"gpt": ("document_index", "sample_index", "shuffle_index"), "blend": 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreNames:
-    """What a run hashes beside the settings of its indices.
+    """The values that a run hashes in addition to the settings of its indices.
 
-    folder: as --data-cache-path. split: the string of --split, None where each part has data sets of its own. tokenizer: its
+    folder: as --data-cache-path. split: the string of --split; None if each part has its own data sets. tokenizer: its
     `unique_identifiers`, in their order.
     """
 
@@ -49,17 +50,17 @@ class CoreNames:
 
 
 def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
-    """Return `config.split_matrix` of megatron-core: where each part begins and ends as a share of all, None for an empty part."""
+    """Return `config.split_matrix` of megatron-core: begin and end of each part as a share of all, None for an empty part."""
     if split is None:
         return None
     return [(begin, end) if end > begin else None for begin, end in split_bounds(split)]
 
 
 class MegatronCoreCache(IndexCache):
-    """The indices of one part (train, valid, test) of a run; of one data set of it, given by `of`.
+    """The indices of one part (train, valid, test) of a run. `of` gives those of one data set.
 
-    Used as an IndexCache by `open_blend`, which asks for the data sets first and then for the blend of them. asked_for_none: its data
-    sets are asked for 0 samples, not for every sample once: the same index to us, another name there. Raises NielsCacheError and
+    `open_blend` uses it as an IndexCache: it opens the data sets first and then the blend. asked_for_none: the run requests 0 samples of
+    the data sets, instead of every sample once. The index is the same, but megatron-core uses another name. Raises NielsCacheError and
     NotWrittenError as an IndexCache does.
     """
 
@@ -67,7 +68,7 @@ class MegatronCoreCache(IndexCache):
         super().__init__(names.folder)
         self._names, self._part, self._asked_for_none = names, part, asked_for_none
         self._prefix: str | None = None
-        self._members: list[dict[str, Any]] = []  # identifiers of the data sets, shared with the caches that `of` gives
+        self._members: list[dict[str, Any]] = []  # identifiers of the data sets, shared with the caches from `of`
 
     def of(self, prefix: str | Path) -> "MegatronCoreCache":
         """Return the cache for indices of this data set. The hash covers the prefix as it is written here."""
@@ -76,7 +77,7 @@ class MegatronCoreCache(IndexCache):
         return found
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Return what the paths of its files begin with: there is no folder."""
+        """Return the common beginning of the paths of its files. There is no folder."""
         md5 = hashlib.md5(self._description(kind, parameters).encode(), usedforsecurity=False).hexdigest()
         return self.folder / f"{md5}-{_CLASSES[kind]}-{self._part}"
 
@@ -85,14 +86,14 @@ class MegatronCoreCache(IndexCache):
         return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
-        """Do what `IndexCache.open` does, and note the data set for the name of the blend."""
+        """Open an index as `IndexCache.open` does, and record the data set for the name of the blend."""
         arrays = super().open(kind, parameters, build)
         if kind == "gpt":
             self._members.append(self._identifiers(kind, parameters))
         return arrays
 
     def _identifiers(self, kind: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is hashed, in megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
+        """Return the hashed values, in megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
         if kind == "blend":
             return {
                 "class": _CLASSES[kind],
@@ -126,7 +127,7 @@ class MegatronCoreCache(IndexCache):
             if set(files) != {f"{name}.npy" for name in _ARRAYS[kind]} or not all(_same(directory, name, files[name]) for name in files):
                 return None
             return {name: map_npy(_beside(directory, f"{name}.npy")) for name in _ARRAYS[kind]}
-        except (NielsCacheError, OSError, UnicodeDecodeError, KeyError, TypeError):  # not there, or damaged
+        except (NielsCacheError, OSError, UnicodeDecodeError, KeyError, TypeError):  # missing or damaged
             return None
 
     def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
@@ -138,9 +139,9 @@ class MegatronCoreCache(IndexCache):
         except NielsCacheError as error:
             raise cannot_be_read(partial) from error
         description = _beside(directory, "description.txt")
-        if not all(_same(directory, name, entry) for name, entry in files.items()):  # megatron-core may have built the same itself
+        if not all(_same(directory, name, entry) for name, entry in files.items()):  # megatron-core may have built the same files
             for path in (description, *(_beside(directory, name) for name in files)):
-                path.unlink(missing_ok=True)  # first: files of two builds must never stand side by side
+                path.unlink(missing_ok=True)  # files of two builds must never be mixed
             sync(self.folder)
             for name in files:
                 os.rename(partial / name, _beside(directory, name))
@@ -162,6 +163,6 @@ def _record_path(directory: Path) -> Path:
 
 
 def _same(directory: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether that file is there, as recorded."""
+    """Return whether that file exists as recorded."""
     path = _beside(directory, name)
     return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_file(str(path)) == entry["sha256"]

@@ -1,10 +1,10 @@
-"""The indices that a training run of Megatron-LM asks megatron-core 0.16.1 for: those of train, valid and test.
+"""The indices of a training run of Megatron-LM with megatron-core 0.16.1: those of train, valid and test.
 
-    target_sizes         samples of each part, as `get_train_valid_test_num_samples` of Megatron-LM counts them
-    CoreRun, plans_of    what `BlendedMegatronDatasetBuilder` then builds: a plan for each data set or blend at its top
+    target_sizes         samples of each part, counted as `get_train_valid_test_num_samples` of Megatron-LM does
+    CoreRun, plans_of    the datasets of `BlendedMegatronDatasetBuilder`: one plan for each top-level data set or blend
 
-Cost: `check_data` opens every data set once, which is a pass over each .idx. The arrays and their names are the business of `prebuild`
-and `megatron_core_cache`.
+Cost: `check_data` opens every data set once, which reads each .idx file once. The arrays are built by `prebuild` and named by
+`megatron_core_cache`.
 """
 
 import math
@@ -27,15 +27,15 @@ from niels_cache_runtime.megatron.gpt_indices import tokens_of
 Blend = tuple[Sequence[str], Sequence[float] | None]  # prefixes and weights
 Sizes = tuple[int | None, int | None, int | None]  # of train, valid and test; None: every sample once
 
-_ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # the split that gives a part all
+_ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # the split that assigns everything to one part
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreRun:
-    """A run's GPTDatasetConfig, as far as it decides indices, and the sizes that the builder is given.
+    """The part of a run's GPTDatasetConfig that decides its indices, and the sizes for the builder.
 
-    blend: one for all parts, cut by `split`; None where each part has its own, or none, in `blend_per_split`.
-    surplus: as --mid-level-dataset-surplus. each_validation_set: as --multiple-validation-sets.
+    blend: one for all parts, divided by `split`. None: each part has its own blend, or none, in `blend_per_split`. surplus: as
+    --mid-level-dataset-surplus. each_validation_set: as --multiple-validation-sets.
     """
 
     blend: Blend | None = None
@@ -59,7 +59,7 @@ def target_sizes(
     global_batch_size: int,
     full_validation: bool,
 ) -> Sizes:
-    """Count the samples of train, valid and test. Without train_iters, take those of train_samples without a ramp-up of the batch size."""
+    """Return the numbers of samples of train, valid and test. Without train_iters, use train_samples, without a batch size ramp-up."""
     if train_iters is None:
         train_iters = (train_samples or 0) // global_batch_size
     train = train_samples or train_iters * global_batch_size
@@ -68,12 +68,12 @@ def target_sizes(
 
 
 def plans_of(run: CoreRun) -> list[BlendPlan]:
-    """Return one plan for each data set or blend that the run's parts have. Reads nothing.
+    """Return one plan for each data set or blend of the run's parts. Reads no file.
 
-    Raises NielsCacheError for a wrong split, and for what megatron-core refuses: weights without a size, too many data sets.
+    Raises NielsCacheError for an invalid split, and for input that megatron-core rejects: weights without a size, too many data sets.
     """
     if not (math.isfinite(run.surplus) and run.surplus >= 0):
-        raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share from 0 on, such as 0.005")
+        raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share of at least 0, such as 0.005")
     matrix = split_matrix(run.split)
     names = CoreNames(folder=run.folder, split=run.split, tokenizer=run.tokenizer)
     plans = []
@@ -82,9 +82,9 @@ def plans_of(run: CoreRun) -> list[BlendPlan]:
             continue
         for prefixes, weights in _blends_of(run, number):
             if weights is not None and size is None:
-                raise NielsCacheError(f"{part} has weights and no number of samples, which megatron-core refuses; leave the weights out")
+                raise NielsCacheError(f"{part} has weights but no number of samples, which megatron-core rejects; remove the weights")
             if len(prefixes) >= MANY_DATASETS:
-                raise NielsCacheError(f"{part} has {len(prefixes)} data sets; megatron-core takes {MANY_DATASETS - 1} at most")
+                raise NielsCacheError(f"{part} has {len(prefixes)} data sets; megatron-core accepts at most {MANY_DATASETS - 1}")
             plans.append(
                 BlendPlan(
                     labels=tuple(prefixes),
@@ -103,7 +103,7 @@ def plans_of(run: CoreRun) -> list[BlendPlan]:
 
 
 def _blends_of(run: CoreRun, part: int) -> list[Blend]:
-    """Return what stands at the top of a part: mostly one."""
+    """Return the top-level blends of a part: usually one."""
     if run.blend is not None:
         return [run.blend]
     blend = run.blend_per_split[part]
@@ -116,9 +116,9 @@ def _blends_of(run: CoreRun, part: int) -> list[Blend]:
 
 
 def check_data(plans: Sequence[BlendPlan]) -> None:
-    """Raise NielsCacheError before anything is built: for a data set that does not open, and for one that has no token for its part.
+    """Raise NielsCacheError, before anything is built, if a data set cannot be opened or has no token for its part.
 
-    For such a part megatron-core 0.16.1 counts epochs without end.
+    For an empty part megatron-core 0.16.1 counts epochs without end.
     """
     lengths: dict[str | Path, NDArray[np.int32]] = {}
     for plan in plans:
@@ -126,13 +126,15 @@ def check_data(plans: Sequence[BlendPlan]) -> None:
             if path not in lengths:
                 indexed = open_indexed(path)
                 if isinstance(indexed, CacheSplit):
-                    raise NielsCacheError(f"{path}: a cache; megatron-core reads .bin and .idx: `niels-cache export megatron` writes them")
+                    raise NielsCacheError(
+                        f"{path}: is a cache; megatron-core reads .bin and .idx: write them by `niels-cache export megatron`"
+                    )
                 lengths[path] = indexed.sequence_lengths
             ranges = dict(zip(get_args(Part), split_ranges(plan.split, len(lengths[path])), strict=True))
             if not tokens_of(lengths[path], ranges[plan.part]):
-                if plan.core is None or plan.core.split is None:  # nothing is cut
-                    raise NielsCacheError(f"{path}: holds no token, on which megatron-core hangs; leave it out of {plan.part}")
+                if plan.core is None or plan.core.split is None:  # the data sets are not divided
+                    raise NielsCacheError(f"{path}: has no tokens, so megatron-core would hang; remove it from {plan.part}")
                 raise NielsCacheError(
-                    f"{path}: split={plan.split!r} leaves no token of {len(lengths[path])} sequences to {plan.part}, "
-                    f"on which megatron-core hangs; give {plan.part} more, or 0"
+                    f"{path}: split={plan.split!r} leaves {plan.part} no tokens of {len(lengths[path])} sequences, "
+                    f"so megatron-core would hang; give {plan.part} a larger share, or 0"
                 )

@@ -1,8 +1,8 @@
-"""The `unique_identifiers` of a tokenizer of megatron-core 0.16.1: a part of what it hashes. No tokenizer is loaded.
+"""The `unique_identifiers` of a tokenizer of megatron-core 0.16.1, which are a part of its hash. No tokenizer is loaded.
 
-They follow `build_tokenizer` (`megatron/core/tokenizers/text/utils/build_tokenizer.py`), which turns flags into keyword arguments, and
-`MegatronTokenizerText.unique_identifiers` (`text_tokenizer.py`): the class, the path, and each keyword argument as text. Tokenizers of
-other classes, those of --legacy-tokenizer among them, are given as their identifiers.
+They follow `build_tokenizer` (`megatron/core/tokenizers/text/utils/build_tokenizer.py`), which converts flags to keyword arguments, and
+`MegatronTokenizerText.unique_identifiers` (`text_tokenizer.py`): the class, the path, and each keyword argument as text. For tokenizers of
+other classes, including those of --legacy-tokenizer, you give the identifiers yourself.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _EXTRA_IDS = [f"<extra_id_{number}>" for number in range(100)]
 
 
 def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Return the identifiers of the tokenizer that these flags of Megatron-LM build; flags that its type does not use are ignored.
+    """Return the identifiers of the tokenizer that these flags of Megatron-LM build. Flags that its type does not use are ignored.
 
-    flags: by their names in its `args`. Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and metadata that
-    cannot be read.
+    flags: by their names in Megatron-LM's `args`. Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and unreadable
+    metadata.
     """
     kind = flags["tokenizer_type"]
     if kind not in TYPES:
@@ -59,7 +59,7 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
             "include_special_tokens": flags["tokenizer_hf_include_special_tokens"],
         }
     if path is None and kind != "NullTokenizer":
-        raise NielsCacheError(f"{where}: --tokenizer-type {kind} needs --tokenizer-model, as the training run gives it")
+        raise NielsCacheError(f"{where}: --tokenizer-type {kind} needs --tokenizer-model with the value of the training run")
     model = "default" if kind == "NullTokenizer" else _model_of(flags["tokenizer_metadata"])
     return {
         "class": f"megatron.core.tokenizers.text.models.{_MODELS[model]}",
@@ -69,25 +69,25 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 
 def _model_of(metadata: str | None) -> str:
-    """Return the kind of model, which chooses the class, from the file of --tokenizer-metadata."""
+    """Return the kind of model, which decides the class, from the file of --tokenizer-metadata."""
     if metadata is None:
         return "default"
-    content = _json_object(read_text(metadata, "--tokenizer-metadata is a file of JSON"), metadata)
+    content = _json_object(read_text(metadata, "--tokenizer-metadata takes a JSON file"), metadata)
     model = content.get("model_type", "default")
     if not isinstance(model, str) or model not in _MODELS or content.get("tokenizer_class"):
-        raise NielsCacheError(f"{metadata}: a tokenizer of a class of its own (model_type {model!r}); give --tokenizer-identifiers")
+        raise NielsCacheError(f"{metadata}: the tokenizer has a custom class (model_type {model!r}); use --tokenizer-identifiers")
     return model
 
 
 def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
-    """Read the identifiers from JSON, or from a file that has them: alone, or in a `description.txt` that megatron-core wrote.
+    """Read the identifiers from JSON text, or from a file that holds them: alone, or in a `description.txt` of megatron-core.
 
     Raises NielsCacheError for anything else.
     """
     is_json = given.lstrip().startswith("{")
-    content: Any = _json_object(given, where) if is_json else _json_object(read_text(given, f"{where} is a file of JSON"), given)
+    content: Any = _json_object(given, where) if is_json else _json_object(read_text(given, f"{where} takes a JSON file"), given)
     if isinstance(content.get("datasets"), list) and content["datasets"] and isinstance(content["datasets"][0], dict):
-        content = content["datasets"][0]  # of a blend, all of whose data sets have the same
+        content = content["datasets"][0]  # all data sets of a blend have the same tokenizer
     if "dataset_path" in content:
         content = content.get("tokenizer")
     if not isinstance(content, dict) or "class" not in content:
@@ -100,5 +100,5 @@ def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
 def _json_object(text: str, where: str) -> dict[str, Any]:
     content = parse_json(text, where)
     if not isinstance(content, dict):
-        raise NielsCacheError(f"{where}: holds no JSON object")
+        raise NielsCacheError(f"{where}: is not a JSON object")
     return content

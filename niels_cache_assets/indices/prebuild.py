@@ -1,10 +1,10 @@
-"""Build the indices of a blend ahead of training: of a table [blend.NAME], or of a file as Megatron-LM's --data-args-path takes it.
+"""Builder of the indices of a blend, ahead of training: of a table [blend.NAME], or of a file for Megatron-LM's --data-args-path.
 
-They lie in the cache root for the runtime's data sets, or where megatron-core finds them (`BlendPlan.core`).
+They are in the cache root, for the runtime's data sets, or in the folder of megatron-core (`BlendPlan.core`).
 
-What is built, and for whom, is `niels_cache_runtime.megatron.prebuild_blend`'s business. Steps are compiled where the blend is long
-enough to be worth it and numba is there; the arrays are the same. A long one is built in a child process: numpy's shuffle of a large array
-answers no interrupt until it is done, but a child can be killed, and the next build clears what it left.
+`niels_cache_runtime.megatron.prebuild_blend` decides what is built. For a long blend the steps are compiled if numba is installed; the
+arrays are the same. A long blend is built in a child process. numpy's shuffle of a large array cannot be interrupted, but a child process
+can be killed, and the next build removes its files.
 """
 
 import json
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from niels_cache_assets.indices.megatron_core_cache import CoreNames
     from niels_cache_runtime.megatron.index_cache import IndexCache
 
-_LONG = 1_000_000  # samples: with fewer, starting a child takes longer than it saves
+_LONG = 1_000_000  # samples: with fewer, the start of a child process takes longer than it saves
 _POLL_SECONDS = 0.1
-_ERRORS = {"error": NielsCacheError, "not written": NotWrittenError}  # what a child tells of
+_ERRORS = {"error": NielsCacheError, "not written": NotWrittenError}  # errors that a child process reports
 
 Progress = Callable[[str, int, int], None]
 Part = Literal["train", "valid", "test"]
@@ -43,9 +43,9 @@ Part = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlendPlan:
-    """What `open_blend` is to be asked: data sets by label and path (a prefix, or the folder of a split), weights as they were given.
+    """The arguments of `open_blend`: data sets by label and path (a prefix, or the folder of a split), and weights as you gave them.
 
-    core: keep the indices where megatron-core finds them, under its own names, instead of in the cache root.
+    core: store the indices for megatron-core, under its names, instead of in the cache root.
     """
 
     labels: tuple[str, ...]
@@ -61,15 +61,15 @@ class BlendPlan:
 
     @property
     def index_labels(self) -> tuple[str, ...]:
-        """Of its indices, in the order in which they are built."""
+        """The labels of its indices, in build order."""
         return (*self.labels, "blend")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """One index on disk. label: of the data set, or "blend"; samples: how many it has; bytes: of its arrays.
+    """One index on disk. label: that of the data set, or "blend". samples: their number. bytes: of its arrays.
 
-    directory: its folder, or what the names of its files begin with.
+    directory: its folder, or the common beginning of the names of its files.
     """
 
     label: str
@@ -83,19 +83,19 @@ class Index:
 
 
 def hash_of_all(indices: Sequence[Index]) -> str:
-    """Of these indices: the same as long as the samples of a run are the same."""
+    """Return a hash of these indices. It is the same as long as the samples of a run are the same."""
     return fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
 
 
 def index_folder(root: Path) -> Path:
-    """Where a cache root keeps indices: what training gives to `IndexCache`."""
+    """Return the folder of a cache root for indices. Training passes it to `IndexCache`."""
     return root / "index"
 
 
 def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
-    """The plan of [blend.NAME]: the train split of its members' caches.
+    """Return the plan of [blend.NAME]: the train split of its members' caches.
 
-    Raises NielsCacheError with the nearest name for an unknown one, and if the folder of a member holds another data set.
+    Raises NielsCacheError for an unknown name, with the nearest name, and if the folder of a member holds another data set.
     """
     if name not in registry.blend:
         refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
@@ -113,60 +113,61 @@ def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
 
 
 def read_text(path: str | Path, advice: str) -> str:
-    """Return the text of a file. Raises NielsCacheError for one that cannot be read or is no text, with `advice` what it should be."""
+    """Return the text of a file. Raises NielsCacheError if it cannot be read or is not text; the message ends with `advice`."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
     except ValueError as error:
-        raise NielsCacheError(f"{path}: is no text; {advice}") from error
+        raise NielsCacheError(f"{path}: is not text; {advice}") from error
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return the value that JSON holds. Raises NielsCacheError for anything else, with `where` it stands."""
+    """Return the value of a JSON text. Raises NielsCacheError for anything else; the message begins with `where`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NielsCacheError(f"{where}: no valid JSON: {error}") from error
+        raise NielsCacheError(f"{where}: is not valid JSON: {error}") from error
 
 
 def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
-    """Data sets and weights of a file as Megatron-LM's --data-args-path takes it: `WEIGHT PATH WEIGHT PATH ...`, or paths alone (None).
+    """Return data sets and weights of a file for Megatron-LM's --data-args-path: `WEIGHT PATH WEIGHT PATH ...`, or only paths (None).
 
-    White space separates, line breaks included. Raises NielsCacheError for a file that cannot be read or holds anything else.
+    White space separates the words, line breaks included. Raises NielsCacheError if the file cannot be read or holds anything else.
     """
-    return parse_blend(read_text(path, "--blend is a file of weights and paths").split(), where=str(path))
+    return parse_blend(read_text(path, "--blend takes a file of weights and paths").split(), where=str(path))
 
 
 def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[float] | None]:
-    """Data sets and weights of `WEIGHT PATH WEIGHT PATH ...`, or of paths alone (None), as Megatron-LM's --data-path takes them.
+    """Return data sets and weights of `WEIGHT PATH WEIGHT PATH ...`, or of paths alone (None), the form of Megatron-LM's --data-path.
 
     Raises NielsCacheError for anything else.
     """
     words = [word.strip() for word in words]
     if not words:
-        raise NielsCacheError(f"{where}: names no data set; write WEIGHT PATH for each")
+        raise NielsCacheError(f"{where}: has no data set; write WEIGHT PATH for each")
     weights = [_number(word) for word in words[::2]]
     given = [weight for weight in weights if weight is not None]
     if len(words) % 2 == 0 and len(given) == len(weights):
         wrong = next((word for word, weight in zip(words[::2], given, strict=True) if not 0 < weight < math.inf), None)
         if wrong is not None:
-            raise NielsCacheError(f"{where}: weight {wrong}: must be above 0; leave out what is never read")
+            raise NielsCacheError(f"{where}: weight {wrong}: must be above 0; remove a data set that is never read")
         return words[1::2], given
     stray = next((word for word in words if _number(word) is not None), None)
     if stray is not None:
-        raise NielsCacheError(f"{where}: {stray} is a weight where a path is due; write WEIGHT PATH for each data set, or paths alone")
+        raise NielsCacheError(f"{where}: {stray} is a weight, but a path is expected; write WEIGHT PATH for each data set, or only paths")
     return words, None
 
 
 def build_indices(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> tuple[tuple[Index, ...], bool]:
-    """Build what is not there yet, under `root`; a long blend in a child process. progress: told (name of the array, done, total).
+    """Build the missing indices of a plan under `root`; a long blend in a child process. progress: called with (name of the array, done,
+    total).
 
-    Returns the indices of the data sets in their order, then of the blend (a single data set without weights has none), and whether any
-    was built.
+    Returns the indices of the data sets in their order, then that of the blend (a single data set without weights has no blend index), and
+    whether any was built.
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
-    cannot be written.
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process dies. Raises NotWrittenError if
+    the folder cannot be written.
     """
     if not _is_long(plan):
         return build_here(plan, root=root, progress=progress)
@@ -197,19 +198,19 @@ def build_indices(plan: BlendPlan, *, root: Path, progress: Progress | None = No
 
 
 def _build_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
-    """In the child: what `build_here` says and returns goes to the caller, who has the interrupts."""
+    """Run `build_here` in the child process and send its progress and result to the parent, which handles interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()  # whose end it would notice only when it has something to say
+    end_with_parent()  # otherwise it would notice the parent's end only when it sends a message
     try:
         sender.send(("outcome", build_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
     except NielsCacheError as error:
         sender.send(("not written" if isinstance(error, NotWrittenError) else "error", str(error)))
     except BrokenPipeError:
-        pass  # the caller is gone
+        pass  # the parent has ended
 
 
 def build_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> tuple[tuple[Index, ...], bool]:
-    """`build_indices`, in this process."""
+    """Do the work of `build_indices` in this process."""
     from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
 
     cache = _cache_of(plan, root)
@@ -217,7 +218,7 @@ def build_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None)
 
     def tell(array: str, done: int, total: int) -> None:
         nonlocal built
-        built = True  # nothing is told of what is found
+        built = True  # an existing index reports no progress
         if progress is not None:
             progress(array, done, total)
 
@@ -244,7 +245,7 @@ def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
 
 
 def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
-    """Whether every index of [blend.NAME] is there. Costs what `find_indices` does, and nothing where there is no index at all."""
+    """Return whether every index of [blend.NAME] exists. Costs as much as `find_indices`, or nothing if there is no index at all."""
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
     try:
@@ -255,9 +256,9 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
 
 
 def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
-    """Hash to label of the indices of a plan, as far as the first that is not built yet. Builds nothing.
+    """Map hash to label for the indices of a plan, up to the first missing one. Builds nothing.
 
-    Costs what `open_blend` does of finished indices: the lengths of all documents are hashed.
+    Costs as much as `open_blend` with finished indices: the lengths of all documents are hashed.
     """
     from niels_cache_runtime.megatron.blended import open_blend  # torch
     from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
@@ -271,13 +272,13 @@ def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
             found.append(directory.name)
             return arrays
 
-    with suppress(NielsCacheError):  # of an index, or a data set, that is not there
+    with suppress(NielsCacheError):  # an index or a data set is missing
         open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **_settings(plan))
     return dict(zip(found, plan.index_labels, strict=False))
 
 
 def _settings(plan: BlendPlan) -> dict[str, Any]:
-    """Arguments of `open_blend`."""
+    """Return the arguments of `open_blend`."""
     return {name: getattr(plan, name) for name in ("num_samples", "sequence_length", "seed", "split", "part", "surplus")}
 
 
@@ -294,6 +295,6 @@ def _number(word: str) -> float | None:
 
 def _index(cache: "IndexCache", label: str, directory: Path) -> Index:
     files = cache.array_files(directory)
-    last = next(path for path in files if path.name.endswith(("shuffle_index.npy", "dataset_index.npy")))  # of a data set, of a blend
+    last = next(path for path in files if path.name.endswith(("shuffle_index.npy", "dataset_index.npy")))  # of a data set or of a blend
     samples = read_npy_header(last).shape[0]
     return Index(label=label, directory=directory, samples=samples, bytes=sum(path.stat().st_size for path in files))
