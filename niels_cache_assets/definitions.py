@@ -1,7 +1,7 @@
-"""The code location: what `dagster dev`, `dagster asset materialize -m niels_cache_assets.definitions` and CI load.
+"""The code location that `dagster dev`, `dagster asset materialize -m niels_cache_assets.definitions` and CI load.
 
-The registry is read when this module is, so "Reload definitions" shows a data set that was added to niels_cache.toml. A program that has
-a registry of its own takes `build_defs` from defs/assembly.py, which reads nothing when imported.
+The registry is read when this module is imported, so "Reload definitions" shows a data set that you added to niels_cache.toml. A program
+with its own registry uses `build_defs` from defs/assembly.py, which reads nothing on import.
 """
 
 from niels_cache_assets.defs.assembly import build_defs
@@ -12,4 +12,4 @@ __all__ = ["build_defs", "defs"]
 try:
     defs = build_defs()
 except NielsCacheError as error:
-    raise error from None  # Dagster's tools print every cause of an error, and this message says it all
+    raise error from None  # Dagster's tools print every cause of an error, but this message is complete

@@ -304,7 +304,7 @@ def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_chang
     assert (watch.asked_for, watch.observed) == (["vault"], ["vault"])
     assert str(watch.requests[0].run_key).startswith(f"vault@{watch.requests[0].tags[UPSTREAM_TAG]}#")
     clock.now += 1000
-    assert missing(watch.tick(), "vault", "asked for") == []
+    assert missing(watch.tick(), "vault", "requested") == []
     assert project.build("vault").success
     assert missing(watch.tick(), "1 folder of notes: ", "nothing") == []
     assert watch.cursor == "{}"
@@ -383,7 +383,7 @@ def test_notes_that_are_cleaned_first_are_asked_for_with_their_corpus(tmp_path: 
         "corpus/duplicates None",
         *(f"pretrain/{name} vault" for name in ("train_shards", "val_shards", "meta_json")),
     }
-    assert "was asked for" in watch.tick()
+    assert "requested" in watch.tick()
 
 
 def test_the_job_of_the_nightly_verification_reads_every_cache(project: Project) -> None:

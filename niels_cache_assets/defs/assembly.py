@@ -1,8 +1,8 @@
 """Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools.
 
-Every asset shows owners and tags of [dagster], where the caches lie, and links to the code that makes it. A link leads to the file here
-(the UI opens it in an editor), or with `repository` to the same line on the web. An external asset has no code; its link is the
-configuration that names what it stands for.
+Every asset shows owners and tags of [dagster], the location of the caches, and links to the code that makes it. A link opens the local file
+(the UI opens it in an editor) or, with `repository`, the same line on the web. An external asset has no code; it links to the
+configuration.
 """
 
 import logging
@@ -35,10 +35,10 @@ _ROOT = re.compile(r'"cache(?=[/"])')
 
 
 def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
-    """All definitions over a registry (default: the one that the environment and the working directory give).
+    """Return all definitions over a registry (default: the one for the environment and the working directory).
 
-    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration
-    that cannot be read. Where there is no configuration, the default profile stands in, and a line in the log says so.
+    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration that
+    cannot be read. Without a configuration, the default profile is used, and a line in the log says so.
     """
     if registry is None:
         registry = load_registry()
@@ -71,7 +71,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
 
 
 def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """Descriptions have the cache root as `cache`; in the snippets that are copied from them it becomes the one that there is."""
+    """Return the assets with owners, tags, links and the real cache root, which replaces `cache` in the code of their descriptions."""
     settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
@@ -80,7 +80,7 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     owned = dg.map_asset_specs(present, assets)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)  # of code references; without them an asset is as good
+        warnings.simplefilter("ignore", dg.BetaWarning)  # code references are beta, and an asset works without them
         linked: list[Asset] = list(dg.with_source_code_references(owned))  # type: ignore[arg-type]
         if settings.repository is not None:
             anchor = dg.AnchorBasedFilePathMapping(_ANCHOR, f"{_ANCHOR.parent.name}/{_ANCHOR.name}")

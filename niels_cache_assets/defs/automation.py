@@ -1,7 +1,7 @@
-"""Small SFT data sets that are built when what they are made of changes: by the sensor `sft_automation`, which is off by default.
+"""Automatic builds of small SFT data sets when their inputs change: by the sensor `sft_automation`, which is off by default.
 
-By data version, so that a tokenizer that was trained again to the same bytes starts nothing. What has never been built is not begun, nor
-is what changed before the sensor was turned on. Pretrain data sets take too long to be started by anything but a person.
+They depend on data versions, so a retrained tokenizer with the same bytes starts nothing. The sensor never starts the first build of a data
+set, and ignores changes from before it was turned on. Pretrain data sets take too long; only a person starts them.
 """
 
 import warnings
@@ -20,7 +20,7 @@ Asset = dg.AssetsDefinition | dg.AssetSpec
 
 
 class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
-    """True for partitions of these names. Dagster's own conditions are of an asset, with all its partitions."""
+    """A condition that is true for partitions of these names. Dagster's own conditions apply to all partitions of an asset."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -34,9 +34,9 @@ class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
 
 
 class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
-    """True for partitions whose upstream was observed at another version since the last tick.
+    """A condition that is true for partitions whose upstream was observed at another version since the last tick.
 
-    Dagster's own condition on what is above looks at materializations, and what is seen by a look at upstream is an observation.
+    Dagster's own condition on inputs considers materializations, but a change of upstream is recorded as an observation.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -44,7 +44,7 @@ class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
 
     @property
     def description(self) -> str:
-        return "What it is read from was observed to have changed"
+        return "Its upstream was observed to have changed"
 
     def evaluate(self, context: dg.AutomationContext[dg.AssetKey]) -> dg.AutomationResult[dg.AssetKey]:
         last, now = context.previous_max_storage_id, context.max_storage_id
@@ -59,16 +59,16 @@ class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
 
 
 def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """The assets with a condition on SFT data sets: on one of the three that a build makes, for it makes all three.
+    """Return the assets with a condition on the SFT data sets. It is on one of their three assets, because a build makes all three.
 
-    Raises NielsCacheError where automatic_sft of [dagster] names no SFT data set.
+    Raises NielsCacheError if automatic_sft of [dagster] names no SFT data set.
     """
     for name in registry.dagster.automatic_sft or ():
         if name not in registry.sft:
             refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
     conditions = dg.AutomationCondition
     changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
-    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # nobody but a build marks it
+    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # only a build marks it
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
     condition = eager & ~conditions.missing() & conditions.all_deps_blocking_checks_passed()
     if registry.dagster.automatic_sft is not None:
@@ -84,12 +84,12 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
 def build_automation() -> dg.AutomationConditionSensorDefinition:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)  # of use_user_code_server: the daemon does not know a condition that is ours
+        warnings.simplefilter("ignore", dg.BetaWarning)  # use_user_code_server is beta, but the daemon cannot evaluate our own conditions
         return dg.AutomationConditionSensorDefinition(
             AUTOMATION_SENSOR,
             target=dg.AssetSelection.assets(*family_keys("sft")),
             default_status=dg.DefaultSensorStatus.STOPPED,
             use_user_code_server=True,
-            description="Builds SFT data sets (all, or those that automatic_sft in [dagster] names) when the tokenizer, or what they are "
-            "read from, changes while this is on. The second is seen when it is observed: by the schedule nightly_upstream, for one.",
+            description="Builds SFT data sets (all, or those that automatic_sft in [dagster] names) when the tokenizer or their upstream "
+            "changes while this sensor is on. A change of upstream counts once it is observed, such as by the schedule nightly_upstream.",
         )

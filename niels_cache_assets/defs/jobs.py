@@ -1,6 +1,6 @@
-"""Named jobs: one per thing a person starts. Each materializes its assets and runs their checks.
+"""Named jobs: one for each task that a person starts. Each materializes its assets and runs their checks.
 
-Nightly runs of two of them are examples to turn on or to copy, and off by default.
+Two of them have nightly schedules as examples, which you can turn on or copy. They are off by default.
 """
 
 from typing import TYPE_CHECKING
@@ -16,27 +16,27 @@ from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_runtime.format.layout import FAMILIES
 
-if TYPE_CHECKING:  # what define_asset_job returns has no public name
+if TYPE_CHECKING:  # the type of define_asset_job's result has no public name
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-_TOKENIZER = "Train or import the tokenizer and check it. Every cache below the same root is made with it."
-_PRETRAIN = "Build the pretrain cache of a data set (or of all: a backfill) and verify it."
-_SFT = "Build the SFT cache of a data set (or of all: a backfill) and verify it."
-_CORPUS = "Clean and sign the documents of a data set (or of all: a backfill)."
-_DUPLICATES = "Find the duplicates over all data sets that have a corpus."
-_REPORT = "Say what stays of a data set's corpus, and draw its report."
-_INDEX = "Build the indices of a blend (or of all: a backfill) ahead of training."
-_REPORTS = "Write the reports over everything that is built, as build-all does at its end."
+_TOKENIZER = "Train or import the tokenizer and check it. Every cache in the same root uses it."
+_PRETRAIN = "Build the pretrain cache of a data set (of all: by a backfill) and verify it."
+_SFT = "Build the SFT cache of a data set (of all: by a backfill) and verify it."
+_CORPUS = "Clean and sign the documents of a data set (of all: by a backfill)."
+_DUPLICATES = "Find duplicates across all data sets that have a corpus."
+_REPORT = "Count the documents of a data set's corpus that are kept, and draw its report."
+_INDEX = "Build the indices of a blend (of all: by a backfill) ahead of training."
+_REPORTS = "Write the reports over everything that is built, as build-all does at the end."
 _VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
 
 _NIGHTLY = {
-    "nightly_upstream": (keys.OBSERVE_JOB, 0, "Look at what every data set is made of, so that what has changed shows as unsynced."),
+    "nightly_upstream": (keys.OBSERVE_JOB, 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
     "nightly_verification": (keys.VERIFY_JOB, 30, "Read and verify every file of every cache, and compare it with the settings."),
 }
 
 
 def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
-    """All of them; those of corpora and of indices where there are such assets."""
+    """Return all jobs. Those for corpora and indices exist only if there are such assets."""
     jobs = {
         keys.TOKENIZER_JOB: ([keys.TOKENIZER], _TOKENIZER),
         keys.FAMILY_JOBS["pretrain"]: (keys.family_keys("pretrain"), _PRETRAIN),
@@ -60,17 +60,17 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
     def observe_revisions(context: dg.OpExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> None:
-        with briefly():  # a build asks for longer
+        with briefly():  # a build retries for longer
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))
-                except Exception as error:  # of one source, whatever it is
+                except Exception as error:  # any error of one source
                     context.log.warning(f"{name}: {in_one_line(error)}")
                     log_traceback(error, context.log.info)
 
     @dg.job(
         name=keys.OBSERVE_JOB,
-        description="Look at upstream of every data set; partitions whose revision or settings have changed show as unsynced.",
+        description="Observe upstream of every data set. Partitions whose revision or settings have changed then show as unsynced.",
     )
     def observe_upstream() -> None:
         observe_revisions()

@@ -8,7 +8,7 @@ from niels_cache_runtime.format.layout import Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
-STREAM_POOL = "source_stream"  # its limit is how many streams there may be at a time; no op is in it (turns.py)
+STREAM_POOL = "source_stream"  # its limit is the number of streams at a time; no op is in it (turns.py)
 
 STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}
@@ -22,7 +22,7 @@ KEPT = AssetKey(["corpus", "kept"])
 REPORT = AssetKey(["corpus", "report"])
 MIXTURE = AssetKey(["reports", "mixture"])
 CACHE_REPORT = AssetKey(["reports", "cache"])
-REPORTS_GROUP = "reports"  # what is read by people, and by no asset
+REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
 
 INDEX = AssetKey(["index", "gpt"])
 
@@ -35,15 +35,15 @@ FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sf
 
 
 def family_keys(family: Family) -> list[AssetKey]:
-    """The three assets that one pass over a data set writes, in topological order."""
+    """Return the three assets that one pass over a data set writes, in topological order."""
     return [TRAIN_KEYS[family], VAL_KEYS[family], META_KEYS[family]]
 
 
 def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition:
-    """One partition per data set that can be built. Empty where the user has none: the definitions still load."""
+    """Return one partition for each data set that can be built. It may be empty: the definitions still load."""
     return StaticPartitionsDefinition(registry.partition_keys(family))
 
 
 def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
-    """One partition per data set with a corpus."""
+    """Return one partition for each data set with a corpus."""
     return StaticPartitionsDefinition(registry.prepared())

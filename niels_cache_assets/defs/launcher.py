@@ -1,7 +1,7 @@
-"""Build from a program, through Dagster: one run per data set in this process, recorded where the UI looks.
+"""Builds from a program, through Dagster: one run for each data set in this process, recorded for the UI.
 
-What `niels-cache build-all` calls. Same assets, checks, jobs and instance as the UI's; no retry, no daemon needed. Lines and bars are
-the listener's business: Dagster itself writes nothing to the console here.
+`niels-cache build-all` uses it. It has the same assets, checks, jobs and instance as the UI, but no retry, and needs no daemon. The
+listener prints lines and progress bars; Dagster itself writes nothing to the console here.
 """
 
 import time
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import dagster as dg
-from dagster._core.definitions.job_base import InMemoryJob  # how Dagster's own execute_in_process wraps a job; no public name
+from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in it; no public name
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.execute_in_process import merge_run_tags
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # by these the UI finds the runs of a job
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI finds the runs of a job by these
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact
@@ -41,7 +41,7 @@ LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
-_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: how its run is listed, its job, and the op whose results tell
+_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: the family in the list, its job, and the op with the results
     _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER.path[-1]),
     "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
     _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
@@ -52,20 +52,20 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: how 
 }
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-# Captured compute logs would take stdout and stderr away from the listener's progress bars.
+# Captured compute logs would redirect stdout and stderr, which the listener's progress bars need.
 _INSTANCE_OVERRIDES = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
 }
-# A retry of the daemon would build with the code server's settings and cache root, which need not be those of this program.
+# A retry by the daemon would use the code server's settings and cache root, which may differ from those of this program.
 _NO_RETRY = {MAX_RETRIES_TAG: "0"}
 _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """What came of one data set, or of one step before it. `message`: why it failed or was skipped, or what to know of it.
+    """The result for one data set, or for one step before it. `message`: why it failed or was skipped, or a remark.
 
-    `meta` is the meta.json of what is there now, of a report its report.json, of an index None.
+    `meta` is the current meta.json; of a report its report.json; of an index None.
     """
 
     name: str
@@ -78,7 +78,7 @@ class LaunchResult:
 
 
 class LaunchListener(Protocol):
-    """Told what happens while it happens, in this process's main thread."""
+    """A receiver of events while they happen, in this process's main thread."""
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 
@@ -98,17 +98,19 @@ def launch_builds(
     wait: bool = False,
     listener: LaunchListener,
 ) -> list[LaunchResult]:
-    """Build the tokenizer and every data set, or those named in `only`, in the registry's order; verify each.
+    """Build the tokenizer and every data set, or those in `only`, in the registry's order, and verify each.
 
-    Corpora come first: those of the data sets that are prepared or mixed from prepared ones, and the duplicates over all. Then come the
-    tokenizer, which is trained on them, the corpora of mixtures that need it, their reports, the caches, and at last the indices of
-    blends, which `only` may name, too. If anything was built, or no report is there, the reports over everything are written. What fails
-    does not stop the others; without a tokenizer or its corpus a cache is skipped, without a member a blend. The tokenizer is always
-    looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it); one that is imported needs
-    no corpus, and comes before them. What another process is building fails, or is waited for (`wait`). Raises NielsCacheError for an
-    unknown name, BadInputs before a tokenizer is trained if a data set cannot be read as it is configured (inputs.py), and
-    KeyboardInterrupt when interrupted. The run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the
-    Dagster home cannot record a run, for one because its disk is full: that ends the launch.
+    First come the corpora of data sets that are prepared or mixed from prepared ones, and the duplicates over all. Then come the tokenizer,
+    which is trained on them, the corpora of mixtures that need it, the reports of corpora, the caches, and the indices of blends (`only`
+    may name blends, too). If anything was built, or no report exists, the reports over everything are written.
+
+    A failure does not stop the others. A cache is skipped if the tokenizer or its corpus is missing, a blend if a member is missing. The
+    tokenizer is always checked, but trained again only on request (`force` without `only`, or with the tokenizer in it). An imported one
+    needs no corpus and comes first. A data set that another process is building fails, or is waited for (`wait`).
+
+    Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
+    (sources/inputs.py). Raises KeyboardInterrupt when interrupted: the run ends as canceled, and the files on disk stay as they were.
+    Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full; that ends the launch.
     """
     found = graph(registry, root)
     order = found.order(only)
@@ -131,7 +133,7 @@ def launch_builds(
 
 
 def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> None:
-    """Record in a Dagster home that the index of a blend is there, by a run that finds it. Raises NielsCacheError if that fails."""
+    """Record in a Dagster home that the index of a blend exists, by a run that finds it. Raises NielsCacheError if that fails."""
     with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
         launcher = _Launcher(registry, root, instance, _Nobody(), wait=True)
         launcher.launch(graph(registry, root).index(name), force=False)
@@ -141,7 +143,7 @@ def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> No
 
 
 class _Nobody(LaunchListener):
-    """Told, and says nothing."""
+    """A listener that does nothing."""
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 
@@ -165,7 +167,7 @@ class _ListenerSink(ProgressSink):
 
 @dataclass(frozen=True)
 class _Step:
-    """The run that builds an artifact. `op` is told `force`, if it takes settings; its last materialization says what came of it."""
+    """The run that builds an artifact. `op` gets `force` if it has settings; its last materialization holds the result."""
 
     artifact: Artifact
     name: str
@@ -183,17 +185,17 @@ class _Launcher:
         self._listener = listener
         self._wait = wait
         self.results: list[LaunchResult] = []
-        self._lacking: dict[str, str] = {}  # by key of what is not there: why, for what is built from it
-        self._new: set[str] = set()  # keys of what was built or found, and not yet taken by what is built of what is there
+        self._lacking: dict[str, str] = {}  # key of a missing artifact: the reason, for artifacts that need it
+        self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
     def launch(self, artifact: Artifact, *, force: bool) -> None:
-        """Build one artifact, or skip it because of what it is built from."""
+        """Build one artifact, or skip it if an input is missing."""
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
-        if kind in ("corpus", "report"):  # what these lack is said of the caches that read them
+        if kind in ("corpus", "report"):  # their caches report the missing input
             has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
                 return
@@ -209,7 +211,7 @@ class _Launcher:
             elif missing is not None:
                 reasons = [f"needs {missing}"]
         else:
-            reasons = []  # a tokenizer is trained on what there is
+            reasons = []  # a tokenizer is trained on the corpora that exist
         step = _step(artifact)
         if reasons:
             result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
@@ -226,11 +228,11 @@ class _Launcher:
             self._new.difference_update(inputs)
 
     def _cannot_be_built(self, member: str) -> bool:
-        """Return whether a member of a blend failed, was skipped, or is switched off or without a setting."""
+        """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
         return f"pretrain/{member}" in self._lacking or member not in self._registry.partition_keys("pretrain")
 
     def write_reports(self) -> None:
-        """Those over everything. They are no data set: nobody is told but of a failure."""
+        """Write the reports over everything. The listener hears only of a failure, because they are not a data set."""
         run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
@@ -252,7 +254,7 @@ class _Launcher:
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Raises KeyboardInterrupt if the run was interrupted, once it has ended as canceled."""
+        """Execute a run and return its result. Raises KeyboardInterrupt if it was interrupted, after it has ended as canceled."""
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
@@ -262,7 +264,7 @@ class _Launcher:
         return run
 
     def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Do what execute_in_process does, and record whose job it is: without that a run is on no timeline and below no job."""
+        """Do the same as execute_in_process, and record the job of the run. A run without a job is on no timeline and below no job."""
         in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
         run = self._instance.create_run_for_job(
             job_def=in_process,
@@ -275,10 +277,10 @@ class _Launcher:
 
 
 def _step(artifact: Artifact) -> _Step:
-    """Return the run that builds an artifact. Data sets are listed by their names alone, all else by its key."""
+    """Return the run that builds an artifact. Data sets are listed by name, everything else by key."""
     kind, _, name = artifact.key.partition("/")
     partition: str | None = name
-    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # of which there is one
+    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # there is only one of each
         kind, partition = artifact.key, None
     family, job, op = _RUNS[kind]
     listed_as = name if kind in FAMILIES else artifact.key
@@ -286,7 +288,7 @@ def _step(artifact: Artifact) -> _Step:
 
 
 def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Its warning, and what checks found that do not block. How other data sets stand is none of it."""
+    """Return the warning of a run and the failures of checks that do not block, except those about other data sets."""
     said = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
@@ -300,7 +302,7 @@ def _was_interrupted(run: dg.JobExecutionResult) -> bool:
 
 
 def _why_failed(run: dg.JobExecutionResult) -> str:
-    """One line: what a check found, else what the step that failed first said."""
+    """Return one line: the failure of a check, else the error of the step that failed first."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
             return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"

@@ -1,4 +1,4 @@
-"""What a build says of itself: to Dagster every ten seconds and at its end, to an in-process listener always.
+"""Reports of a running build: to Dagster every ten seconds and at the end, to a listener in this process always.
 
 A log line and an observation are rows in Dagster's database (milliseconds, kilobytes), so they are throttled by time.
 """
@@ -14,22 +14,22 @@ from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, d
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
-_WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
+_WARNING = "WARNING: "  # the plain code marks important log lines with it
 
 
 class ProgressSink:
-    """Resource: who else is told while a build runs in this process. This one tells nobody."""
+    """A resource that also receives the progress of a build in this process. This one ignores it."""
 
     def progressed(self, name: str, progress: HowFar) -> None:
-        """After every chunk of a build, many times a second."""
+        """Receive the progress after every chunk of a build, many times a second."""
 
     def logged(self, name: str, message: str) -> None:
-        """A line of the log, a warning's included."""
+        """Receive a line of the log, including warnings."""
 
 
 @contextmanager
 def readable_failures() -> Iterator[None]:
-    """Turn NielsCacheError into a failure that says just its message and is never retried. A bug keeps its traceback."""
+    """Turn NielsCacheError into a failure that shows only its message and is never retried. Other errors keep their traceback."""
     try:
         yield
     except NielsCacheError as error:
@@ -37,7 +37,7 @@ def readable_failures() -> Iterator[None]:
 
 
 def told(metadata: Mapping[str, Any]) -> str:
-    """What came of a build in one line, from the metadata of its materialization; that of a hit begins with `hit`."""
+    """Return the result of a build in one line, from the metadata of its materialization. For a cache hit it begins with `hit`."""
     said = [str(metadata["state"])]
     said += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
     said += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
@@ -45,9 +45,9 @@ def told(metadata: Mapping[str, Any]) -> str:
 
 
 class BuildReporter:
-    """Hands the callbacks of one build to Dagster and to the sink.
+    """Passes the callbacks of one build to Dagster and to the sink.
 
-    `observed` is the asset that long builds are observed on, in the partition of this run, if any.
+    `observed`: the asset for observations of long builds, in the partition of this run, if any.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class BuildReporter:
         self._observed = observed
         self._clock = clock
         self._pace = Pace()
-        self._throttle: Throttle | None = None  # from when the first chunk came
+        self._throttle: Throttle | None = None  # set when the first chunk arrives
 
     def log(self, message: str) -> None:
-        if message.startswith(DEBUG):  # for the run's log alone, of which dagster.yaml keeps nothing below INFO
+        if message.startswith(DEBUG):  # only for the run's log, which has no lines below INFO because of dagster.yaml
             self._context.log.info(message.removeprefix(DEBUG))
             return
         if message.startswith(_WARNING):
@@ -78,11 +78,11 @@ class BuildReporter:
         self._sink.logged(self._name, message)
 
     def note(self, message: str) -> None:
-        """For the run's log alone: the listener is told otherwise."""
+        """Write to the run's log only: the listener gets this in another way."""
         self.log(f"{DEBUG}{self._name}: {message}")
 
     def tell(self, metadata: Mapping[str, Any]) -> None:
-        """What came of it in one line, from what its materialization shows: `hit (0.1 s): 1.2 MB: ...`."""
+        """Write the result in one line, from the metadata of the materialization: `hit (0.1 s): 1.2 MB: ...`."""
         self.note(told(metadata))
 
     def warn(self, message: str) -> None:
@@ -111,7 +111,7 @@ class BuildReporter:
 
 
 def _figures(progress: HowFar, estimate: Estimate) -> dict[str, int | float]:
-    """What `describe` says, as numbers that the UI plots."""
+    """Return the values of `describe` as numbers that the UI plots."""
     found: dict[str, int | float] = {**progress.counts, f"{[*progress.counts][-1]}_per_second": round(estimate.per_second or 0.0)}
     if progress.share is not None:
         found["share"] = round(progress.share, 4)

@@ -1,9 +1,9 @@
-"""What every run is given: where the caches lie, who is told, and its executor. Settings of a data set are the registry's.
+"""The resources and the executor of every run: the cache root, the progress sink, and a recorded executor.
 
-Nobody configures the resources: `build_defs` is given them. So they stand in no run configuration, and the launchpad offers the settings
-of a build only. The executor records who coordinates a run (home/abandoned.py). It is asked before the first step begins. So a run whose
-steps have begun has a record, whoever launched it: the UI, the daemon, `dagster asset materialize`, `dg launch`. `build-all` executes its
-runs itself, and records them itself. A run that cannot be recorded is executed all the same, with a warning.
+The resources take no run configuration: `build_defs` gets their values, so the launchpad offers only the settings of a build. The executor
+records the coordinator of a run (home/abandoned.py) before the first step begins. So a run whose steps have begun has a record, whether the
+UI, the daemon, `dagster asset materialize` or `dg launch` launched it. `build-all` executes and records its runs itself. If a run cannot be
+recorded, it is executed with a warning.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from niels_cache_runtime.errors import NielsCacheError
 
 @dataclass(frozen=True)
 class CacheRoot:
-    """The folder that holds tokenizer/, pretrain/ and sft/. A relative one is relative to where Dagster was started.
+    """The folder that holds tokenizer/, pretrain/ and sft/. A relative path is relative to the folder where Dagster was started.
 
-    `~` is a name like any other here: `registry.cache_root` expands that of NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir.
+    `~` has no special meaning here: `registry.cache_root` expands that of NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir.
     """
 
     root: str
@@ -36,14 +36,14 @@ class CacheRoot:
 
 
 class _NoSchema(DefinitionConfigSchema):
-    """Dagster leaves out of a run configuration what has a schema that is false."""
+    """A schema that is false. Dagster leaves such resources out of a run configuration."""
 
     def __bool__(self) -> bool:
         return False
 
 
 class _Unconfigured(dg.ResourceDefinition):
-    """A resource that takes no configuration. Dagster's own takes any, and offers it in the launchpad."""
+    """A resource that takes no configuration. Dagster's own accepts any, and shows it in the launchpad."""
 
     @property
     def config_schema(self) -> DefinitionConfigSchema:
@@ -55,7 +55,7 @@ class _Unconfigured(dg.ResourceDefinition):
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
-    """A resource that is this value. The cache root, which every op here asks for, also begins the step, before its op does."""
+    """Return a resource with this value. Every op here uses the cache root, so that resource also begins the step, before its op runs."""
 
     def provide(context: dg.InitResourceContext) -> object:
         if isinstance(value, CacheRoot) and context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
@@ -65,20 +65,20 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
     return _Unconfigured(provide, description=(type(value).__doc__ or "").partition("\n")[0])
 
 
-MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
+MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks in parallel
 
 
 class _RecordedExecutor(MultiprocessExecutor):
     def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[dg.DagsterEvent]:
         try:
             record_run(plan_context.instance, plan_context.run_id)
-        except NielsCacheError as error:  # a home that is read-only beside a database elsewhere, or without locks
-            plan_context.log.warning(f"this run is not recorded, so it would show as running if its process were killed: {error}")
+        except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
+            plan_context.log.warning(f"this run is not recorded, so it would still show as running if its process were killed: {error}")
         with ending_abandoned_runs(plan_context.instance):
             yield from super().execute(plan_context, execution_plan)
 
 
 @dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
 def recorded_executor(context: dg.InitExecutorContext) -> dg.Executor:
-    """Make the executor of one run."""
+    """Return the executor of one run."""
     return _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=MAX_STEPS_AT_ONCE)

@@ -1,13 +1,13 @@
-"""Sensors that look at upstream: of the hub's data sets by commit, of folders of notes by what is in them. Off until they are turned on.
+"""Sensors that watch upstream: data sets of the hub by commit, folders of notes by content. They are off until you turn them on.
 
-What the hub has is observed when it is seen, and notes when their build is asked for (assets/upstream.py), so that partitions built from
-something else show as unsynced. For one state of upstream a build is asked for once, even where it fails; again where upstream has left
-that state and come back to it. Whether anything has changed is told by the version that the newest materialization read. What a look costs
-stands in docs/ui.md; a look must end within the 60 seconds that Dagster gives it.
+A change on the hub is observed when it is seen; a change of notes is observed when their build is requested (assets/upstream.py).
+Partitions that were built from another version then show as unsynced. A build is requested once for each version of upstream, even if it
+fails, and again if upstream changes and returns to that version. The version that the newest materialization read shows whether anything
+has changed. For the cost of a look see docs/ui.md. A look must end within 60 seconds, Dagster's limit.
 
-A run request names what it is for by its run key, so that Dagster starts it once: a key that a sensor has used is passed over for ever. So
-the key names the occasion too, as upstream may come back to what it was before. A backfill, which is asked for where a corpus comes first,
-has no key: who asks for it remembers.
+The run key of a run request names its purpose, so that Dagster starts it only once: Dagster never starts a run with a used key again. So
+the key also names the occasion, because upstream may return to an earlier version. If a corpus must be built first, a backfill is
+requested. A backfill has no key, so the caller must remember its requests.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # how Dagster's own sensors ask for a backfill
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request a backfill with it
 from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
@@ -34,9 +34,9 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
-ASKING_SECONDS = 20.0  # no data set is asked for later in a look; one that does not answer takes up to 20 more
-UPSTREAM_TAG = "niels_cache/upstream"  # of a run or backfill: the version of upstream that it was asked for
-OBSERVATIONS = 1000  # of one data set that are looked through for the last other version
+ASKING_SECONDS = 20.0  # after this time a look asks no further data set; one without an answer takes up to 20 s more
+UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
+OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
@@ -44,7 +44,7 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Cursor: {next: whose turn it is, wanted: {name: the version that a build was asked for}}."""
+    """Return the sensor of the hub. Cursor: {next: the next data set to ask, wanted: {name: the version of the last request}}."""
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
@@ -63,13 +63,13 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
                 look.observe(name)
                 built = look.built(name)
                 if wanted.get(name) != version:
-                    wanted.pop(name, None)  # it has left the state that was asked for
+                    wanted.pop(name, None)  # upstream has changed since the request
                 if builds and built and built != {version} and name not in wanted and look.request(name, occasion=look.left(name)):
                     wanted[name] = version
         following = names[(first + count) % len(names)]
         later = f" ({following} is next)" if count < len(names) else ""
         whole = f"Asked the hub for {counted(count, 'data set')} of {len(names)}{later}"
-        return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has moved")
+        return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has changed")
 
     return _sensor(
         UPSTREAM_SENSOR,
@@ -77,13 +77,15 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
         ask if names else None,
         of="read from the hub at its newest commit",
         seconds=registry.dagster.upstream_seconds,
-        description="Asks the hub for the newest commit of every data set that is read from there and not pinned. One that has moved shows "
-        "as unsynced" + (", and is built again." if builds else "; with upstream_builds = true in [dagster] it is built again as well."),
+        description="Asks the hub for the newest commit of every data set that is read from there and not pinned. A changed one shows "
+        "as unsynced" + (", and is built again." if builds else "; set upstream_builds = true in [dagster] to build it again as well."),
     )
 
 
 def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
-    """Cursor: {name: {version, since: when that was first seen, asked: whether it was asked for}} of what is not built as it is."""
+    """Return the sensor of notes. Cursor: {name: {version, since: first seen at, asked: whether a build was requested}} of changed data
+    sets.
+    """
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
 
@@ -101,9 +103,9 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
                 seen = {"version": version, "since": now, "asked": False}
             left = seen["since"] + quiet - now
             if seen["asked"]:
-                look.say(name, "was asked for: it is being built, or that failed, and then waits for another change")
+                look.say(name, "was requested: it is being built, or the build failed and waits for another change")
             elif left > 0:
-                look.say(name, f"has changed; it is built when nothing changes for {left:.0f} more seconds")
+                look.say(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
             elif look.request(name, occasion=str(seen["since"])):
                 look.observe(name)
                 seen = {**seen, "asked": True}
@@ -116,21 +118,21 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
         compare if names else None,
         of="a folder of notes",
         seconds=registry.dagster.notes_seconds,
-        description=f"Looks at the folders of notes, and builds a data set when its folder has changed and then been quiet for {quiet} "
+        description=f"Watches the folders of notes. Builds a data set after its folder has changed and then stayed unchanged for {quiet} "
         "seconds (notes_quiet_seconds in [dagster]).",
     )
 
 
 def requestable(registry: Registry) -> dg.AssetSelection:
-    """Everything that `build_request` may ask for."""
+    """Return everything that `build_request` may request."""
     corpora = [DOCUMENTS, DUPLICATES, KEPT, REPORT] if registry.prepared() else []
     return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in family_keys(family)))
 
 
 def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
-    """Build what a data set was made of at this version of upstream. Waits where another process is building the same.
+    """Return the request to build a data set at this version of upstream. It waits if another process is building the same data set.
 
-    `occasion`: the same for as long as upstream stays at this version, and another where it left it and came back.
+    `occasion`: the same as long as upstream stays at this version, and a new one after it changed and returned.
     """
     family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
     if name not in registry.prepared():
@@ -149,7 +151,7 @@ def _watchable(registry: Registry) -> list[str]:
 
 
 def _asks_the_hub(registry: Registry, source: Source) -> bool:
-    """Whether its revision is the newest commit of a hub data set, or made of such."""
+    """Return whether its revision is the newest commit of a hub data set, or is derived from such commits."""
     if isinstance(source, HubData):
         return source.follows_the_hub
     members = [registry.pretrain[name] for name in getattr(source, "members", {}) if name in registry.pretrain]
@@ -157,7 +159,7 @@ def _asks_the_hub(registry: Registry, source: Source) -> bool:
 
 
 class _Look:
-    """One tick: what was seen, what to tell, and what to ask for."""
+    """One tick: the observed versions, the messages, and the requests."""
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
         self._context, self._registry, self._root = context, registry, cache_root.path
@@ -167,11 +169,11 @@ class _Look:
         self._said: list[str] = []
 
     def at(self, name: str) -> str | None:
-        """The version that a data set's upstream has now; None where it cannot be asked, which is told."""
+        """Return the current version of a data set's upstream. If it is not available, add a message and return None."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
-        except Exception as error:  # of one source, whatever it is
-            said = f"{name} could not be looked at: {in_one_line(error)}"
+        except Exception as error:  # any error of one source
+            said = f"{name} could not be checked: {in_one_line(error)}"
             self._context.log.warning(said)
             log_traceback(error, self._context.log.info)
             self._said.append(said)
@@ -179,11 +181,11 @@ class _Look:
         return version_of(self._seen[name])
 
     def built(self, name: str) -> set[str | None]:
-        """As `built_versions` has it."""
+        """Return the same as `built_versions`."""
         return built_versions(self._context.instance, self._registry, name)
 
     def observe(self, name: str) -> None:
-        """Record what was seen, if it is not what was recorded last."""
+        """Record the version that was seen, unless it was recorded last."""
         last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
         if last is not None and version_of(last) == version_of(seen):
             return
@@ -192,7 +194,7 @@ class _Look:
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
     def left(self, name: str) -> str:
-        """The number of the newest observation of another version than is seen now: the same until it moves, and after a crash."""
+        """Return the number of the newest observation of a different version. It is the same until upstream changes, even after a crash."""
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
         records = self._context.instance.fetch_observations(wanted, limit=OBSERVATIONS).records
@@ -200,14 +202,14 @@ class _Look:
         return str(next(others, 0))
 
     def request(self, name: str, *, occasion: str) -> bool:
-        """Ask for a build of what was seen. False, which is told, where it could only fail."""
+        """Request a build of the version that was seen. If the build can only fail, add a message and return False."""
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
-            self.say(name, "is to be built, and there is no tokenizer yet: materialize that first")
+            self.say(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
         definitions = self._context.repository_def
-        assert definitions is not None  # the daemon's ticks have it
+        assert definitions is not None  # ticks of the daemon have it
         self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
-        self.say(name, "is asked for")
+        self.say(name, "is requested")
         return True
 
     def say(self, name: str, what: str) -> None:
@@ -215,7 +217,7 @@ class _Look:
         self._said.append(f"{name} {what}")
 
     def result(self, cursor: dict[str, Any], whole: str, *, quiet: str) -> dg.SensorResult:
-        """A tick that asks for runs shows these; what there is to tell beside them stands in its log."""
+        """Return the result of the tick. If it requests runs, the UI shows these; the other messages are in its log."""
         return dg.SensorResult(
             run_requests=self._requests,
             asset_events=self._events,
@@ -233,7 +235,7 @@ def _sensor(
     seconds: int,
     description: str,
 ) -> dg.SensorDefinition:
-    """`tick`: given the look and the cursor; None where there is nothing to look at. `of`: what it looks at is."""
+    """Return a sensor. `tick` gets the look and the cursor; None: there is nothing to watch. `of`: what kind of data set it watches."""
 
     @dg.sensor(
         name=name,
@@ -244,7 +246,7 @@ def _sensor(
     )
     def sensor(context: dg.SensorEvaluationContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.SensorResult:
         if tick is None:
-            return dg.SensorResult(skip_reason=f"There is nothing to look at: no data set here is {of}.")
+            return dg.SensorResult(skip_reason=f"There is nothing to watch: no data set here is {of}.")
         return tick(_Look(context, registry, cache_root), json.loads(context.cursor or "{}"))
 
     return sensor

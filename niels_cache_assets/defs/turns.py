@@ -1,8 +1,8 @@
-"""Streams of one Dagster home take turns: at most so many builds read a source at a time as the pool `source_stream` has places.
+"""Turns of streams in one Dagster home: the number of builds that read a source at a time is limited by the pool `source_stream`.
 
-A place is a lock on a file in the home, which the kernel frees when its process ends. It is asked for inside the op, once the op knows that
-it must build: cache hits and switched-off data sets do not wait. Dagster itself gives a pool's place before an op can look, and does not
-take it back from a killed process, so no op here is in that pool; only its limit is read, each time that a place is asked for.
+A slot is a lock on a file in the home, which the kernel frees when its process ends. The op takes a slot only after it knows that it must
+build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check, and does not free
+the slot of a killed process. So no op here is in that pool; only its limit is read, each time a slot is needed.
 """
 
 import time
@@ -19,11 +19,11 @@ from niels_cache_runtime.format.commit import UNKNOWN, Busy, writer_lock
 
 _FOLDER = ".streams"
 _POLL_SECONDS = 1.0
-_NO_PLACE = f"waiting: the pool {STREAM_POOL} has no place (its limit is 0)"
+_NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamPlace:
-    """The place of one op, from the first `take` to the end of the block. `log` is told for whose build it waits."""
+    """The slot of one op, from the first `take` to the end of the block. `log` is called with the builds that it waits for."""
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
         self._context, self._name, self._log = context, name, log
@@ -37,8 +37,8 @@ class StreamPlace:
         self._stack.close()
 
     def take(self) -> bool:
-        """Wait for a place, unless it is held already. Return whether it had to wait: what was decided before may not hold any more."""
-        if self._held or self._context.instance.is_ephemeral:  # what is only in memory is this process's
+        """Wait for a slot, unless it is held already. Return whether it had to wait: earlier decisions may then be out of date."""
+        if self._held or self._context.instance.is_ephemeral:  # only this process can see an instance in memory
             return False
         told = ""
         while (waiting := self._try()) is not None:
@@ -50,7 +50,7 @@ class StreamPlace:
         return bool(told)
 
     def _try(self) -> str | None:
-        """None if there was a place, else for what this waits."""
+        """Return None if a slot was free, else the reason for waiting."""
         limit = stream_limit(self._context.instance)
         if limit is None:
             return None
@@ -66,14 +66,14 @@ class StreamPlace:
                     holders.append("another data set" if busy.writer == UNKNOWN else busy.writer.command)
                 else:
                     return None
-        except (NielsCacheError, OSError) as error:  # a home without locks, or read-only beside a database elsewhere
-            self._log(f"WARNING: streams of this Dagster home do not take turns: {error}")
+        except (NielsCacheError, OSError) as error:  # a file system without locks, or a read-only home with its database elsewhere
+            self._log(f"WARNING: the number of streams in this Dagster home is not limited: {error}")
             return None
         return f"waiting for the build of {', '.join(holders)}" if holders else _NO_PLACE
 
 
 def stream_limit(instance: dg.DagsterInstance) -> int | None:
-    """How many streams there may be at a time: the pool's own limit if it has one, else the default of dagster.yaml; None: any number."""
+    """Return the maximum number of streams: the pool's own limit, else the default of dagster.yaml; None: no limit."""
     storage = instance.event_log_storage
     if storage.supports_global_concurrency_limits:
         pool = storage.get_concurrency_info(STREAM_POOL)

@@ -1,1 +1,1 @@
-"""One module per group of assets."""
+"""One module for each group of assets."""

@@ -1,7 +1,7 @@
-"""`corpus/*`: for data sets with `prepare`, what is done before tokenization. Without any such data set there are none of these.
+"""`corpus/*`: the steps before tokenization, for data sets with `prepare`. Without such a data set these assets do not exist.
 
-`duplicates` is found over all data sets at once, so it is one asset, and every partition would seem stale when any drop list changed.
-`kept` stands between: per data set, its data version is that of what training will read, and nothing below moves while that stays.
+`duplicates` is one asset, because the search covers all data sets at once. If caches depended on it, a change of any drop list would make
+all of them stale. `kept` is between them: for each data set, its data version covers only the text that training will read.
 """
 
 import dagster as dg
@@ -25,30 +25,30 @@ from niels_cache_assets.defs.turns import StreamPlace
 
 _GROUP = "corpus"
 
-_DOCUMENTS = """The documents of a data set, cleaned, and their signatures.
+_DOCUMENTS = """The cleaned documents of a data set, and their signatures.
 
-`corpus/<data set>/documents_*.parquet` (zstd), `rejected.parquet` (50 examples of each reason), `digests.npy` and `signatures.npy` (for
-duplicates), `meta.json`. The data version is the hash of the documents. Cleaned on every core; the same for any number of them.
+`corpus/<data set>/documents_*.parquet` (zstd), `rejected.parquet` (50 examples for each reason), `digests.npy` and `signatures.npy` (for
+duplicates), `meta.json`. The data version is the hash of the documents. The result is the same on any number of cores.
 
 ```python
 import pyarrow.parquet as pq
 pq.read_table("cache/corpus/<data set>/rejected.parquet").to_pylist()[:5]
 ```"""
 
-_DUPLICATES = """Which documents go as exact or near duplicates, within and across data sets and splits: because of whom, how similar.
+_DUPLICATES = """The documents that are dropped as exact or near duplicates, across data sets and splits, with the reason and similarity.
 
-`duplicates/<data set>.parquet`, one drop list for each data set with `prepare = [..., "dedup"]`. Found for all at once; the first one in
-the order of [dedup] priority stays. Another threshold makes this again and nothing above it.
+`duplicates/<data set>.parquet`, one drop list for each data set with `prepare = [..., "dedup"]`. One search covers all data sets. The first
+document in the order of [dedup] priority stays. A different threshold repeats the search, but not the cleaning.
 
 ```python
 import pyarrow.parquet as pq
 pq.read_table("cache/duplicates/<data set>.parquet").to_pylist()[:5]
 ```"""
 
-_KEPT = """What goes on to the tokenizer: the documents of its corpus without those on its drop list. Nothing is stored here.
+_KEPT = """The documents for the tokenizer: those of the corpus, without those on the drop list. Nothing is stored here.
 
-The data version is that of the documents (`corpus/<data set>`), the drop list and the rule that splits them: a cache below is stale
-when these change, and not when duplicates were found elsewhere.
+The data version covers the documents (`corpus/<data set>`), the drop list and the rule that splits them. A cache below becomes stale
+when one of these changes, but not when other data sets have new duplicates.
 
 ```python
 from pathlib import Path
@@ -57,9 +57,9 @@ from niels_cache_assets.registry import load_registry
 next(prepared_documents(load_registry(), "<data set>", root=Path("cache")))
 ```"""
 
-_REPORT = """What preparing did to a data set: documents, bytes and tokens after each stage, reasons, lengths, duplicates.
+_REPORT = """The effect of preparing a data set: documents, bytes and tokens after each stage, reasons, lengths, duplicates.
 
-`reports/corpus/<data set>/report.json` and plots of it.
+`reports/corpus/<data set>/report.json` and its plots.
 
 ```python
 import json
@@ -68,7 +68,7 @@ json.load(open("cache/reports/corpus/<data set>/report.json"))["funnel"]
 
 
 def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
-    """The four assets, or none where no data set is prepared."""
+    """Return the four assets, or nothing if no data set is prepared."""
     return [_documents(registry), _duplicates(registry), _kept(registry), _report(registry)] if registry.prepared() else []
 
 
@@ -124,7 +124,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
+        code_version=f"{Duplicates.version}-{settings[:8]}",  # changed settings of [dedup] then show as unsynced
         description=_DUPLICATES,
     )
     def duplicates(
@@ -139,7 +139,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
-        version = outcome.meta.get("content_sha256", "")  # none where no data set asks for dedup
+        version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
         metadata = duplicates_metadata(outcome)
         reporter.tell(metadata)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))

@@ -1,8 +1,8 @@
-"""`pretrain/*` and `sft/*`: token shards of text and pairs of conversations, one partition per data set.
+"""`pretrain/*` and `sft/*`: token shards of text and pairs of conversations, one partition for each data set.
 
-One streaming op writes the three assets of a data set, and reports them together at its end. It is not subsettable, because one pass makes
-all three. Everything is built and renamed before the first result is yielded: Dagster keeps what was yielded before an error, and would
-record an asset that was forgotten as built.
+One streaming op writes the three assets of a data set and reports them together at its end. It is not subsettable, because one pass makes
+all three. It yields the first result only after everything is built and renamed. Dagster keeps results that were yielded before an error,
+and would record a forgotten asset as built.
 """
 
 import json
@@ -35,8 +35,8 @@ _SPLITS: dict[Family, str] = {
 
 `pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
 (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
-[Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every
-output, first in the metadata of a partition.
+[Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with every
+output, at the top of the metadata of a partition.
 
 ```python
 {code}
@@ -46,8 +46,8 @@ output, first in the metadata of a partition.
 `sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
 over tokens and offsets.
-[Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every output,
-first in the metadata of a partition.
+[Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with each output,
+at the top of the metadata of a partition.
 
 ```python
 {code}
@@ -56,7 +56,7 @@ first in the metadata of a partition.
 
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
 
-`{family}/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same
+`{family}/<data set>/meta.json`, written last: a folder without it is not finished. The same input, settings and tokenizer give the same
 bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
 
 ```python
@@ -100,9 +100,10 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Upstream, which knows a data set's settings (what is read from a corpus has budgets too), and its corpus if it has one.
+    """Return the dependencies of the pretrain assets: upstream and, if a data set has one, its corpus.
 
-    Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py).
+    Upstream also covers the settings of a data set, such as the budgets of one that reads a corpus. A data set depends on its own drop list
+    (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
     """
     upstream = dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])
     if not registry.prepared():
@@ -115,7 +116,7 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
-    """The decorator of a family's op, with the specs of its three assets in topological order. `above`: what they are made of."""
+    """Return the decorator of a family's op, with the specs of its three assets in topological order. `above`: their dependencies."""
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
 
@@ -155,7 +156,7 @@ def _stream(
     name = context.partition_key
     reporter = BuildReporter(context, progress_sink, name=name, observed=keys.TRAIN_KEYS[family])
     with readable_failures():
-        if name not in registry.partition_keys(family):  # Dagster launches a run for any partition key
+        if name not in registry.partition_keys(family):  # Dagster accepts any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
@@ -196,14 +197,14 @@ def _stream(
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """`jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
+    """Return settings as text: `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
     hidden = ("source", "enabled", "given", "code_version")
     said = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
     return f"{settings['source']}{': ' if said else ''}{', '.join(said)}"
 
 
 def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
-    """Upstream as it was built from. What is read from a corpus has not looked at it: then only the settings may be new."""
+    """Record the upstream that the cache was built from. A data set with a corpus did not ask upstream: only its settings may be new."""
     if name in registry.prepared():
         last = last_observation(context.instance, registry, name)
         if last is not None:

@@ -1,8 +1,8 @@
-"""`index/gpt`: the indices of a blend in Megatron-LM's order, one partition per [blend.NAME]. Without any such table there is none.
+"""`index/gpt`: the indices of a blend in Megatron-LM's order, one partition for each [blend.NAME]. Without such a table it does not exist.
 
-A partition depends on the train shards of its members. It is stale where one of these was built anew to other tokens, and materializing
-it again is a cache hit where nothing changed: an index lies under the hash of all that decides it. Dagster has one code version for all
-partitions of an asset, so changed settings of one blend show all of them as unsynced; those that did not change are hits.
+A partition depends on the train shards of its members. It becomes stale when one of these is rebuilt with other tokens. If nothing changed,
+materializing it again is a cache hit, because the directory of an index is named after the hash of everything that decides it. Dagster has
+one code version for all partitions of an asset. So changed settings of one blend show all blends as unsynced; unchanged ones are hits.
 """
 
 import dagster as dg
@@ -19,7 +19,7 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readab
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
 
-_DESCRIPTION = """Which sample of which data set comes when, as Megatron-LM numbers them: built ahead, so that training only maps it.
+_DESCRIPTION = """The order of samples of a blend, numbered as in Megatron-LM. It is built ahead, so that training only maps it.
 
 `index/<hash>/`: document, sample and shuffle index of each member, dataset and dataset sample index of the blend, with the size and
 sha256 of each file. The data version is the hash of all of them. `niels-cache prebuild-index NAME` builds the same.
@@ -34,7 +34,7 @@ blend = open_blend(
 
 
 def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
-    """The asset, or none where no blend can be built."""
+    """Return the asset, or nothing if no blend can be built."""
     names = registry.blend_keys()
     if not names:
         return []
@@ -48,7 +48,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
-        code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
+        code_version=f"{BlendIndex.version}-{settings[:8]}",  # changed settings of [blend.*] then show as unsynced
         description=_DESCRIPTION,
     )
     def gpt(

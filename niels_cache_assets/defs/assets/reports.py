@@ -1,6 +1,7 @@
-"""`reports/*`: what people read of all data sets at once, and no asset. They cost seconds and hash nothing.
+"""`reports/*`: reports over all data sets for people; no asset depends on them. They cost seconds and hash nothing.
 
-Dagster skips a comparison of data versions above 100 partitions: with so many data sets they are stale only where their settings change.
+Dagster does not compare data versions of more than 100 partitions. With so many data sets a report becomes stale only when its settings
+change.
 """
 
 import time
@@ -26,10 +27,10 @@ from niels_cache_assets.show.wording import counted, file_size, share_of
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
-_MIXTURE = """What a run reads of each pretrain data set: shares configured, available and read, tokens, epochs, and what repeats too often.
+_MIXTURE = """The part of each pretrain data set that a run reads: configured, available and read shares, tokens, epochs, excess repeats.
 
-For each `[blend.NAME]`, or where there is none for all of them by size, as `[reports]` plans it; in the order of samples that
-TokenLoader takes, so exact. Nothing is stored in `reports/`: the table and the plot are here.
+One table for each `[blend.NAME]`; without a blend, one for all data sets by size. `[reports]` sets the run. It follows the order of
+samples of TokenLoader, so it is exact. Nothing is stored in `reports/`: the table and the plot are here.
 
 ```python
 from niels_cache_runtime import TokenLoader
@@ -39,8 +40,8 @@ print(loader.report(steps=1000))
 
 _CACHE = """Everything that is built: status, size, sha256, age of the upstream revision, checks, and plots of each.
 
-The page lies in `reports/cache.html`: one file that holds all it shows. `niels-cache report --open` writes the same without Dagster. The
-data version is that of what is built and of what runs read of it, without times and checks.
+The page is `reports/cache.html`, a single file. `niels-cache report --open` writes the same without Dagster. The
+data version covers everything that is built and the mixtures of runs, but no times or checks.
 
 ```python
 import webbrowser
@@ -54,7 +55,7 @@ def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _code_version(registry: Registry, by_hand: str) -> str:
-    """With the settings of runs, so that changed ones show as unsynced."""
+    """Return the code version with a hash of the settings of runs, so that changed settings show as unsynced."""
     blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
     settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}
     return f"{by_hand}-{fingerprint_of(settings)[:8]}"
@@ -68,9 +69,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
         kinds={"report", "matplotlib"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
-            dg.AssetCheckSpec(
-                NOT_TOO_OFTEN, asset=MIXTURE, description="No run would read a data set more often than max_epochs of [reports]."
-            )
+            dg.AssetCheckSpec(NOT_TOO_OFTEN, asset=MIXTURE, description="No run reads a data set more often than max_epochs of [reports].")
         ],
         description=_MIXTURE,
     )
@@ -98,7 +97,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
-        from niels_cache_assets.show.plots.mixtures import mixture_plot  # a second or more: matplotlib
+        from niels_cache_assets.show.plots.mixtures import mixture_plot  # imports matplotlib, which takes a second or more
 
         shown = [
             f"{text}\n\n{picture('shares and epochs', mixture_plot(each))}" if each.sources else text

@@ -1,4 +1,4 @@
-"""`tokenizer`: the SentencePiece model that every cache below the root is made with."""
+"""`tokenizer`: the SentencePiece model that every cache in the root uses."""
 
 import dagster as dg
 
@@ -15,13 +15,13 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 
-_DESCRIPTION = """The SentencePiece model of all caches below the root: imported, or trained on the data sets.
+_DESCRIPTION = """The SentencePiece model of all caches in the root: imported, or trained on the data sets.
 
-`tokenizer/spm.model` and `tokenizer/meta.json`; `model` in `[tokenizer]` names one to import. The data version is the model's sha256:
-training again to the same bytes makes nothing stale, another model makes every cache stale. A trained one is kept until its settings
-change, or `force`: no arrow leads here from upstream, or one more note would make every cache stale. Of a data set with `prepare` it is
-trained on the prepared documents of train, where these are made before (`corpus/documents`, `corpus/duplicates`); `trained_on` says what
-was read of each data set, and what could not be.
+`tokenizer/spm.model` and `tokenizer/meta.json`; set `model` in `[tokenizer]` to import one. The data version is the model's sha256:
+a retrained model with the same bytes makes nothing stale, a different one makes every cache stale. A model is kept until its settings
+change, or you use `force`. It does not depend on upstream, because then one new note would make every cache stale. For a data set with
+`prepare` it is trained on the prepared documents of train, if they exist (`corpus/documents`, `corpus/duplicates`). `trained_on` lists the
+text of each data set, and data sets that could not be read.
 
 ```python
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -58,8 +58,8 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _code_version(registry: Registry) -> str:
-    """With the settings, so that changed ones show as unsynced."""
+    """Return the code version with a hash of the settings, so that changed settings show as unsynced."""
     try:
         return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
-    except NielsCacheError:  # the model to import is not there: a run says so, and Dagster has to load
+    except NielsCacheError:  # the model to import is missing: a run reports that, and the definitions must load
         return CODE_VERSION

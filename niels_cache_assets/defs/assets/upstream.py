@@ -1,8 +1,8 @@
-"""`upstream/pretrain` and `upstream/sft`: what the data sets are read from, as external assets.
+"""`upstream/pretrain` and `upstream/sft`: the origins of the data sets, as external assets.
 
-The data version of a partition is upstream's revision and a hash of the data set's resolved settings, because Dagster has one code version
-for all partitions of an asset: so whatever of the two changes, that partition alone is stale. What a build has read it observes itself,
-where that is not what was observed last.
+The data version of a partition is upstream's revision and a hash of the data set's resolved settings. The settings are included because
+Dagster has one code version for all partitions of an asset. So only the partition whose revision or settings changed becomes stale. A build
+records an observation of the upstream that it read, unless the last observation is the same.
 """
 
 from pathlib import Path
@@ -18,16 +18,18 @@ from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, pa
 from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
-_POINTER_TAG = "dagster/input_event_pointer/"  # and the key of an asset that was read: its newest event then, of any partition
-REVISION = "revision"  # in the metadata of an observation: what meta.json of a cache calls dataset_revision
+_POINTER_TAG = (
+    "dagster/input_event_pointer/"  # followed by the key of an input asset; the value is its newest event at that time, of any partition
+)
+REVISION = "revision"  # key in the metadata of an observation; meta.json of a cache has it as dataset_revision
 _DIGITS = 12
-_OBSERVATIONS = 1000  # of one data set that are looked through, the newest
+_OBSERVATIONS = 1000  # the newest ones of a data set that are searched
 
-_DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data set, a folder of notes, files.
+_DESCRIPTION = """The origin of the {family} data sets: a Hugging Face data set, a folder of notes, or files.
 
-Nothing is stored here. The data version of a partition is upstream's revision (a hub commit, or a digest of the files) and a hash of the
-data set's settings, as they were last looked at: by a build of it, by the job `observe_upstream`, or by the sensors. A partition that was
-built from another one shows as unsynced. What a data set is read from stands in niels_cache.toml, `[{family}.<data set>]`.
+Nothing is stored here. The data version of a partition is upstream's revision (a hub commit or a digest of the files) and a hash of the
+data set's settings at the last observation: by a build, by the job `observe_upstream`, or by a sensor. A partition that was
+built from another version shows as unsynced. You configure the origin in niels_cache.toml, `[{family}.<data set>]`.
 
 ```python
 from niels_cache_assets.registry import load_registry
@@ -49,20 +51,20 @@ def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
 
 
 def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetObservation:
-    """What a data set would be built from now. One that is switched off is not asked for.
+    """Return an observation of a data set's upstream now. Upstream of a data set that is switched off is not asked.
 
-    Asks upstream (network, or a hash of the files). Raises NielsCacheError where it cannot be asked.
+    Asks upstream (network, or a hash of the files). Raises NielsCacheError if it is not available.
     """
     source = registry.source(name)
     return _observation(registry, name, source.revision(with_prepared(registry, root)) if source.enabled else None, root=root)
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
-    """Record in a step that its partition was read at `revision`, unless that is known, so that its results are compared with it.
+    """Record in a step that its partition was read at `revision`, unless that is already known. Its results are then compared with it.
 
-    Dagster looks up what a step reads when it starts, and is made to look again: else the results would be unsynced at once. What was read
-    is also recorded as a materialization, by which alone the UI counts the partitions that are there. A step's provenance points at the
-    newest one, of any partition. So there is a new one if another version was read last, or observed since.
+    Dagster records the inputs of a step when the step starts. This function makes it look again; otherwise the results would be unsynced at
+    once. The revision is also recorded as a materialization, because the UI counts only materialized partitions. The provenance of a step
+    points at the newest materialization, of any partition. So a new one is needed if another version was read last, or observed since.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
@@ -74,7 +76,7 @@ def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry,
 
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
-    """Whether a build of this partition has recorded this version last, and nobody has observed another since."""
+    """Return whether a build of this partition recorded this version last, and no other version was observed since."""
     partition = [str(seen.partition)]
     wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition)
     records = instance.fetch_materializations(wanted, limit=1).records
@@ -104,14 +106,14 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
 
 
 def version_of(observation: dg.AssetObservation) -> str:
-    """The data version that it records."""
+    """Return the data version in an observation."""
     return observation.tags[_DATA_VERSION_TAG]
 
 
 def last_observation(
     instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
 ) -> dg.AssetObservation | None:
-    """What upstream was when it was looked at last (`before` an event of this number); None where it never was."""
+    """Return the last observation of upstream (`before` the event of this number), or None if there is none."""
     key = UPSTREAM_KEYS[registry.family_of(name)]
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
     records = instance.fetch_observations(wanted, limit=1).records
@@ -119,10 +121,10 @@ def last_observation(
 
 
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
-    """The versions of upstream that a data set's cache, and its corpus if it has one, were last built from: one, if all is well.
+    """Return the versions of upstream that a data set's cache, and its corpus, were last built from. Normally there is one.
 
-    Empty where Dagster has no record of a cache; with None in it where upstream had not been observed. By the event that a materialization
-    points at, as the UI tells what is unsynced: the version that is recorded beside it is not that of an observed partition.
+    The set is empty if Dagster has no record of a cache. It contains None if upstream had not been observed. The version comes from the
+    event that a materialization points at, as in the UI. The version that is recorded beside it is not that of an observed partition.
     """
     family = registry.family_of(name)
     found: set[str | None] = set()

@@ -1,4 +1,4 @@
-"""All asset checks, in one list for the definitions; a module for each group of them."""
+"""All asset checks in one list for the definitions; one module for each group of checks."""
 
 import dagster as dg
 

@@ -1,12 +1,12 @@
-"""Checks of a data set's cache, by reading all of it again: the runtime's `verify`, with every materialization.
+"""Checks of a data set's cache after every materialization: the runtime's `verify`, which reads the whole cache again.
 
-Dagster 1.13 can run partitioned checks alone through its API, but its UI says that this is not yet supported; the button that verifies is
-that of `caches_in_sync` (checks/sync.py). One partitioned op per family, so that one read of the files answers all of its checks. They
-stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it. A sound pretrain
-cache is then asked whether its splits are disjoint, and whether they hold their token budgets.
+Dagster 1.13 can run partitioned checks alone through its API, but not from its UI. To verify from the UI, use the button of
+`caches_in_sync` (checks/sync.py). There is one partitioned op for each family, so one read of the files serves all checks. The checks are
+on meta_json, because consumers depend on it, and they block: a cache that fails them stops its consumers. For a sound pretrain cache two
+more checks follow: whether its splits are disjoint, and whether they meet their token budgets.
 
-`splits_disjoint` is an error where the configuration keeps such documents out of train; a warning where it leaves them in, as upstream's
-own splits may have them. Cost: train and val are decoded once more.
+`splits_disjoint` is an error if the configuration keeps such documents out of train, and a warning otherwise, because upstream's own splits
+may contain them. Cost: train and val are decoded once more.
 """
 
 import warnings
@@ -38,19 +38,19 @@ _DESCRIPTIONS = {
     CHECK_NAMES["files"]: "Every file is there with the size and sha256 of meta.json, and no other.",
     CHECK_NAMES["content"]: "The folder holds this data set; every id is in the vocabulary, EOT tokens match documents, offsets are in "
     "order and in range, totals agree.",
-    CHECK_NAMES["tokenizer"]: "The cache was made with the tokenizer that its root holds now; another one would be a silent mix.",
+    CHECK_NAMES["tokenizer"]: "The cache was made with the tokenizer that its root holds now; with another one its tokens are wrong.",
 }
-_OF_PRETRAIN = {  # they never block: the cache is what was asked for
+_OF_PRETRAIN = {  # these never block, because the cache is what was configured
     SPLITS_DISJOINT: "No document of train equals one of val (canonical text), or is near to one (Jaccard of word 5-grams). A warning "
-    "where nothing was to prevent that; `decontaminate` or `prepare` of the data set does.",
-    BUDGETS_MET: "Train and val hold as many tokens as the data set asks for (train_tokens, val_tokens): the source did not end before.",
+    "if the data set has no setting that prevents it; `decontaminate` or `prepare` does.",
+    BUDGETS_MET: "Train and val have as many tokens as the data set's train_tokens and val_tokens: the source did not end too early.",
 }
 
 
 def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
     asset, each = META_KEYS[family], partitions(registry, family)
     with warnings.catch_warnings():
-        # Partitioned checks are a preview in Dagster 1.13, chosen knowingly: nothing the user could do about it.
+        # Partitioned checks are a preview in Dagster 1.13. We use them on purpose, and the user cannot act on the warning.
         warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
         specs = [
             dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
@@ -61,7 +61,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         def verify(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
-                context.log.info(f"{context.partition_key}: reading every file of {folder}, to hold it against meta.json")
+                context.log.info(f"{context.partition_key}: reading every file of {folder} and comparing it with meta.json")
                 findings = verify_dataset(folder, name=context.partition_key)
                 skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
             for kind, name in CHECK_NAMES.items():
@@ -80,15 +80,15 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
 
 
 def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
-    """A warning, and never more: what is there is whole, and may be all that there is."""
+    """Return a warning at most: the cache is complete, and the source may have no more text."""
     short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else _UNSOUND
     return _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
 
 
 def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
-    """Compare the splits of a cache, unless `skipped` says why not.
+    """Compare the splits of a cache. If `skipped` is given, return it as the reason why they are not compared.
 
-    Raises NielsCacheError if it cannot be read with the tokenizer of its root.
+    Raises NielsCacheError if the cache cannot be read with the tokenizer of its root.
     """
     if skipped is not None:
         return _of_pretrain(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
@@ -137,7 +137,10 @@ def _of_pretrain(
 
 
 def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
-    """Near ones only by decontaminate = "near", which compares exactly; the bands of dedup miss some at any threshold."""
+    """Return whether the settings should have prevented the overlap.
+
+    Near duplicates count only with decontaminate = "near", which compares exactly. The bands of dedup miss some at any threshold.
+    """
     kept_out_exact = source.decontaminate != "off" or "dedup" in source.prepare
     return bool((overlap.exact and kept_out_exact) or (overlap.near and source.decontaminate == "near"))
 
@@ -149,7 +152,7 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
 
 
 def _why_skipped(meta: Meta) -> str | None:
-    """Why there is nothing to check in a folder with this meta.json, or None if there is."""
+    """Return why a folder with this meta.json needs no check, or None."""
     if is_foreign(meta):
         return "made by another program"
     return None if meta["built"] else "switched off"

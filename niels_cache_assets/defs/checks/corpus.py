@@ -1,6 +1,6 @@
-"""Checks of a corpus: whether anything is left (an error that blocks), and whether what was dropped is plausible (warnings).
+"""Checks of a corpus: any document is left (an error that blocks), and the reasons of dropped documents are plausible (warnings).
 
-They read meta.json, rejected documents are not looked at again. The limits are max_reason_share and min_language_share of [cleaning].
+They read meta.json and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
 """
 
 import warnings
@@ -26,11 +26,11 @@ _WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
 
 def corpus_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
-    """None where no data set is prepared."""
+    """Return the checks, or nothing if no data set is prepared."""
     if not registry.prepared():
         return []
     with warnings.catch_warnings():
-        # Partitioned checks are a preview in Dagster 1.13, chosen knowingly: nothing the user could do about it.
+        # Partitioned checks are a preview in Dagster 1.13. We use them on purpose, and the user cannot act on the warning.
         warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
         return [_plausible(registry), _not_empty(registry)]
 
@@ -38,8 +38,8 @@ def corpus_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
 def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
     each = corpus_partitions(registry)
     descriptions = {
-        REASONS_PLAUSIBLE: "No reason takes more of the documents than max_reason_share of [cleaning].",
-        LANGUAGE_PLAUSIBLE: "Of the documents whose language was asked for, at least min_language_share of [cleaning] are in `languages`.",
+        REASONS_PLAUSIBLE: "No reason drops a larger share of the documents than max_reason_share of [cleaning].",
+        LANGUAGE_PLAUSIBLE: "Of the documents with a detected language, at least min_language_share of [cleaning] are in `languages`.",
     }
     specs = [dg.AssetCheckSpec(name, asset=DOCUMENTS, description=text, partitions_def=each) for name, text in descriptions.items()]
 
@@ -59,7 +59,7 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
                 asset_key=DOCUMENTS,
                 passed=not high,
                 severity=_WARN,
-                description="; ".join(f"{row['reason']} takes {row['share']:.1%} of the documents" for row in high) or None,
+                description="; ".join(f"{row['reason']} drops {row['share']:.1%} of the documents" for row in high) or None,
                 metadata=without_empty({"reasons": reasons_table(rows), "max_reason_share": settings.max_reason_share}),
             ),
             LANGUAGE_PLAUSIBLE: dg.AssetCheckResult(
@@ -86,7 +86,7 @@ def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
         asset=KEPT,
         name=NOT_EMPTY,
         blocking=True,
-        description="Documents are left after cleaning and without duplicates.",
+        description="Documents are left after cleaning and removal of duplicates.",
         partitions_def=corpus_partitions(registry),
     )
     def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:

@@ -1,7 +1,8 @@
-"""`caches_in_sync`: what the graph cannot show of a partitioned asset, as one check per family.
+"""`caches_in_sync`: the state of a partitioned asset, which the graph cannot show, as one check for each family.
 
-Unpartitioned on purpose: it looks at every data set of the family. With a data set's materialization it reads meta.json only; executed
-alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of checks/cache.py alone.
+It is unpartitioned on purpose, because it covers every data set of the family. When it runs after a materialization, it reads only
+meta.json. When you execute it alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
+checks/cache.py alone.
 """
 
 from collections.abc import Sequence
@@ -32,9 +33,9 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     @dg.asset_check(
         asset=META_KEYS[family],
         name=IN_SYNC,
-        description="Every data set of the family is built with the current settings and tokenizer, of the revision that upstream had when "
-        "it was last observed (it is not asked now). The table says what is unsynced and why. "
-        "Execute it by its button, and every file of every data set is read and verified as well.",
+        description="Every data set of the family is built with the current settings and tokenizer, from the last observed revision "
+        "of upstream (upstream is not asked now). The table lists unsynced data sets and the reasons. "
+        "If you execute the check by its button, it also reads and verifies every file of every data set.",
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
@@ -48,7 +49,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
-            # another tokenizer is a state already, and no damage
+            # another tokenizer is already a state, and not damage
             name: [
                 finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name), name=name) if finding.kind != "tokenizer"
             ]
@@ -56,12 +57,14 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         }
         damaged = [name for name, found in findings.items() if found]
         needing = {*damaged, *behind}
-        in_order = sorted(states, key=lambda state: state.name not in needing)  # of hundreds nobody looks for the one
+        in_order = sorted(states, key=lambda state: state.name not in needing)  # first those that need attention, among perhaps hundreds
         rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
         said = [f"{what}: {listed(names)}" for what, names in kinds if names]
-        read = f"every file of {counted(len(findings), 'data set')}" if alone else "no file in a build; the button Execute reads every one"
+        read = (
+            f"every file of {counted(len(findings), 'data set')}" if alone else "no file during a build; the button Execute reads all files"
+        )
         return dg.AssetCheckResult(
             passed=not said,
             severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
@@ -81,10 +84,10 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
 
 
 def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
-    """A line of the table. `findings`: of its files, None if they were not read."""
+    """Return a line of the table. `findings`: those of its files; None if the files were not read."""
     meta: Meta = {}
     if state.condition in ("complete", "stale"):
-        with suppress(NielsCacheError):  # replaced meanwhile
+        with suppress(NielsCacheError):  # replaced in the meantime
             meta = read_meta(str(state.directory / META_NAME))
     train, val = contents(counts_of(meta), shares_met(meta))
     row = {
@@ -101,17 +104,17 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
 
 
 def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
-    """Data sets in sync with their settings whose upstream was last observed at another revision than they are of, and what to do."""
+    """Return data sets that match their settings but not the last observed revision of upstream, and what to do."""
     found = {}
     for state in states:
         if state.state != "in sync":
             continue
         observation = last_observation(instance, registry, state.name)
         revision = observation.metadata.get(REVISION) if observation else None
-        if state.name in registry.prepared():  # of a newer revision with the same documents no cache is made again
+        if state.name in registry.prepared():  # a newer revision with the same documents does not change the cache
             meta = graph(registry, root).corpus(state.name).current()
         else:
             meta = read_meta(str(state.directory / META_NAME))
         if revision is not None and revision.value != meta["dataset_revision"]:
-            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache is of {meta['dataset_revision']}"
+            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache has {meta['dataset_revision']}"
     return found

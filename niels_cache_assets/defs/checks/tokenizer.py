@@ -1,4 +1,4 @@
-"""Checks of `tokenizer`, blocking: no cache should be made with one that fails them."""
+"""Checks of `tokenizer`. They block, because no cache should be built with a tokenizer that fails them."""
 
 from collections.abc import Iterator
 
@@ -32,10 +32,10 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
                 asset=TOKENIZER,
                 blocking=True,
                 description="decode(encode(text)) == text for newlines, tabs, code, runs of blanks, CJK and emoji. "
-                "An error for a tokenizer trained here; a warning that shows what is lost for an imported one.",
+                "An error for a tokenizer that was trained here. For an imported one, a warning that shows the losses.",
             ),
         ],
-        can_subset=True,  # each has its button
+        can_subset=True,  # each check has its own button
     )
     def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
@@ -69,7 +69,7 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
 
 
 def _special_ids_in(piece: str, tokenizer: SentencePieceTokenizer) -> list[int]:
-    """The ids of a special token's string, without the blank that SentencePiece puts before any text."""
+    """Return the ids of a special token's string, without the blank that SentencePiece adds before any text."""
     ids = tokenizer.encode_unchecked([piece])[0].tolist()
     return [token for token in ids if tokenizer.decode([token]).strip()]
 
@@ -82,7 +82,7 @@ def _round_trip(tokenizer: SentencePieceTokenizer, *, imported: bool) -> dg.Asse
         asset_key=TOKENIZER,
         passed=not losses,
         severity=dg.AssetCheckSeverity.WARN if imported else dg.AssetCheckSeverity.ERROR,
-        description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts come back changed" if losses else None,
+        description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts change in a round trip" if losses else None,
         metadata=without_empty(
             {
                 "texts": len(ROUND_TRIP_TEXTS),

@@ -1,1 +1,1 @@
-"""The Dagster home: its instance, what it recorded, what it refuses, and runs in it whose process was killed."""
+"""The Dagster home: its instance, its records, errors of its disk and database, and runs in it whose process was killed."""

@@ -1,9 +1,10 @@
-"""Runs whose process was killed: end them and their step workers, so that they do not show as running for ever.
+"""Runs whose process was killed: they and their step workers are ended, so that they do not show as running.
 
-Whoever coordinates a run, a launcher or our executor (executor.py), records itself in the Dagster home, in a file named after the run
-(niels_cache_assets.processes); each of its step workers adds another. A run whose record is no longer held is ended, and so are step
-workers whose coordinator is gone. A run without a record in this home, or with one of another machine, is not touched: where homes share
-one database, it is another's. Cost: one query of the database and a look at a folder of small files every few seconds.
+The coordinator of a run, a launcher or our executor (resources.py), records itself in the Dagster home, in a file with the name of the run
+(niels_cache_assets.processes). Each of its step workers adds another file. A run is ended if its record is no longer locked, and step
+workers are ended if their coordinator has ended. A run without a record in this home, or with a record of another machine, is left alone:
+if homes share one database, it belongs to another home. Cost: one query of the database and a look at a folder of small files every few
+seconds.
 """
 
 import json
@@ -16,18 +17,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # the former: which code server holds a run
+from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # GRPC_INFO_TAG: the code server that holds a run
 
 from niels_cache_assets.defs.keys import LOCATION, STREAM_POOL
 from niels_cache_assets.processes import claimed_record, end_with_parent, hold_record, is_held, read_record
 from niels_cache_runtime.errors import NielsCacheError
 
 _RECORDS = ".runs"
-_GONE = "The process of this run is gone (killed, or the machine stopped)."
+_GONE = "The process of this run has ended (it was killed, or the machine stopped)."
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
-# Of homes from before 23 November 2026: a launcher held a file in _FORMER_LOCKS, named by a tag of its runs; other runs recorded nothing.
+# For homes from before 23 November 2026: a launcher held a lock file in _FORMER_LOCKS, named by a tag of its runs. Other runs had none.
 _FORMER_TAGS = (f"{HIDDEN_TAG_PREFIX}niels_cache_launcher", "niels_cache/launcher")
 _FORMER_LOCKS = ".launchers"
 _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -35,24 +36,24 @@ _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 @contextmanager
 def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
-    """End abandoned runs, then run the block, and end those of its time as well."""
+    """End abandoned runs before the block, and regularly while it runs."""
     end_abandoned_runs(instance)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
-            with suppress(Exception):  # of the database, such as one that is locked: there is a next time
+            with suppress(Exception):  # errors of the database, such as a lock: the next attempt may succeed
                 end_abandoned_runs(instance)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
-    if not instance.is_ephemeral:  # what is only in memory is this process's
+    if not instance.is_ephemeral:  # only this process can see an instance in memory
         watcher.start()
     try:
         yield
     finally:
         ended.set()
         if watcher.is_alive():
-            watcher.join(_JOIN_SECONDS)  # longer only where the database hangs
+            watcher.join(_JOIN_SECONDS)  # does not wait longer for a database that hangs
 
 
 @contextmanager
@@ -62,16 +63,16 @@ def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)  # the file goes when abandoned runs are ended next
+        os.close(descriptor)  # the next search for abandoned runs removes the file
 
 
 def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record this process as the coordinator of a run, until it ends: it says last how the run went, after all code of ours."""
+    """Record this process as the coordinator of a run until the process ends. The run's result is reported after all of our code."""
     _hold(_record(_home(instance), run_id))
 
 
 def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
-    """In a step worker of a run that is recorded: record it, and end it when its coordinator has ended. Elsewhere do nothing."""
+    """Record a step worker of a recorded run, and end it when its coordinator ends. In any other process do nothing."""
     home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
     if parent is not None and coordinator is not None and parent.pid == coordinator.pid:
@@ -80,14 +81,14 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
-    """End the runs of this home that have no process any more, and give back what they, and runs that have ended, hold of the pool."""
+    """End the runs of this home whose process has ended. Free their slots of the pool, and those of runs that have ended."""
     home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / _RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
         if run_id and not step:
-            with claimed_record(path, copies=is_own) as is_gone:  # of a home that was copied, the database was as well
+            with claimed_record(path, copies=is_own) as is_gone:  # if a home was copied, its database was copied too
                 if is_gone:
-                    _end_steps(home, run_id)  # first: nothing of a run that has ended may still write
+                    _end_steps(home, run_id)  # first, because an ended run must not write any more
                     _end(instance, run_id)
                     _clear(home, run_id)
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
@@ -102,7 +103,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
 
 
 def _home(instance: dg.DagsterInstance) -> Path:
-    """Where the instance keeps its files: the Dagster home, unless its dagster.yaml names another folder for artifacts."""
+    """Return the folder of the instance's files: the Dagster home, unless its dagster.yaml names another folder for artifacts."""
     return Path(instance.root_directory)
 
 
@@ -115,13 +116,13 @@ def _hold(path: Path) -> int:
         return hold_record(path)
     except OSError as error:
         raise NielsCacheError(
-            f"{path}: cannot be written and locked: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a folder "
-            "that can be written, on a disk with locks"
+            f"{path}: cannot be written and locked: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a writable "
+            "folder on a disk that supports locks"
         ) from error
 
 
 def _end_steps(home: Path, run_id: str) -> None:
-    """End the step workers of a run whose coordinator is gone: they end themselves, but one that hangs cannot."""
+    """End the step workers of a run whose coordinator has ended. They also end themselves, unless they hang."""
     for path in (home / _RECORDS).glob(f"{run_id}.*"):
         worker = read_record(path)
         if worker is not None and is_held(path):
@@ -129,7 +130,7 @@ def _end_steps(home: Path, run_id: str) -> None:
 
 
 def _end(instance: dg.DagsterInstance, run_id: str) -> None:
-    """End a run whose process is gone, unless the process has said how it ended before it went."""
+    """End a run whose process has ended, unless the process reported its result before."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return
@@ -142,7 +143,7 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _clear(home: Path, run_id: str) -> None:
-    """Remove the records of a run that has ended; the last is that of the coordinator, by which its step workers are found."""
+    """Remove the records of an ended run, that of the coordinator last, because the step workers are found through it."""
     steps = list((home / _RECORDS).glob(f"{run_id}.*"))
     for path in steps:
         if not is_held(path):
@@ -152,7 +153,7 @@ def _clear(home: Path, run_id: str) -> None:
 
 
 def _has_own_database(instance: dg.DagsterInstance) -> bool:
-    """Whether the database is this home's own: a file in it, as Dagster makes it where dagster.yaml names no other."""
+    """Return whether the database belongs to this home: a file in it, which is Dagster's default."""
     if instance.is_ephemeral:
         return False
     storage = instance.get_ref().run_storage_data
@@ -161,7 +162,7 @@ def _has_own_database(instance: dg.DagsterInstance) -> bool:
 
 
 def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    """Whether a run without a record has lost its process: its launcher's lock is free, or its code server does not answer."""
+    """Return whether a run without a record has lost its process: its launcher's lock is free, or its code server does not answer."""
     identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)
     if identity is not None:
         return not is_held(home / _FORMER_LOCKS / identity)
@@ -179,5 +180,5 @@ def _answers(path: str) -> bool:
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except OSError:
-            pass  # it is there, and does not want us
+            pass  # the server exists but rejects the connection
     return True

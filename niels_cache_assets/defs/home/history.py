@@ -1,12 +1,12 @@
-"""What Dagster recorded of the folders of a cache: for reports, and held against what lies on disk now.
+"""Dagster's records of the folders of a cache, for reports and for a comparison with the files on disk.
 
-Reports show when a folder was built, what its checks said, how old its upstream is. `niels-cache verify --against-dagster` compares:
-whoever changes a cache and makes every hash in it anew passes `verify`; the meta_sha256 in Dagster's event log, which meta.json's hash of
-every file goes into, is elsewhere. That the files are those of meta.json is `verify`'s business.
+Reports show when a folder was built, the results of its checks, and the age of its upstream. `niels-cache verify --against-dagster`
+compares. If someone changes a cache and renews every hash in it, `verify` finds nothing. But meta_sha256, which covers the hashes of all
+files, is also in Dagster's event log. `verify` itself compares the files with meta.json.
 
-Of one home that may serve several cache roots, only what was recorded of these folders, and of what lies in them now, counts. Cost: a few
-small queries to a folder. Materializations hold plots: where none of the newest 40 is of what lies here, older ones are not asked for, else
-those that are of it are followed back to the one that built it, 1,000 at most.
+One home may serve several cache roots. Only records of these folders and of their current content count. Cost: a few small queries for each
+folder. Materializations hold plots. If none of the newest 40 belongs to the current content, older ones are not read. Otherwise records are
+followed back to the build, at most 1,000.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.event_api import PartitionKeyFilter  # how the storage is asked for the checks of a partition: nothing public does
+from dagster._core.event_api import PartitionKeyFilter  # needed to query the checks of a partition; there is no public name
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
 
 from niels_cache_assets.config.registry import Registry
@@ -33,24 +33,24 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, datas
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
-_RECORDS = 1000  # of one asset and partition, the newest: a home may serve many cache roots
+_RECORDS = 1000  # the newest ones of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
 _PAGE = 20
-_FOREIGN = 40  # records of other roots and builds, before none is taken to be of this folder
-_RESULTS = 20  # of one check, the newest
+_FOREIGN = 40  # records of other roots and builds, after which the search for this folder ends
+_RESULTS = 20  # the newest ones of a check
 
 
 def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) -> History:
-    """Of the Dagster home that DAGSTER_HOME names, else .dagster here; where there is none, a history that says so."""
+    """Return the history from the Dagster home in DAGSTER_HOME, else .dagster here. If there is no home, the history gives the reason."""
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
-        return History(source=f"none: {home} is no Dagster home; {HOME_VARIABLE} names the one that the cache was built with")
+        return History(source=f"none: {home} is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
     try:
         with ensure_instance(home) as instance:
             return history_of(instance, registry, items, root=root)
     except NielsCacheError as error:
         return History(source=f"none: {error}")
-    except Exception as error:  # a damaged database, a Dagster of another version: the report is worth having without a history
+    except Exception as error:  # a damaged database or another version of Dagster: the report is still useful without a history
         reason = str(error).partition("\n")[0]
         return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
 
@@ -87,7 +87,7 @@ class _Reader:
         )
 
     def family_checks(self) -> Iterator[Check]:
-        """Those of a whole family, such as caches_in_sync."""
+        """Yield the results of checks of a whole family, such as caches_in_sync."""
         for key in self._keys:
             if key not in self._partitioned and key.asset_key in META_KEYS.values():
                 found = self._newest(key, None, self._root, None)
@@ -95,7 +95,9 @@ class _Reader:
                     yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
 
     def _built(self, key: dg.AssetKey, partition: str | None, folder: Path, meta_sha256: str) -> float | None:
-        """When what lies here was built, or first found as a cache hit. Records hold plots, so they are read a few at a time."""
+        """Return when the current content was built, or first found as a cache hit. It reads few records at a time, because they hold
+        plots.
+        """
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
         oldest = cursor = None
         for first in range(0, _RECORDS, _PAGE):
@@ -127,7 +129,7 @@ class _Reader:
         return Upstream(first_seen=min(met, default=None), newest=newest, looked_at=looked_at)
 
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> Check | None:
-        """The newest result of a check that looked at what lies in this folder now."""
+        """Return the newest result of a check of the current content of this folder."""
         partition = partition if key in self._partitioned else None
         results = self._instance.event_log_storage.get_asset_check_execution_history(
             key, limit=_RESULTS, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, partition_filter=PartitionKeyFilter(key=partition)
@@ -144,7 +146,7 @@ class _Reader:
 
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
-    """Whether what was recorded lies, or lay, below this folder, and is that of this meta.json, where both say."""
+    """Return whether a record belongs to this folder and to this meta.json, if both have a hash."""
     metadata = metadata_of(record)
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
     recorded = metadata.get("meta_sha256")
@@ -153,20 +155,20 @@ def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> 
 
 def _check(result: AssetCheckExecutionRecord) -> Check:
     evaluation = result.evaluation
-    assert evaluation is not None  # `_is_here` has asked it
+    assert evaluation is not None  # `_is_here` has checked it
     assert result.event is not None
     outcome: Outcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
     return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
-    """Folders below `root` that Dagster built otherwise, or of which it has no record; indices, which can be built again, are left out.
+    """Return findings for folders below `root` that differ from Dagster's record, or have none. Indices are left out: they can be rebuilt.
 
-    Raises NielsCacheError if there is no Dagster home, NotWrittenError if its disk or database refuses.
+    Raises NielsCacheError if there is no Dagster home, and NotWrittenError for errors of its disk or database.
     """
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
-        raise NielsCacheError(f"{home}: no Dagster home; point {HOME_VARIABLE} at the one that the cache was built with")
+        raise NielsCacheError(f"{home}: is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
     with home_refusals(home), ensure_instance(home) as instance:
         return [finding for folder in folders for finding in _findings(instance, root, folder)]
 
@@ -177,14 +179,14 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
         return
     try:
         meta_sha256 = load_meta(str(folder / META_NAME)).get("meta_sha256")
-    except NielsCacheError:  # among the findings of verify
+    except NielsCacheError:  # verify reports this
         return
-    if meta_sha256 is None:  # another program's: among the notes of verify
+    if meta_sha256 is None:  # from another program; verify notes this
         return
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
     recorded = _recorded_sha256(instance.fetch_materializations(wanted, limit=_RECORDS).records, folder)
     if recorded is None:
-        problem = "Dagster has no record of a build here (imported, built without it, or recorded in another home)"
+        problem = "Dagster has no record of this build (it was imported, built without Dagster, or recorded in another home)"
     elif recorded != meta_sha256:
         problem = f"its meta_sha256 is {meta_sha256[:_DIGITS]}, Dagster recorded {recorded[:_DIGITS]}: changed since, or built without it"
     else:
@@ -204,7 +206,9 @@ def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
-    """Of the newest build at this place; of the newest anywhere where none was here, for a cache that was moved."""
+    """Return the hash of the newest build at this place. If there is none here, as for a moved cache, return that of the newest build
+    anywhere.
+    """
     found: dict[bool, str] = {}
     for record in records:
         metadata = metadata_of(record)
@@ -215,6 +219,6 @@ def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str 
 
 
 def metadata_of(record: dg.EventLogRecord) -> dict[str, Any]:
-    """Of a materialization, as plain values; empty where the record is of something else."""
+    """Return the metadata of a materialization as plain values, or an empty dict for other records."""
     event = record.asset_materialization
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}

@@ -1,9 +1,8 @@
-"""One Dagster home for the UI, the command line and CI: make it, write its dagster.yaml, open it once.
+"""One Dagster home for the UI, the command line and CI: it is created, gets its dagster.yaml, and is opened once.
 
-`python -m niels_cache_assets.defs.instance` does that and says where it is. Under a file lock, because two processes that create a
-fresh SQLite home at once can leave it broken for good. dagster.yaml is the user's once it is written: an empty one, which an interrupted
-start left, is written again, and one that is cut short is refused. Dagster's telemetry is off unless dagster.yaml turns it on. What a run
-does with the instance is not decided here.
+`python -m niels_cache_assets.defs.instance` does that and prints its path. It holds a file lock, because two processes that create a fresh
+SQLite home at the same time can damage it permanently. dagster.yaml belongs to the user once it is written. An empty one, left by an
+interrupted start, is written again; a truncated one is rejected. Dagster's telemetry is off unless dagster.yaml turns it on.
 """
 
 import fcntl
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # the documented way to a home with overrides: none is public
+from dagster._core.instance.ref import InstanceRef  # the documented way to open a home with overrides; there is no public name
 
 from niels_cache_assets.disk.journal import write_whole
 from niels_cache_runtime.errors import NielsCacheError
@@ -22,19 +21,19 @@ from niels_cache_runtime.errors import NielsCacheError
 HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
-_NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's processes that read dagster.yaml themselves from sending anything
+_NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
 
 
 def dagster_home(home: Path | None = None) -> Path:
-    """The argument, else DAGSTER_HOME, else .dagster in the working directory; absolute, as Dagster wants it."""
+    """Return the argument, else DAGSTER_HOME, else .dagster in the working directory, as an absolute path."""
     return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
 def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:
-    """Open the instance of a home that is made where it is missing, and point DAGSTER_HOME at it.
+    """Open the instance of a home, create the home if it is missing, and set DAGSTER_HOME to it.
 
-    `overrides` replace top-level tables of its dagster.yaml for this process. Close it by `with`. Raises NielsCacheError where the
-    home cannot be written, or its dagster.yaml is cut short or not valid.
+    `overrides` replace top-level tables of its dagster.yaml for this process. Use the result in a `with` statement. Raises NielsCacheError
+    if the home cannot be written, or its dagster.yaml is truncated or invalid.
     """
     home = dagster_home(home)
     try:
@@ -43,12 +42,10 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
             fcntl.flock(lock, fcntl.LOCK_EX)
             _write_config(home / CONFIG_NAME)
             instance = dg.DagsterInstance.from_ref(_read_config(home, overrides or {}))
-            instance.get_runs_count()  # the storages make their tables when first asked
+            instance.get_runs_count()  # the storages create their tables on the first query
             instance.get_asset_keys(limit=1)
     except OSError as error:
-        raise NielsCacheError(
-            f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a folder that can be written"
-        ) from error
+        raise NielsCacheError(f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a writable folder") from error
     os.environ[HOME_VARIABLE] = str(home)
     if not instance.telemetry_enabled:
         os.environ.setdefault(_NO_TELEMETRY, "yes")
@@ -56,15 +53,17 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
 
 
 def _write_config(path: Path) -> None:
-    """Write the default dagster.yaml in one step if it is missing or empty. Raises NielsCacheError if the default is cut short."""
+    """Write the default dagster.yaml in one step if it is missing or empty. Raises NielsCacheError if it is a truncated copy of the
+    default.
+    """
     default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
-    content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave zeros
+    content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave a file of zeros
     if not content:
         write_whole(path, default)
     elif content != default.strip() and default.startswith(content):
         raise NielsCacheError(
-            f"{path}: is cut short: it holds the first {len(content)} of the {len(default)} bytes that were to be written; "
-            "remove it to get the default again, or its first line if you shortened it yourself"
+            f"{path}: is cut short: it has only the first {len(content)} of {len(default)} bytes; "
+            "remove it to get the default again, or remove its first line if you shortened it yourself"
         )
 
 
@@ -77,13 +76,13 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
         return read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
-    except Exception as error:  # of the YAML parser, the decoder, and several of Dagster's: this call only reads and checks the file
+    except Exception as error:  # errors of the YAML parser, the decoder and Dagster: this call only reads and checks the file
         reason = " ".join(str(error).split())
         raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Make the Dagster home for programs of Dagster's own, and say where it is. Takes no arguments."""
+    """Create the Dagster home for Dagster's own programs, and print its path. Takes no arguments."""
     with ensure_instance():
         print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
 

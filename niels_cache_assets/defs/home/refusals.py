@@ -1,7 +1,7 @@
-"""What the disk or the database of a Dagster home refuses, as one line that says what, where and what to do.
+"""Errors of the disk or the database of a Dagster home, as one line with the problem, the place and the remedy.
 
-Dagster writes an event for nearly everything it does, so a full disk shows in the middle of its code, as the database's own error. Nothing
-is written on the way to the message. Errors of anything else are left as they are.
+Dagster writes an event for nearly everything it does. So a full disk shows up in the middle of its code, as the database's own error.
+Nothing is written while the message is made. Other errors are left unchanged.
 """
 
 import errno
@@ -26,30 +26,30 @@ _OF_THE_DISK = {
     errno.ENOSPC: f"make room, or {_ELSEWHERE}",
     errno.EDQUOT: f"raise the quota, make room, or {_ELSEWHERE}",
     errno.EIO: f"the disk may be failing: look at the system's log, or {_ELSEWHERE}",
-    errno.EROFS: f"{_ELSEWHERE}, one that can be written",
+    errno.EROFS: f"{_ELSEWHERE} that can be written",
     errno.EACCES: f"make it writable for you, or {_ELSEWHERE}",
     errno.EPERM: f"make it writable for you, or {_ELSEWHERE}",
 }
-# What SQLite says, in its words.
+# Words of SQLite's messages.
 _OF_SQLITE = {
     "full": f"make room, or {_ELSEWHERE}",
     "disk I/O error": f"the disk or its quota may be full, or failing: make room, or {_ELSEWHERE}",
     "readonly": f"make its files writable for you, or {_ELSEWHERE}",
     "unable to open": f"make room and its files writable for you, or {_ELSEWHERE}",
-    "locked": "another program holds the database: try again when that has ended",
+    "locked": "another program holds the database: try again after it has ended",
     "malformed": f"move the damaged home away (only its history is lost, no cache), or {_ELSEWHERE}",
     "not a database": f"move the damaged home away (only its history is lost, no cache), or {_ELSEWHERE}",
 }
-_OF_A_SERVER = "see that the database of its dagster.yaml runs and has room, and try again"
+_OF_A_SERVER = "check that the database in its dagster.yaml runs and has room, then try again"
 
 
 class _Refused(BaseException):
-    """Ends the run that could not record something: what catches Exception would print the error, and try to record that."""
+    """Ends the run that could not record an event. Code that catches Exception would print the error and try to record it."""
 
 
 @contextmanager
 def home_refusals(home: Path) -> Iterator[None]:
-    """What the home refuses in the block is a NotWrittenError. `home` need not be there yet."""
+    """Turn errors of the home in the block into NotWrittenError. `home` need not exist yet."""
     try:
         yield
     except _Refused as refused:
@@ -65,7 +65,7 @@ def home_refusals(home: Path) -> Iterator[None]:
 
 @contextmanager
 def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
-    """In the block, a run of this thread ends with its first event that the home refuses, and Dagster prints nothing of that."""
+    """End a run of this thread at the first event that the home cannot record. Dagster then prints nothing about it."""
     record: Callable[..., Any] = instance.handle_new_event
     running = threading.get_ident()
 
@@ -86,7 +86,7 @@ def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[No
 
 
 def _refusal(error: BaseException, home: Path) -> str | None:
-    """The whole line; None where the error is not of the disk or the database."""
+    """Return the whole line, or None if the error does not come from the disk or the database."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, DBAPIError):
@@ -102,7 +102,7 @@ def _refusal(error: BaseException, home: Path) -> str | None:
 
 
 def recorded_refusal(message: str, home: Path) -> str | None:
-    """The same for an error of SQLite that Dagster recorded; None for any other error."""
+    """Return the same line for an error of SQLite that Dagster recorded, or None for any other error."""
     found = re.search(r"sqlite3\.\w+\) ([^\n\[(]+)", message)
     return _of_sqlite(found[1].strip(), home) if found else None
 
@@ -113,10 +113,10 @@ def _of_sqlite(reason: str, home: Path) -> str | None:
 
 
 def _is_a_wrong_home(error: BaseException, cause: OSError) -> bool:
-    """Whether the message is there already, and the place can never be written: wrong use, not a disk that refuses today."""
+    """Return whether the error already has a message, and the place can never be written. That is wrong use, not a temporary problem."""
     return isinstance(error, NielsCacheError) and cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _line(where: Path, reason: str, advice: str) -> str:
     room = f" ({file_size(free_bytes(where))} are free there)" if "room" in advice else ""
-    return f"{where}: {reason}{room}; {advice}; finished caches are as they were"
+    return f"{where}: {reason}{room}; {advice}; finished caches are unchanged"

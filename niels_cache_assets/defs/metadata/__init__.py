@@ -1,4 +1,4 @@
-"""What Dagster's UI shows of an asset: figures, excerpts, tables, pictures, owners and links."""
+"""The metadata of assets in Dagster's UI: figures, samples, tables and pictures."""
 
 from typing import TYPE_CHECKING
 

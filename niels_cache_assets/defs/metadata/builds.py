@@ -1,10 +1,10 @@
-"""From a build's outcome to what the UI shows: plots, excerpts, figures in words, and the data version of each asset.
+"""Metadata of a build for the UI: plots, samples, figures in words, and the data version of each asset.
 
-A number is here only if it means something when the UI draws it over partitions or over time; every other figure is text with its unit.
+A value is a number only if the UI's plot of it, over partitions or time, means something. Every other figure is text with its unit.
 
-From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Of the files only meta.json is hashed here.
-What is called `sha256` is that of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file in a table. Any
-other hash has a name of its own (`content_sha256`, `meta_sha256`), and data versions are such hashes.
+The values come from meta.json, the seconds of this run, and one pass over the built files (samples and plots). Only meta.json is hashed
+here. The name `sha256` is used only for the hash of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file
+in a table. Any other hash has its own name (`content_sha256`, `meta_sha256`); data versions are such hashes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
-STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
+STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
@@ -42,11 +42,11 @@ FileEntries = Mapping[str, Mapping[str, Any]]
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
 _WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
-_STATES = {"hit": "cache_hit"}  # what was recorded before 23 November 2026 says it as `outcome.state` does
+_STATES = {"hit": "cache_hit"}  # records from before 23 November 2026 have the words of `outcome.state`
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
-    """The content hash of one split's own token and offset files."""
+    """Return the content hash of one split's own token and offset files."""
     return dg.DataVersion(content_sha256(split_files(meta, split)))
 
 
@@ -57,9 +57,9 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 def family_metadata(
     outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
-    """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
+    """Return the metadata of each split, and that of the whole data set under None. The most useful entries come first.
 
-    `settings` are those of the registry with this run's in them; `draw`: plots too; `tokenizer` decodes the samples.
+    `settings` are those of the registry, with this run's applied. `draw`: with plots. `tokenizer` decodes the samples.
     """
     meta = outcome.meta
     state = state_of(outcome)
@@ -102,7 +102,7 @@ def _split(outcome: Outcome, split: Split) -> Metadata:
 
 
 def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
-    """What the data set was made from, as one entry, and what it is known by."""
+    """Return the origin of the data set as one entry, and its hash and location."""
     meta = outcome.meta
     keys = (
         "dataset_revision",
@@ -133,7 +133,7 @@ def _short(meta: Meta) -> list[str]:
 
 
 def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
-    """`15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
+    """Return counts of dropped items: `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
     gone = sum(dropped.values())
     given = sum(_items(meta, outcome.family).values()) + gone
@@ -146,7 +146,7 @@ def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
 
 
 def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
-    """`draw`: plots too."""
+    """Return the metadata of the tokenizer. `draw`: with plots."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
     trained_on = meta.get("trained_on", {})
@@ -172,7 +172,7 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
 
 
 def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
-    """The sha256 and path of each file, as `sha256sum --check` takes them; a long list is cut, and meta.json has it whole."""
+    """Return the sha256 and path of each file, in the format of `sha256sum --check`. A long list is cut; meta.json has all files."""
     shown = sorted(files.items())[:MAX_TABLE_ROWS]
     lines = "\n".join(f"{entry['sha256']}  {path}" for path, entry in shown)
     more = f"\n\nand {len(files) - len(shown):,} more, in meta.json" if len(files) > len(shown) else ""
@@ -181,17 +181,17 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
 
 
 def state_of(outcome: Outcome) -> Metadata:
-    """What every asset says of a run: what it did, how long that took, and what deserves attention."""
+    """Return the entries that every asset has: the result of the run, its duration, and a warning."""
     word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
     said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
     if outcome.state == "built" and outcome.kind in FAMILIES:
-        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # of this run, as its seconds are
+        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only those of this run, because `seconds` are of this run
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
     return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
-    """`built`, `cache_hit` or `disabled`, from the plain values that a materialization recorded; empty if it is of something else."""
+    """Return `built`, `cache_hit` or `disabled`, from the plain values of a materialization. Return an empty string for other records."""
     word = str(metadata.get(STATE, "")).partition(" ")[0]
     return _STATES.get(word, word)
 
@@ -216,7 +216,7 @@ def _characters_per_token(outcome: Outcome, ratio: float | None) -> Metadata:
 
 
 def split_schema(family: Family) -> dg.TableSchema:
-    """What a split's files hold, for the definition of its asset."""
+    """Return the columns of a split's files, for the definition of its asset."""
     below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
     columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
@@ -227,7 +227,7 @@ def split_schema(family: Family) -> dg.TableSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a pass over a cache says. `plots`: None if none were asked for; said: in words; characters_per_token: of SFT only."""
+    """The result of a pass over a cache. plots: None if not requested. said: figures in words. characters_per_token: only of SFT."""
 
     plots: dg.MarkdownMetadataValue | str | None
     said: list[str]
@@ -235,9 +235,9 @@ class Seen:
 
 
 def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
-    """Figures and plots that meta.json does not have, from one pass over the cache; what it costs is in plots/measures.py.
+    """Return figures and plots that meta.json does not have, from one pass over the cache. For the cost see show/plots/measures.py.
 
-    A damaged cache gives a line that says so, and the checks say what is wrong with it.
+    For a damaged cache a line says so; the checks then report the damage.
     """
     from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
 
@@ -255,14 +255,14 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
         ratio = round(measures.characters_per_token(tokenizer.piece_bytes(), tokenizer.special_token_ids().values()), 3)
     plots = None
     if draw:
-        from niels_cache_assets.show.plots.caches import cache_plots  # a second or more: matplotlib
+        from niels_cache_assets.show.plots.caches import cache_plots  # imports matplotlib, which takes a second or more
 
         plots = pictures(cache_plots(measures, family, dropped=meta["dropped"]))
     return Seen(plots=plots, said=said, characters_per_token=ratio)
 
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Characters per token by source, the long words that are cut, and plots of them and of the pieces."""
+    """Return characters per token by source, the long words that are split, and plots of them and of the pieces."""
     tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
     ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
@@ -274,7 +274,7 @@ def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
         lines = "\n".join(f"{len(pieces):>2}  {' | '.join(pieces)}" for pieces in words.values())
         found["longest_words"] = dg.MetadataValue.md(behind_a_click(fenced(lines)))
     if draw:
-        from niels_cache_assets.show.plots.tokenizers import tokenizer_plots  # a second or more: matplotlib
+        from niels_cache_assets.show.plots.tokenizers import tokenizer_plots  # imports matplotlib, which takes a second or more
 
         plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios, words=words)
         found = {"plots": pictures(plots), **found}

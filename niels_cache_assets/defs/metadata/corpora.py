@@ -1,6 +1,6 @@
-"""What the UI shows of corpora, duplicates and reports: numbers to plot, tables, examples of what was rejected, pictures.
+"""Metadata of corpora, duplicates and reports for the UI: numbers to plot, tables, examples of rejected documents, pictures.
 
-From meta.json and report.json, but for the examples: a small read of rejected.parquet, and of the first document.
+Everything comes from meta.json and report.json, except the examples: a small read of rejected.parquet, and of the first document.
 """
 
 import textwrap
@@ -26,7 +26,7 @@ FIRST_DOCUMENT_CHARACTERS = 1000
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
-    """Of corpus/documents. Raises NielsCacheError for files that cannot be read."""
+    """Return the metadata of corpus/documents. Raises NielsCacheError for files that cannot be read."""
     meta = outcome.meta
     documents, size = meta["documents"], meta["bytes"]["after"]
     said = [f"{file_size(size)}: {counted(documents['kept'], 'document')} of {documents['read']:,}", counted(meta["words"], "word")]
@@ -34,7 +34,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
     state = state_of(outcome)
     if outcome.state == "built":
-        characters = meta["characters"]["before"] - outcome.resumed  # of this run, as its seconds are
+        characters = meta["characters"]["before"] - outcome.resumed  # only those of this run, because `seconds` are of this run
         state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
     return without_empty(
         {
@@ -54,7 +54,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
 
 
 def duplicates_metadata(outcome: Outcome) -> Metadata:
-    """Of corpus/duplicates."""
+    """Return the metadata of corpus/duplicates."""
     meta = outcome.meta
     if outcome.state == "disabled":
         return {**state_of(outcome), "note": 'no data set has prepare = [..., "dedup"]'}
@@ -101,7 +101,7 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
 
 
 def kept_metadata(prepared: PreparedCorpus) -> Metadata:
-    """Of corpus/kept."""
+    """Return the metadata of corpus/kept."""
     splits = {split: count for split, count in kept_per_split(prepared).items() if split != "unknown" or count}
     shares = ", ".join(f"{count:,} of {split}" for split, count in splits.items())
     return {
@@ -116,7 +116,7 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
 
 
 def report_metadata(outcome: Outcome) -> Metadata:
-    """Of corpus/report: the tables of report.json and its plots. Raises OSError for a plot that was removed meanwhile."""
+    """Return the metadata of corpus/report: the tables of report.json and its plots. Raises OSError if a plot was removed meanwhile."""
     report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
     funnel = [
@@ -155,13 +155,13 @@ def report_metadata(outcome: Outcome) -> Metadata:
 
 
 def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """`reasons` as report.json has them, the share in percent."""
+    """Return `reasons` of report.json as a table, with shares in percent."""
     rows = [{**row, "share": share_of(row["share"])} for row in reasons]
     return table(rows, reason="string", stage="string", documents="int", share="string")
 
 
 def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:
-    """A few of each reason; None if nothing was rejected."""
+    """Return a few examples for each reason, or None if nothing was rejected."""
     with open_documents(path) as parquet:
         rows = parquet.read().to_pylist()
     shown = [row for _, same in groupby(rows, key=lambda row: row["reason"]) for row in list(same)[:EXAMPLES_PER_REASON]]
@@ -170,7 +170,7 @@ def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:
 
 def _example(row: Mapping[str, Any]) -> str:
     measured = "" if row["value"] is None else f" (measured: {row['value']:.4g})"
-    place = plain(f"{row['file']}:{row['row']} {row['title'] or ''}")  # of documents, which may hold Markdown
+    place = plain(f"{row['file']}:{row['row']} {row['title'] or ''}")  # documents may hold Markdown
     excerpt = " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split())
     return f"**{row['reason']}**{measured}, {place}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
 

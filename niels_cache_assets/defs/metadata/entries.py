@@ -1,7 +1,8 @@
-"""Entries of metadata in the forms that the UI shows: tables, code, pictures, samples. They are kept in Dagster's database, so small.
+"""Entries of metadata in forms that the UI can show: tables, code, pictures, samples. They are small, because Dagster's database stores
+them.
 
-Samples show how a cache reads: special tokens are visible, targets are marked. In an example the lines that the model is trained to say
-begin with + (the UI shows them in green), those it is only shown with a blank.
+Samples show the text of a cache: special tokens are visible, targets are marked. In an example, lines that the model learns to produce
+begin with + (green in the UI); lines that are only context begin with a blank.
 """
 
 import base64
@@ -26,36 +27,36 @@ from niels_cache_runtime.format.meta import Meta
 
 MAX_TABLE_ROWS = 100
 COLUMNS = 110  # of the UI's window for Markdown
-NARROW = 62  # characters that an entry of metadata has beside its name on a screen of 1280 pixels, and a sha256 has 64
-_INLINE = 1000  # characters of Markdown from which on the UI opens a window for it
+NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
+_INLINE = 1000  # from this number of characters on, the UI shows Markdown in its own window
 
 
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
-    """The first rows of a table with these columns and types; files and `niels-cache` have it whole."""
+    """Return the first rows of a table with these columns and types. The files and `niels-cache` have all rows."""
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]], schema=schema)
 
 
 def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries but for those that are None, and tables without a row, of which the UI shows the head."""
+    """Return the entries without None and without empty tables, which the UI would show as a heading only."""
     has_no_row = {key for key, value in metadata.items() if isinstance(value, dg.TableMetadataValue) and not value.records}
     return {key: value for key, value in metadata.items() if value is not None and key not in has_no_row}
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """A Markdown code block that no run of backticks in the text can end."""
+    """Return a Markdown code block that no run of backticks in the text can end."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def behind_a_click(markdown: str) -> str:
-    """The same, so long that the UI opens it in a window of its own: a table of entries cuts what is wider than it."""
+    """Return Markdown that is long enough for its own window in the UI. The table of entries would cut wide text."""
     return markdown.ljust(_INLINE)
 
 
 def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
-    """Settings and the like, in a window of their own."""
+    """Return settings and similar values, in their own window."""
     return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
 
 
@@ -66,7 +67,7 @@ def code_entry(text: str) -> dg.MarkdownMetadataValue:
 
 
 def picture(title: str, png: bytes) -> str:
-    """Markdown: the UI shows such images, and no SVG or HTML."""
+    """Return Markdown with an image. The UI shows such images, but no SVG or HTML."""
     return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
 
 
@@ -75,9 +76,9 @@ def pictures(plots: Mapping[str, bytes]) -> dg.MarkdownMetadataValue:
 
 
 def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
-    """The first document or example, a random one, the longest and the shortest, each cut. None where the split is empty.
+    """Return the first item, a random one, the longest and the shortest, each cut. Return None for an empty split.
 
-    A damaged cache gives a line that says so: what is wrong with it is the checks' to report, and they run after this.
+    For a damaged cache a line says so; the checks, which run after this, report the damage.
     """
     try:
         picked = pick_samples(folder, family, split, meta)
@@ -109,6 +110,6 @@ def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> st
 
 
 def _wrapped(text: str) -> list[str]:
-    """The UI does not wrap what is in a code block."""
+    """Return the text in lines, because the UI does not wrap code blocks."""
     wrap = textwrap.TextWrapper(COLUMNS, drop_whitespace=False, replace_whitespace=False, expand_tabs=False, break_on_hyphens=False)
     return [part for line in text.split("\n") for part in wrap.wrap(line) or [""]]

@@ -1,1 +1,1 @@
-"""The web UI: Dagster's web server behind a guard, and the services behind it."""
+"""The web UI: Dagster's web server behind a guard, and its services."""

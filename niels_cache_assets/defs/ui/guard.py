@@ -1,24 +1,25 @@
-"""A guard in front of Dagster's web server, so that no web page but the UI's own can start, change or read anything: pure ASGI.
+"""A guard in front of Dagster's web server: only the UI's own pages can start, change or read anything. It is pure ASGI.
 
-Dagster's server has no login. It executes GraphQL mutations sent by GET, takes `text/plain;application/json` for JSON, and looks at neither
-Host nor Origin: every page in the user's browser could launch runs or delete history, on 127.0.0.1 too. What it serves, and what this does:
+Dagster's server has no login. It executes GraphQL mutations sent by GET, accepts `text/plain;application/json` as JSON, and checks neither
+Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on 127.0.0.1. The server's
+routes, and the rules of the guard:
 
     POST      /graphql, /report_asset_{materialization,check,observation}/...   application/json only, Origin the UI's or absent
-    GET       /graphql                                   the page of the GraphQL editor alone; no query is ever passed on
+    GET       /graphql                                   only the page of the GraphQL editor; no query is ever passed on
     GET       /logs, /download_debug, /server_info       only from the UI itself, or typed into the address bar
     GET       /notebook, /dagit/notebook                 refused: they render any notebook file of the machine, scripts included
-    GET       every other path: the UI's page, its files from anywhere by a link, but not as part of another page
-    websocket /graphql                                   Origin the UI's or absent; Dagster executes subscriptions there, nothing else
+    GET       every other path: the UI's page and its files; links from other pages work, embedding does not
+    websocket /graphql                                   Origin the UI's or absent; Dagster executes only subscriptions there
 
-Of all: Host is this server's (another one means a name that was pointed at 127.0.0.1: DNS rebinding), Sec-Fetch-Site, where the browser
-sends it, is the UI's own; no query string is passed on; the answer may not be framed or embedded. `read_only` refuses every mutation
-and report beforehand, whatever Dagster would do with them. Cost: some comparisons per request; a body is parsed once more.
+For all requests: Host must be this server's (another one means DNS rebinding: a name that was pointed at 127.0.0.1). Sec-Fetch-Site, if the
+browser sends it, must be the UI's own. No query string is passed on. The answer cannot be framed or embedded. `read_only` refuses every
+mutation and report before Dagster sees it. Cost: a few comparisons per request; a body is parsed once more.
 
-`check_guard` asks a guarded server, before it listens, whether it refuses what web pages of strangers may send and still serves its UI.
-That takes part of a second and touches nothing: the mutation that is sent asks for its own type name. It is for the day when an update of
-the web server makes the guard not fit; that the guard is right at all, tests/test_web_guard.py shows.
+`check_guard` tests a guarded server before it listens: it must refuse requests of other web pages and still serve its UI. That takes part
+of a second and changes nothing: the test mutation asks only for its own type name. It protects against an update of the web server that no
+longer fits the guard. The rules themselves are tested in tests/test_web_guard.py.
 
-What does not belong here: who may log in. Whoever can open a connection to the port as a program, not as a web page, is let through.
+The guard does not decide who may log in. A program (not a web page) that can connect to the port is let through.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_GRAPHQL_BYTES = 1 << 20  # of a query's body where the server is read-only; the UI's own are some KB
-MAX_BODY_BYTES = 1 << 25  # of any other
+MAX_GRAPHQL_BYTES = 1 << 20  # of a query on a read-only server; the UI's own queries have a few KB
+MAX_BODY_BYTES = 1 << 25  # of any other body
 _GRAPHQL_KEYS: dict[str, tuple[type, ...]] = {"query": (str,), "variables": (dict, str), "operationName": (str,)}
 
 _READ = frozenset({"GET", "HEAD"})
@@ -47,18 +48,18 @@ _REPORTS = frozenset({"report_asset_materialization", "report_asset_check", "rep
 _NOTEBOOKS = frozenset({"notebook", "dagit"})
 _NOT_PAGES = frozenset({_GRAPHQL, "logs", "download_debug", "server_info", "dagit_info"}) | _REPORTS | _NOTEBOOKS
 
-# What Dagster's server has been seen to serve. Another route may do what nobody here has thought about: refuse_unknown_routes.
+# The known routes of Dagster's server. An unknown route may be unsafe: see refuse_unknown_routes.
 _KNOWN_ROUTES = {
     "/graphql": _READ | {"POST", "WEBSOCKET"},
     **{f"/{report}/{{asset_key:path}}": frozenset({"POST"}) for report in _REPORTS},
     **dict.fromkeys(("/server_info", "/dagit_info", "/logs/{path:path}", "/download_debug/{run_id:str}"), _READ),
     **dict.fromkeys(("/notebook", "/dagit/notebook", "/{path:path}", "/"), _READ),
 }
-_STATIC = "_static"  # how Dagster names the routes of the UI's own files
+_STATIC = "_static"  # suffix of the names of Dagster's routes for the UI's own files
 
 _OWN_HEADERS = [
     (b"x-frame-options", b"DENY"),
-    (b"content-security-policy", b"frame-ancestors 'none'"),  # beside the app's own policy: browsers hold both
+    (b"content-security-policy", b"frame-ancestors 'none'"),  # in addition to the app's own policy; browsers apply both
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
@@ -72,10 +73,10 @@ class _Refused(Exception):
 
 
 class WebGuard:
-    """An ASGI app that hands on to `app` what the UI itself asks for, and refuses the rest with a short page (400, 403, 405, 413 or 415).
+    """An ASGI app that passes the UI's own requests to `app`, and refuses all others with a short page (400, 403, 405, 413 or 415).
 
-    `port` is where the server listens: with 127.0.0.1, localhost and [::1] it makes the names that Host may have. `name` is which of
-    them is told to who comes by another.
+    `port`: the server's port. Host may be 127.0.0.1, localhost or [::1] with this port. `name`: the one of these names that the message
+    recommends.
     """
 
     def __init__(self, app: App, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
@@ -95,7 +96,7 @@ class WebGuard:
                     raise _Refused(403, "no websocket here")
                 return await self._app(scope, receive, send)
             self._check_method(scope, headers)
-            scope = {**scope, "query_string": b""}  # so that no GET can carry a query, whatever the app would do with it
+            scope = {**scope, "query_string": b""}  # no GET can then carry a query to the app
             if scope["method"] == "POST":
                 receive = await _well_formed(receive, _room(scope), read_only=self._read_only)
         except _Refused as refused:
@@ -108,9 +109,9 @@ class WebGuard:
             raise _Refused(403, f"this name (Host) is not the server's; {self._advice}")
         if headers.get(b"origin", b"http://" + host) != b"http://" + host:
             raise _Refused(403, "another web page asked for this (Origin)")
-        if any(ord(character) < 32 for character in scope["path"]):  # Starlette takes "/graphql\n" for "/graphql"
+        if any(ord(character) < 32 for character in scope["path"]):  # Starlette treats "/graphql\n" as "/graphql"
             raise _Refused(403, "a path with control characters")
-        if ".." in scope["path"].split("/"):  # Dagster refuses it too, with a traceback
+        if ".." in scope["path"].split("/"):  # Dagster refuses it too, but with a traceback
             raise _Refused(403, "a path that leads upwards")
         if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none") and not _is_link(scope, headers):
             raise _Refused(403, "another web page asked for this (Sec-Fetch-Site)")
@@ -131,11 +132,11 @@ class WebGuard:
 
 
 def refuse_unknown_routes(routes: Iterable[Any]) -> None:
-    """Raise NielsCacheError if a Starlette app has routes that this guard was not written for."""
+    """Raise NielsCacheError if a Starlette app has routes that this guard does not cover."""
     for route in routes:
-        methods = getattr(route, "methods", {"WEBSOCKET"}) or {"ANY"}  # of Starlette's routes only those of websockets have none
+        methods = getattr(route, "methods", {"WEBSOCKET"}) or {"ANY"}  # among Starlette's routes only websockets have no methods
         if not (str(route.name).endswith(_STATIC) or methods <= _KNOWN_ROUTES.get(route.path, frozenset())):
-            raise NielsCacheError(f"the web server has a route that the guard does not know: {'/'.join(sorted(methods))} {route.path}")
+            raise NielsCacheError(f"the web server has a route that the guard does not cover: {'/'.join(sorted(methods))} {route.path}")
 
 
 def _single_headers(scope: Scope) -> dict[bytes, bytes]:
@@ -148,21 +149,21 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _room(scope: Scope) -> str:
-    """The first part of the path, which says what is asked for."""
+    """Return the first part of the path, which selects the rule."""
     room: str = scope["path"].lstrip("/").partition("/")[0].lower()
     return room
 
 
 def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Someone followed a link to a page of the UI: it opens on its own, and the page with the link cannot read it."""
+    """Return whether someone followed a link to a page of the UI. The page opens on its own, and the page with the link cannot read it."""
     goes_to = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
     return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _room(scope) not in _NOT_PAGES
 
 
 async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Receive:
-    """The request again, after its body was read and found to be what Dagster's server takes: of other JSON it makes a 500 and a traceback.
+    """Return the request again, after its body was checked. For unexpected JSON, Dagster's server would answer 500 with a traceback.
 
-    Where it is `read_only`, of queries alone.
+    With `read_only`, only queries are accepted.
     """
     body, more, most = b"", True, MAX_GRAPHQL_BYTES if read_only else MAX_BODY_BYTES
     while more:
@@ -174,7 +175,7 @@ async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Recei
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise _Refused(400, "this is not JSON that can be read") from error
+        raise _Refused(400, "this is not readable JSON") from error
     if not isinstance(request, dict):
         raise _Refused(400, f"a JSON {type(request).__name__}; send one object")
     if room == _GRAPHQL:
@@ -183,7 +184,7 @@ async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Recei
                 raise _Refused(400, f"{key} is a JSON {type(request[key]).__name__}")
     if read_only:
         _refuse_mutations(request)
-        body = json.dumps(request).encode()  # what was judged, not what another parser may see in it
+        body = json.dumps(request).encode()  # the checked request, because another parser may read the body differently
     read = [{"type": "http.request", "body": body}]
 
     async def receive_again() -> Message:
@@ -228,7 +229,7 @@ JSON = "application/json"
 
 
 class Request(NamedTuple):
-    """An HTTP request, or the opening of a websocket where the method is WEBSOCKET. `headers` may hold a name twice."""
+    """An HTTP request, or the opening of a websocket if the method is WEBSOCKET. `headers` may hold a name twice."""
 
     method: str = "GET"
     path: str = "/graphql"
@@ -238,7 +239,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`status` of a websocket: 101 accepted, 403 refused."""
+    """The answer to a request. `status` of a websocket: 101 accepted, 403 refused."""
 
     status: int
     headers: dict[str, str]
@@ -246,14 +247,14 @@ class Answer(NamedTuple):
 
 
 async def check_guard(app: App, *, port: int, read_only: bool) -> None:
-    """Raise NielsCacheError where a request of a stranger is not refused, or one of the UI is not answered."""
+    """Raise NielsCacheError if a request of another page is not refused, or a request of the UI is not answered."""
     host, own, other = ("host", f"127.0.0.1:{port}"), ("origin", f"http://127.0.0.1:{port}"), ("origin", "http://attacker.example")
     as_json, as_text = ("content-type", JSON), ("content-type", "text/plain;application/json")
     mutation, query = json.dumps({"query": MUTATION}), json.dumps({"query": "{ __typename }"})
     websocket = ("sec-websocket-protocol", "graphql-ws")
     strangers = {
         "a mutation by GET": Request(headers=(host,), query=urlencode({"query": MUTATION})),
-        "a mutation that is no JSON": Request("POST", headers=(host, as_text), body=mutation),
+        "a mutation that is not JSON": Request("POST", headers=(host, as_text), body=mutation),
         "another Host": Request("POST", headers=(("host", f"attacker.example:{port}"), as_json), body=query),
         "another Origin": Request("POST", headers=(host, other, as_json), body=query),
         "a websocket of another Origin": Request("WEBSOCKET", headers=(host, other, websocket)),
@@ -275,7 +276,7 @@ async def check_guard(app: App, *, port: int, read_only: bool) -> None:
 
 
 async def ask(app: App, request: Request) -> Answer:
-    """What an ASGI app answers, without a network. A websocket is closed again as soon as it was accepted."""
+    """Return the answer of an ASGI app, without a network. A websocket is closed as soon as it is accepted."""
     is_websocket = request.method == "WEBSOCKET"
     scope: Scope = {
         "type": "websocket" if is_websocket else "http",

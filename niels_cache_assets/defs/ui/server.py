@@ -1,7 +1,7 @@
-"""The web UI: Dagster's own web server behind ui/guard.py, in this process, and the services behind it (services.py).
+"""The web UI: Dagster's own web server behind ui/guard.py, in this process, and its services (services.py).
 
-Dagster offers no place for a layer in front of its server but the functions that its own command line is made of. Where an update changes
-them, or the guard no longer fits what they make, nothing is served: a NielsCacheError says so before the port answers.
+Dagster has no hook for a layer in front of its server. So the functions of its own command line are used. If an update changes them, or the
+guard no longer fits the server, nothing is served: a NielsCacheError says so before the port answers.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
 if TYPE_CHECKING:
     from niels_cache_assets.defs.ui.services import Services
 
-_NAME = "ui"  # of what the lock in the home is for
-_REFRESH_MILLISECONDS = 2_000  # how often the page asks for new states, as under `dagster dev`
-_DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; not for SQLite
+_NAME = "ui"  # name of the lock in the home
+_REFRESH_MILLISECONDS = 2_000  # the page asks for new states this often, as under `dagster dev`
+_DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; SQLite ignores them
 _CHECK_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
-    """Serve the UI on a socket that is bound, until an exception (a signal's) ends it; call `ready` when it answers.
+    """Serve the UI on a bound socket until an exception (of a signal) ends it. Call `ready` when it answers.
 
-    Read-only: it shows, and starts no daemon. Otherwise there is one UI per Dagster home. Raises NielsCacheError where there is another,
-    the home cannot be used, the guard does not fit the web server, or a service ends by itself; NotWrittenError if the disk or database of
-    the home refuses.
+    Read-only: the UI cannot change anything, and no daemon is started. Otherwise there can be only one UI for each Dagster home. Raises
+    NielsCacheError if another UI runs, the home cannot be used, the guard does not fit the web server, or a service ends by itself. Raises
+    NotWrittenError for errors of the home's disk or database.
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.ui.services import Services
@@ -52,27 +52,29 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
         ExitStack() as stack,
     ):
         if not read_only:
-            stack.enter_context(ending_abandoned_runs(instance))  # what is queued waits for their place
+            stack.enter_context(ending_abandoned_runs(instance))  # queued runs wait for their slots
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 
 
 @contextmanager
 def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
-    """Two daemons on one home would launch every queued run twice."""
+    """Lock the home, because two daemons on one home would launch every queued run twice."""
     with ExitStack() as stack:
         if not shared:
             try:
                 stack.enter_context(writer_lock(home / _NAME))
             except Busy:
                 who = writer_of(home / _NAME) or "which has just ended"
-                raise NielsCacheError(f"{home}: a UI runs on it already: {who}; open that one, or start another --read-only") from None
+                raise NielsCacheError(
+                    f"{home}: another UI already uses this home: {who}; open that one, or start this one with --read-only"
+                ) from None
         yield
 
 
 @contextmanager
 def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
-    """The guard in front of the web server, tried."""
+    """Yield the guard in front of the web server, after it passed its test."""
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context

@@ -1,7 +1,7 @@
-"""The processes behind the web UI, what `dagster dev` starts: a code server, and the daemon that launches queued runs and backfills.
+"""The processes behind the web UI, as in `dagster dev`: a code server, and the daemon that launches queued runs and backfills.
 
-They run in sessions of their own, so that Ctrl-C in the terminal reaches only the process that holds them, which then ends runs first,
-services afterwards; and they end with it, however it ends (niels_cache_assets.processes).
+They run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. That process then ends the runs first and the
+services afterwards. The services also end whenever the main process ends (niels_cache_assets.processes).
 """
 
 import json
@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # what a process reads of a home; no public name
-from dagster._core.storage.tags import GRPC_INFO_TAG  # where the default launcher says which code server holds a run
+from dagster._core.instance.ref import InstanceRef  # the settings that a process reads from a home; no public name
+from dagster._core.storage.tags import GRPC_INFO_TAG  # the default launcher records the code server of a run in this tag
 from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
@@ -28,16 +28,16 @@ from niels_cache_runtime.errors import NielsCacheError
 MODULE = "niels_cache_assets.definitions"
 LOCATION = "niels_cache_assets"
 STARTUP_SECONDS = 180
-RUN_GRACE_SECONDS = 1.5  # for a run to record where it is; what it is late for, it does again
+RUN_GRACE_SECONDS = 1.5  # for a run to record its position; later work is repeated
 SERVICE_GRACE_SECONDS = 0.3
 
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 class Services:
-    """The code server, listening on a socket in `folder`, from the start of the block to its end; `start_daemon` adds the daemon.
+    """The code server, which listens on a socket in `folder` during the block. `start_daemon` adds the daemon.
 
-    At the end runs that the code server holds are canceled. What is queued stays so, until the next start.
+    At the end, runs of the code server are canceled. Queued runs stay queued until the next start.
     """
 
     def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
@@ -74,9 +74,9 @@ class Services:
         self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
-        """The instance with its settings as they are here, if dagster.yaml says nothing of telemetry.
+        """Return the option that passes the instance with its current settings, if dagster.yaml has no entry for telemetry.
 
-        Otherwise nothing: everybody on the machine sees a command line, and dagster.yaml may hold the password of a database.
+        Otherwise return nothing: every user of the machine can see a command line, and dagster.yaml may hold a database password.
         """
         if self._instance.is_ephemeral:
             return []
@@ -88,7 +88,7 @@ class Services:
         """Raise NielsCacheError if one of them has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); what it said stands above")
+                raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); see its messages above")
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
         read_end = self._pipe[0]
@@ -98,16 +98,16 @@ class Services:
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(self._folder)},  # what a killed one leaves there goes with the folder
+            env={**os.environ, "TMPDIR": str(self._folder)},  # files of a killed process are removed with the folder
         )
         return self._processes[name]
 
     def _stop(self) -> None:
-        """First who launches runs, then the runs, then the code server that they belong to. In about two seconds, whoever is slow."""
-        processes = [*reversed(self._processes.values())]  # the code server is the last; none where it could not be started
+        """Stop the daemon, then the runs, then the code server that holds them. Takes about two seconds at most."""
+        processes = [*reversed(self._processes.values())]  # the code server is the last; empty if it could not be started
         for process in processes[:-1]:
             process.send_signal(signal.SIGINT)
-        with suppress(Exception):  # of the instance's storage: the processes are ended whatever it says
+        with suppress(Exception):  # errors of the instance's storage: the processes are ended in any case
             self._cancel_runs()
         for process in processes[-1:]:
             process.send_signal(signal.SIGINT)
@@ -116,23 +116,23 @@ class Services:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # all of its session: nothing that it started stays
+                os.killpg(process.pid, signal.SIGKILL)  # kills the whole session, so no child process stays
             process.wait()
         for run in self._runs():
-            self._instance.report_run_canceled(run, message="The UI that it ran in was stopped.")
+            self._instance.report_run_canceled(run, message="The UI in which it ran was stopped.")
         for end in self._pipe:
             os.close(end)
 
     def _cancel_runs(self) -> None:
-        """Ask the runs of the code server to end, and wait as long as they may take."""
+        """Ask the runs of the code server to end, and wait until they have ended or their time is over."""
         for run in self._runs():
-            with suppress(Exception):  # of gRPC and Dagster: where the code server cannot be asked, it is killed with its runs
+            with suppress(Exception):  # errors of gRPC and Dagster: a code server without an answer is killed with its runs
                 self._instance.run_launcher.terminate(run.run_id)
         deadline = time.monotonic() + RUN_GRACE_SECONDS
         while time.monotonic() < deadline and self._runs():
             time.sleep(0.05)
 
     def _runs(self) -> list[dg.DagsterRun]:
-        """Those in progress that the code server holds."""
+        """Return the runs in progress that the code server holds."""
         unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
         return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]
