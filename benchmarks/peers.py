@@ -28,11 +28,11 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import torch
-from build import base_texts, repeated
 from numpy.typing import NDArray
 from peers.compare import PEERS, PeersMissing, race, tokenize_seconds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from build import base_texts, repeated
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.types import StreamContext

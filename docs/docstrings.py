@@ -31,7 +31,7 @@ def as_markdown(text: str) -> Iterator[str]:
             continue
         in_list = bool(_PARAMETER.match(lines[0]))
         for line in lines:
-            if in_list and line.startswith("Raises "):
+            if in_list and line.startswith(("Raise ", "Raises ")):
                 in_list = False
                 yield ""
             begins = in_list and not line.startswith(" ") and _PARAMETER.match(line)

@@ -20,8 +20,8 @@ from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepared import open_documents
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given, estimated_tokens
+from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.documents import Document
-from niels_cache_assets.show.lineage import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -1,24 +1,18 @@
 """The origin of documents and examples: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
 
-Costs the footer of the file and those row groups (65,536 rows each as our builders write them) that hold an ordinal asked for, one at a
-time. Which ordinals matter, and how they are shown, is the caller's business.
-`rows_of` looks up rows of any other parquet table in the same way. It costs the footer of the file, and those row groups (65,536 rows each
-in our files) that hold a requested ordinal, one at a time.
+A look-up reads the footer of the file, and those row groups (65,536 rows each in our files) that hold a requested ordinal, one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    pass
 
 
 class Lineage(NamedTuple):
@@ -32,8 +26,6 @@ class Lineage(NamedTuple):
     tokens: int
 
 
-    """Yield (ordinals, their rows) for each row group that holds any of these ascending ordinals.
-    `first` is the ordinal of the first row of the file. Ordinals beyond the file are ignored.
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
     """Return the rows of these ordinals, by ordinal.
 

@@ -1,4 +1,4 @@
-"""The split of each document of a stream with token budgets: `BudgetSplitter`. Finite sources are split by `sources.val_share`."""
+"""The split of each document of a stream with token budgets. `sources.val_share` splits finite sources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +10,9 @@ from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
-UNLIMITED = 2**62  # a budget larger than any stream
+UNLIMITED = 2**62  # a budget that no stream meets
 
 
-    """Return a bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
-    The first items of `torch.randperm(count)` under `seed` are val, so the choice depends only on the count and the seed.
-    """An assignment of splits to the documents of a finite source, by `val_mask`. Both splits keep input order.
-    `count`: the number of documents without a split of their own, from a first pass. `position`: how many of them have a split already.
-            return document  # `finish` raises the error, with their number
-        """Raise NielsCacheError if the number of documents was not `count`. Call it after the last document."""
-                f"the source gave {self.position} documents, but {len(self._is_val)} when they were counted; build again when it is stable"
-    """Yield the documents, each with its split; see FractionSplitter."""
 @dataclass(frozen=True, slots=True)
 class SplitPart:
     """The part of a batch that one split takes: whole documents in order, the last one possibly cut."""
