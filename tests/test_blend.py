@@ -214,7 +214,7 @@ def test_a_segment_computes_no_more_than_it_lasts() -> None:
         ([(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 2})], "starts at sample 0; "),
         ([(0, {"a": 1, "b": 1}), (1.5, {"a": 1, "b": 2})], "starts at sample 1.5; "),
         ([(0, {"a": 1})], "no weight for b; "),
-        ([(0, {"a": 1, "b": 1}), (9, {"b": 1})], "sample 9: no weight for a"),
+        ([(0, {"a": 1, "b": 1}), (9, {"b": 1})], "sample 9: no weight"),
         ([(0, {"a": 1, "b": 1, "wikitex": 1})], "named wikitex; "),
         ([(0, {"a": 1, "b": 0})], "b has 0; leave out"),
         ([(0, {"a": 1, "b": -0.5})], "b has -0.5; "),

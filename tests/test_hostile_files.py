@@ -117,9 +117,9 @@ def write_signed(path: Path, text: str) -> None:
     ("text", "message"),
     [
         ('{"schema_version": 1, "a": 1, "a": 2, "meta_sha256": "HASH"}', "the key .a. twice"),
-        ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "not allowed in a meta.json"),
+        ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "not allowed"),
         ('{"schema_version": 1, "a": 1e999, "meta_sha256": "HASH"}', "1e999 is too large"),
-        ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "not allowed in a meta.json"),
+        ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "not allowed"),
         ('{"schema_version": true, "meta_sha256": "HASH"}', "no schema_version"),
         ('{"schema_version": 1, "a": ' + "9" * 5000 + ', "meta_sha256": "HASH"}', "not valid JSON"),
     ],

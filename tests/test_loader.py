@@ -344,7 +344,7 @@ def test_a_missing_cache_is_an_error_never_a_smaller_mix(tmp_path: Path, notes: 
         TokenLoader({"notes": notes}, T=T, B=4, seed=0, weights={"notes": 1, "web": 1})
     with pytest.raises(NielsCacheError, match="2 sources need weights"):
         TokenLoader({"notes": notes, "web": notes}, T=T, B=4, seed=0)
-    with pytest.raises(NielsCacheError, match="no cache is named"):
+    with pytest.raises(NielsCacheError, match="no cache"):
         TokenLoader({}, T=T, B=4, seed=0)
 
 
