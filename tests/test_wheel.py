@@ -1,7 +1,8 @@
 """The built wheel works without the repository: its packages, package data, metadata and console script.
 
 The wheel is built from a copy of the sources (a build in the repository would leave `build/` behind, and stale files in it would go into
-the next wheel) and installed without dependencies into a folder of its own, which comes before this environment's packages on the path.
+the next wheel). It is installed into a fresh environment outside of the repository, which takes the dependencies, and nothing of ours, from
+the environment of the tests.
 """
 
 import email
@@ -9,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from importlib.metadata import Distribution, distributions
@@ -50,16 +52,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds nothing but the installed wheel."""
-    target = tmp_path_factory.mktemp("site")
-    run(*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=target)
-    return target
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel. A path file adds the installed dependencies, but not our editable installation."""
+    folder = tmp_path_factory.mktemp("fresh") / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    run(*PIP, "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel, cwd=folder.parent)
+    (installed,) = folder.glob("lib/python*/site-packages")
+    (installed / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def distribution(site: Path) -> Distribution:
-    (found,) = distributions(path=[str(site)])
+def distribution(environment: Path) -> Distribution:
+    (found,) = (
+        each for each in distributions(path=list(map(str, environment.glob("lib/python*/site-packages")))) if each.name == "niels-cache"
+    )
     return found
 
 
@@ -82,32 +89,30 @@ def test_the_wheel_is_pure_python_and_carries_its_licence(wheel: Path) -> None:
     assert metadata.get_payload().strip(), "the README is the project's page wherever the wheel is published"
 
 
-def test_the_definitions_load_from_the_wheel(site: Path, tmp_path: Path) -> None:
+def test_the_definitions_load_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     code = """
 import niels_cache_assets.definitions as definitions, niels_cache_runtime as runtime
 print(definitions.__file__, runtime.__file__, sep="\\n")
 print(len(definitions.defs.resolve_asset_graph().get_all_asset_keys()))
 """
-    output = run(sys.executable, "-P", "-c", code, cwd=tmp_path, PYTHONPATH=str(site), NIELS_CACHE_PROFILE="quickstart")
+    output = run(environment / "bin/python", "-c", code, cwd=tmp_path, NIELS_CACHE_PROFILE="quickstart")
     *files, assets = output.splitlines()
     assert len(files) == 2
-    assert all(Path(file).is_relative_to(site) for file in files), f"the wheel is not what was imported: {files}"
+    assert all(Path(file).is_relative_to(environment) for file in files), f"the wheel is not what was imported: {files}"
     assert int(assets) > 0
 
 
-def test_the_command_line_runs_as_a_module(site: Path, tmp_path: Path) -> None:
-    help_text = run(sys.executable, "-P", "-m", "niels_cache_assets.cli", "--help", cwd=tmp_path, PYTHONPATH=str(site), COLUMNS="200")
-    assert "build-all" in help_text
+def test_the_quickstart_is_built_and_verified_from_the_wheel(environment: Path, tmp_path: Path) -> None:
+    run(environment / "bin/niels-cache", "build-all", "--profile", "quickstart", cwd=tmp_path)
+    assert len(list(tmp_path.glob("cache/quickstart/*/*/meta.json"))) == 2
+    run(environment / "bin/python", "-m", "niels_cache_runtime.verify", "cache/quickstart", cwd=tmp_path)
 
 
-def test_the_console_script_runs(distribution: Distribution, site: Path, tmp_path: Path) -> None:
+def test_the_command_line_runs_as_a_module_and_as_a_script(distribution: Distribution, environment: Path, tmp_path: Path) -> None:
     scripts = {point.name: point.value for point in distribution.entry_points if point.group == "console_scripts"}
     assert scripts == {"niels-cache": "niels_cache_assets.cli:main"}
-    assert "build-all" in run(site / "bin" / "niels-cache", "--help", cwd=tmp_path, PYTHONPATH=str(site), COLUMNS="200")
-
-
-def test_the_verifier_runs_as_a_module(site: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-P", "-m", "niels_cache_runtime.verify", "--help", cwd=tmp_path, PYTHONPATH=str(site))
+    for command in ([environment / "bin/python", "-m", "niels_cache_assets.cli"], [environment / "bin/niels-cache"]):
+        assert "build-all" in run(*command, "--help", cwd=tmp_path, COLUMNS="200")
 
 
 def test_every_direct_dependency_is_pinned_at_a_version_it_allows() -> None:
