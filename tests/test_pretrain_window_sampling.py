@@ -270,7 +270,7 @@ def test_bad_folders_are_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_bad_settings_are_refused_with_the_nearest_valid_choice(tmp_path: Path) -> None:
     folder = str(write_shards(tmp_path, [range(9), range(5)]))
-    with pytest.raises(NielsCacheError, match=r"T=9 .*10 tokens .* 9; use T <= 8"):
+    with pytest.raises(NielsCacheError, match=r"T=9 .*10 tokens, .* 9; use T <= 8"):
         PretrainTokenStreamDataset(folder, T=9, device="cpu")
     assert PretrainTokenStreamDataset(folder, T=8, device="cpu").total_windows == 1
     for T in (0, -1, True, 2.5):
