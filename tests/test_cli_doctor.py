@@ -76,7 +76,7 @@ def test_files_that_are_not_there_are_problems_of_the_table_that_names_them(empt
     assert all(finding["mend"] for finding in found)
     assert "matches no file" in found[0]["found"]
     assert missing(found[1]["found"].replace(str(empty_folder) + "/", ""), "'empty'", "no file", ".md") == []
-    assert "graph.json is not" in found[2]["found"]
+    assert "graph.json does not" in found[2]["found"]
 
 
 def test_a_damaged_tokenizer_model_is_a_problem(empty_folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
