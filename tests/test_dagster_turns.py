@@ -183,7 +183,7 @@ def test_a_home_whose_places_cannot_be_locked_builds_without_turns_and_says_so(p
     listener = Recorder()
     results = launch_builds(project.registry, root=project.root, only=["notes"], listener=listener)
     assert {result.state for result in results} == {"built"}
-    assert any(not missing(told, "WARNING: ", "turns", str(home / ".streams")) for told in listener.told)
+    assert any(not missing(told, "WARNING: ", "streams", str(home / ".streams")) for told in listener.told)
 
 
 def test_an_interrupt_ends_a_run_that_waits(project: Project, instance: dg.DagsterInstance, home: Path) -> None:

@@ -74,7 +74,7 @@ def other_signature(context: Any) -> None:
     [
         ("niels_cache_assets.defs.ui.server.WebGuard", open_guard, "mutation by GET"),
         ("dagster_webserver.app.create_app_from_workspace_process_context", other_signature, "takes 1 positional argument"),
-        ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "not know: ANY /run;"),
+        ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "not cover: ANY /run;"),
         ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object"),
     ],
 )
