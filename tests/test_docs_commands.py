@@ -46,6 +46,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache build-all": "the quickstart: CI runs it; what init wrote: in the tutorial",
         "niels-cache sample my_text": "the same",
     },
+    "CONTRIBUTING.md": {
+        "make test": "this is it",
+        "make lint": "CI runs it",
+    },
     "docs/cleaning.md": {
         "dagster asset materialize": "tests/test_dagster_corpus.py runs these assets",
         "niels-cache build-all": "everything there is; tests/test_dagster_corpus.py",

@@ -1,6 +1,6 @@
 """The order of a source's samples: a shuffled permutation per epoch, computed on demand, never stored.
 
-    position in epoch  --Order.at-->  sample number
+    position in epoch  --Order.at-->  sample number  --Order.positions_of-->  position in epoch
 
 The state is a few integers for any number of samples, so resuming at any position costs nothing. About 40 ns per sample in blocks of
 4096. A call costs about 0.1 ms even for few positions, so ask in blocks. The order is part of the format: a test pins it, and a change
@@ -57,24 +57,31 @@ class Order:
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
-        if positions.size and not 0 <= positions.min() <= positions.max() < self._n:
-            wrong = positions[(positions < 0) | (positions >= self._n)][0]
-            raise NielsCacheError(f"position {wrong}: there are {self._n} samples per epoch, from 0")
+        return self._walk(positions, epoch, forwards=True)
+
+    def positions_of(self, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the inverse of `at`: the position in an epoch of each of the samples `numbers` (m,), (m,) int64."""
+        return self._walk(numbers, epoch, forwards=False)
+
+    def _walk(self, start: NDArray[np.int64], epoch: int, *, forwards: bool) -> NDArray[np.int64]:
+        if start.size and not 0 <= start.min() <= start.max() < self._n:
+            wrong = "position" if forwards else "sample number"
+            raise NielsCacheError(f"{wrong} {start[(start < 0) | (start >= self._n)][0]}: there are {self._n} samples per epoch, from 0")
         keys = self._keys(check_whole("epoch", epoch))
-        reached = self._step(positions.astype(np.uint64), keys)
+        reached = self._step(start.astype(np.uint64), keys, forwards=forwards)
         outside = np.flatnonzero(reached >= self._n)
         while len(outside):
-            further = self._step(reached[outside], keys)
+            further = self._step(reached[outside], keys, forwards=forwards)
             reached[outside] = further
             outside = outside[further >= self._n]
         return reached.view(np.int64)
 
-    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Apply the Feistel network, in uint64 that wraps around: a permutation of all numbers of the rectangle."""
+    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64], *, forwards: bool) -> NDArray[np.uint64]:
+        """Apply the Feistel network, in uint64 that wraps around, or its inverse: a permutation of all numbers of the rectangle."""
         halves = np.divmod(numbers, self._sides[1])
         mixed = np.empty_like(numbers)
         spare = np.empty_like(numbers)
-        for number in range(self._rounds):
+        for number in range(self._rounds) if forwards else reversed(range(self._rounds)):
             changed, other, side = halves[number % 2], halves[1 - number % 2], self._sides[number % 2]
             np.add(other, keys[number, 0], out=mixed)
             np.multiply(mixed, _MULTIPLIER, out=mixed)
@@ -85,8 +92,12 @@ class Order:
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
             # Modulo the side: the candidate that did not wrap around is the smaller one.
-            np.add(changed, mixed, out=changed)
-            np.subtract(changed, side, out=mixed)
+            if forwards:
+                np.add(changed, mixed, out=changed)
+                np.subtract(changed, side, out=mixed)
+            else:
+                np.subtract(changed, mixed, out=changed)
+                np.add(changed, side, out=mixed)
             np.minimum(changed, mixed, out=changed)
         return halves[0] * self._sides[1] + halves[1]
 

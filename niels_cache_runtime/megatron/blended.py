@@ -16,12 +16,7 @@ from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.megatron.blend_indices import (
-    Advance,
-    build_blending_indices,
-    build_exhaustive_blending_indices,
-    normalized,
-)
+from niels_cache_runtime.megatron.blend_indices import Advance, build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges, tokens_of

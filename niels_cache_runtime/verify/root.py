@@ -61,7 +61,7 @@ def stray_findings(root: str | Path) -> Iterator[Finding]:
 
 
 def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
-    """Return one line about each harmless entry that you should know.
+    """Return one line about each harmless entry that you should know about.
 
     In `folders`: entries that are no part of the data set. With `beside`, in the root: data sets behind links, and entries that are not
     verified.
