@@ -266,7 +266,7 @@ def test_drop_lists_are_for_the_splits_and_the_settings_that_they_were_found_wit
     prepare_all(registry, tmp_path)
     more_val = corpus_registry(tmp_path, data, table='prepare = ["clean", "dedup"]\nval_frac = 0.2\n')
     assert prepare_corpus(more_val, "notes", root=tmp_path, processes=1).state == "cache_hit"
-    with pytest.raises(NielsCacheError, match=r"splits by .*; materialize corpus/duplicates"):
+    with pytest.raises(NielsCacheError, match=r"splits of .*; materialize corpus/duplicates"):
         prepared_documents(more_val, "notes", root=tmp_path)
     assert find_duplicates(more_val, root=tmp_path).state == "built"
     splits = [document.split for batch in prepared_documents(more_val, "notes", root=tmp_path) for document in batch]
@@ -381,7 +381,7 @@ OTHER_LISTS = {
     "a data set is gone": (["notes"], "", "0", "among books, notes .*not notes"),
     "tables in another order": (["notes", "books"], "", "0", "among books, notes .*not notes, books"),
     "another priority": (["books", "notes"], '[dedup]\npriority = ["notes"]\n', "0", "in this order"),
-    "another split": (["books", "notes"], "", "0.2", "splits by .*'books'"),
+    "another split": (["books", "notes"], "", "0.2", "splits of 'books'"),
     "other bands": (["books", "notes"], "[dedup]\nbands = 16\nrows = 8\n", "0", r"other settings of \[dedup\]"),
 }
 

@@ -212,7 +212,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
     [
         ("data", ["other settings", "data have"]),
         ("settings", ["other settings", "cleaning.min_words"]),
-        ("force", ["asked for"]),
+        ("force", ["fresh build"]),
         ("damage", ["documents_00000.parquet", "missing"]),
     ],
 )
@@ -366,7 +366,7 @@ def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
     log: list[str] = []
     forced = contents(find_duplicates(corpora, root=tmp_path, force=True, log=log.append).directory)
     assert reads == ["notes", "books"]
-    assert missing(afresh(log), "asked for") == []
+    assert missing(afresh(log), "fresh build") == []
     write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
     prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
     begin_search()

@@ -255,5 +255,5 @@ class DagsterSettings(_Table):
     @classmethod
     def _on_the_web(cls, value: str | None) -> str | None:
         if value is not None and not (value.startswith("https://") and ("github" in value or "gitlab" in value)):
-            raise ValueError("must be an address of GitHub or GitLab that begins with https://")
+            raise ValueError("is not an address of GitHub or GitLab; write it as 'https://github.com/NAME/REPOSITORY'")
         return None if value is None else value.rstrip("/").removesuffix(".git")

@@ -1,5 +1,4 @@
-"""An index of the documents of val, which finds texts that equal, or are near to, one of them. It is exact, and reads a third of most
-texts.
+"""An index of the documents of val, which finds texts that equal, or are near to, one of them. It is exact, and usually reads a third.
 
 First the documents of val are added, then the index is sealed, then any number of threads may call `find`. A text T is near a document V if
 the Jaccard similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds save work:
