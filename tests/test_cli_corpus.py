@@ -372,7 +372,7 @@ def test_duplicates_of_a_corpus_that_was_made_again_are_not_shown(
     prepare_corpus(load_registry(), "notes", root=Path("cache"), processes=1)
     for name in ("notes", "copies"):  # copies' own corpus is the same, but the texts beside it are not
         assert main(["duplicates", name, "--kind", "near" if name == "copies" else "exact"]) == 2
-        assert missing(capsys.readouterr().err, "notes: ", "duplicates", " now") == []
+        assert missing(capsys.readouterr().err, "notes: ", "duplicates", "changed") == []
 
 
 # list and show
@@ -445,8 +445,8 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["sample", "notes", "--stage", "corpus", "--split", "val"], ("--split", "corpus")),
         (["sample", "copies", "--stage", "corpus"], ("no corpus yet",)),
         (["sample", "notes"], ("not built yet",)),
-        (["duplicates", "notes"], ("duplicates", "looked for yet")),
-        (["duplicates"], ("duplicates", "looked for yet")),
+        (["duplicates", "notes"], ("duplicates", "drop lists")),
+        (["duplicates"], ("duplicates", "drop lists")),
         (["duplicates", "copies"], ("no corpus yet",)),
         (["duplicates", "notes", "--kind", "nera"], ("did you mean 'near'?",)),
         (["duplicates", "notes", "-n", "0"], ("-n", "at least 1")),

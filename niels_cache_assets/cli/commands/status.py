@@ -141,7 +141,7 @@ class Row:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table or JSON, and return 1 if anything asked for is not complete."""
+    """Print the table or JSON, and return 1 if one of the rows is not complete."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 
