@@ -1,8 +1,6 @@
 """The origin of documents and examples: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
 
 A look-up reads the footer of the file, and those row groups (65,536 rows each in our files) that hold a requested ordinal, one at a time.
-`rows_of` looks up rows of any other parquet table in the same way. It costs the footer of the file, and those row groups (65,536 rows each
-in our files) that hold a requested ordinal, one at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ class Lineage(NamedTuple):
     tokens: int
 
 
-    """Yield (ordinals, their rows) for each row group that holds any of these ascending ordinals.
-    `first` is the ordinal of the first row of the file. Ordinals beyond the file are ignored.
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
     """Return the rows of these ordinals, by ordinal.
 
