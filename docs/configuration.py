@@ -88,7 +88,7 @@ The data set is then not built and not checked, and it has no partition.
 
 ## When is the tokenizer trained again?
 
-Never by itself: it stays when data sets come and go, and `status` shows what it was trained on.
+Never by itself: it stays when data sets come and go, and `status` lists the data sets of its sample.
 `niels-cache build-all --only tokenizer --force` trains it again, and then every cache is built again.
 Before the first training, `build-all` checks all data sets: paths, columns and their types, forms of conversations, names on the hub.
 It reports all problems at once.
@@ -200,7 +200,7 @@ source = "python_help"
 """,
 }
 
-# Keys that several sources share: title, the class that defines them, and what the keys are for.
+# Keys that several sources share: title, class that defines them, and purpose.
 SHARED: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Keys of data sets on the hub", HubData, "Sources that read from the Hugging Face hub have these keys."),
     ("Keys of files", RowFileSource, "Sources that read your own files have these keys."),

@@ -1,4 +1,4 @@
-"""What the peers' scripts share; runs in the peers' environments, so it imports nothing of this project.
+"""Functions that the peers' scripts share. It runs in the peers' environments, so it imports nothing of this project.
 
     python PEER.py tokenize TOKENIZER TARGET T INPUT...   files of JSON lines, tokenized by the peer's own writer on two cores
     python PEER.py write SOURCE TARGET T                  the shards of SOURCE in the peer's own format

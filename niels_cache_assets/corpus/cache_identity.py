@@ -1,4 +1,4 @@
-"""What decides the bytes of a cache: a finished cache with the same fingerprint over it needs no build."""
+"""The identity of a cache: a finished cache with the same fingerprint over it needs no build."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def advice_for_missing(pattern: str) -> str:
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
-    """Of local files that are plain text; None where there are none, or others, whose text is larger than they are.
+    """Return the bytes of local plain-text files, or None if there are no files, remote files, or files whose text is larger than the file.
 
     `endings`: of the files that a folder stands for.
     """
