@@ -16,8 +16,8 @@ INTRODUCTION = """\
 
 The last file that a build writes, and what makes a folder a cache: canonical JSON (sorted keys, two blanks, UTF-8, one newline at the
 end), so that the same inputs give the same bytes. No clock, host or absolute path is in it. `niels-cache show NAME` prints it;
-`niels_cache_runtime.read_meta` reads and checks it. "A whole number" is from 0 to 2**63 - 1. It also gives the
-meaning of a key that may be missing or null.
+`niels_cache_runtime.read_meta` reads and checks it. "A whole number" is from 0 to 2**63 - 1. The row of a key
+also gives the meaning of a missing or null value.
 """
 
 _TITLES: dict[Kind, str] = {

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("niels_cache_assets", "niels_cache_runtime", "docs", "benchmarks", "examples", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 LEFT = {  # where, and what; plain as they stand; at most 20
     ("niels_cache_assets/sources/reading/encodings.py", "decide what a document is"),
-    ("docs/configuration.md", "shows what it was trained on"),
     ("docs/configuration.md", "What the UI shows"),
     ("docs/cookbook.md", "Choose what a tokenizer is trained on"),
     ("docs/dependencies.md", "what it is for"),
@@ -27,7 +26,7 @@ SAMPLES = {
     "whence": "The file whence it came.",
     "nobody": "A job that nobody waits for.",
     "to be had": "The package is not to be had.",
-    "what ... is": "Check what a token is.",
+    "what ... is": "Check what the token is.",
     "a clause as subject": "What is left is deleted.",
     "None where": "Return None where it fails.",
 }
