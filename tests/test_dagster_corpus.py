@@ -142,7 +142,7 @@ def test_what_is_implausible_is_a_warning(project: Project) -> None:
     configure(project, more="[cleaning]\nmax_reason_share = 0.1\n")
     found = checks(project.run(CORPUS_JOB, "books"))
     assert (found[REASONS_PLAUSIBLE].passed, found[REASONS_PLAUSIBLE].severity) == (False, WARN)
-    assert found[REASONS_PLAUSIBLE].description == "too_short takes 20.0% of the documents"
+    assert missing(found[REASONS_PLAUSIBLE].description, "too_short", "20.0%") == []
     assert found[LANGUAGE_PLAUSIBLE].passed, "nobody was asked"
     text = project.folder / "niels_cache.toml"
     text.write_text(text.read_text().replace('"not_english", ', "").replace("max_reason_share = 0.1", 'languages = ["de"]'))
