@@ -549,7 +549,7 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         (f"--data-path {A} --split 1 {STEPS} --part test {SETTINGS}", "for test"),
         (f"--data-path {A} --split x {STEPS} {SETTINGS}", "split='x'"),
         (f"--data-path 0 {A} {STEPS} {SETTINGS}", "--data-path: weight 0"),
-        (f"--data-path {A} --split 999,1 {STEPS} {SETTINGS}", "leaves valid no tokens"),
+        (f"--data-path {A} --split 999,1 {STEPS} {SETTINGS}", "valid no tokens"),
         (f"--train-data-path {A} --valid-data-path hollow {STEPS} {SETTINGS}", "hollow: "),
         (f"--data-path nowhere {STEPS} {SETTINGS}", "no nowhere.idx"),
         (f"--data-path {A}.idx {STEPS} {SETTINGS}", "leave out .idx"),

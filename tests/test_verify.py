@@ -420,7 +420,7 @@ def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> 
     for old, new, expected in [
         ('"train_tokens": 20', '"train_tokens": 21', "meta_sha256"),
         ('"train_tokens": 20', '"train_tokens":  20', "not canonical"),
-        ("{", '{"train_tokens": 20,', "key twice"),
+        ("{", '{"train_tokens": 20,', "'train_tokens' twice"),
     ]:
         assert old in written
         path.write_text(written.replace(old, new, 1))

@@ -49,7 +49,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http", "3000.0", "²"])
 def test_a_port_that_is_none_is_said(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no port" in refusal(capsys, f"--port={port}")
+    assert "not a port" in refusal(capsys, f"--port={port}")
 
 
 def test_a_wrong_configuration_is_said_before_anything_starts(
