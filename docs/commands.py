@@ -21,14 +21,16 @@ INTRODUCTION = f"""\
 `{PROGRAM}` alone lists the commands, `{PROGRAM} COMMAND --help` explains one. Results go to stdout; progress, warnings and errors to
 stderr, an error as one line that says what to do.
 
-* `--json` prints what a command found or wrote as one JSON document on stdout, in ASCII; the exit code is the same. Progress stays on
-  stderr. Without it are {WITHOUT_JSON} alone.
-* On a terminal there are tables, colours and bars; elsewhere plain lines. `NO_COLOR` turns colours off.
-* `--quiet` leaves results, warnings and errors; `--verbose` adds which settings are used, time and memory, and where an error arose.
+* `--json` prints the results of a command as one JSON document on stdout, in ASCII; the exit code is the same. Progress stays on
+  stderr. All commands have this option, except {WITHOUT_JSON}.
+* On a terminal, the output has tables, colours and bars; elsewhere it has plain lines. `NO_COLOR` turns colours off.
+* `--quiet` prints only results, warnings and errors. `--verbose` also prints the settings in use, time and memory, and the traceback of
+  an error.
 * A typo in a command, an option, a data set or a key is refused with the nearest choice.
 * TAB completes commands, options and the data sets of your configuration: `{PROGRAM} completion --help` says how for bash, zsh and fish.
-* It is made for Linux and tested there. macOS has what it needs, but that is not tested; Windows has not, and the command says so
-  (WSL 2 has). Linux alone exchanges a rebuilt cache in one step, and tells how much memory a build takes.
+* niels-cache is made for Linux and tested there. macOS should work too, but is not tested. Windows lacks functions that niels-cache
+  needs, and the command says so. Use WSL 2 there. Only on Linux is a rebuilt cache exchanged in one step, and only there does the progress
+  of a build show the memory that it uses now.
 """
 
 

@@ -68,7 +68,8 @@ A reference to a data set (`--only`, `--set`, `train_on`, `weights`, `members`) 
 
 ## What is a profile?
 
-A profile is a whole configuration below your file.
+A profile is a complete configuration.
+Keys of your file override its keys.
 
 * `default` has `fineweb_edu`, `wikitext`, `dolly15k` and `oasst1`.
 * `quickstart` has Python's documentation, for `make cache`.

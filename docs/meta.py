@@ -14,10 +14,10 @@ INTRODUCTION = """\
 
 <!-- Made by docs/meta.py from the code; edit that. -->
 
-The last file that a build writes, and what makes a folder a cache: canonical JSON (sorted keys, two blanks, UTF-8, one newline at the
-end), so that the same inputs give the same bytes. No clock, host or absolute path is in it. `niels-cache show NAME` prints it;
-`niels_cache_runtime.read_meta` reads and checks it. "A whole number" is from 0 to 2**63 - 1. The row of a key
-also gives the meaning of a missing or null value.
+A build writes `meta.json` last. A folder is a cache only if it has this file. It is canonical JSON (sorted keys, two blanks, UTF-8, one
+newline at the end), so that the same inputs give the same bytes. It has no time, no host name and no absolute path.
+`niels-cache show NAME` prints it; `niels_cache_runtime.read_meta` reads and checks it. "A whole number" is from 0 to 2**63 - 1. If a key
+may be missing or null, its row says what that means.
 """
 
 _TITLES: dict[Kind, str] = {

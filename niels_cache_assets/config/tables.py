@@ -203,7 +203,7 @@ class BlendSettings(_Table):
 
 
 class ReportsSettings(_Table):
-    """[reports]: the run that `reports/mixture` plans with all pretrain sets if there is no [blend.NAME]. A blend has its own settings."""
+    """[reports]: if there is no [blend.NAME], `reports/mixture` plans a run with all pretrain sets. This table has that run's settings."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
     batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; also for blends")

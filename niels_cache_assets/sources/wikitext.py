@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Wikitext(HubData, PretrainSource):
-    """WikiText. Upstream's train and validation are the splits; with `files` alone val_frac decides."""
+    """WikiText. The splits are upstream's train and validation. If you set `files` and not `val_files`, val_frac decides."""
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"
