@@ -170,7 +170,7 @@ class CorpusProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """The state in the journal after each file of documents: that of the writer, that of CorpusCounts, and the position in the source."""
+    """The journal's state after each file of documents: the writer's state, the state of CorpusCounts, and the position in the source."""
 
     written: WrittenDocuments
     counts: dict[str, Any]

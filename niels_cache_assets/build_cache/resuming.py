@@ -116,10 +116,10 @@ def take_up(
     log: Callable[[str], None],
     replay: Callable[[Iterator[Item]], None] | None = None,
 ) -> Iterator[Item]:
-    """Return the items after those that were reached. `stream` opens them at a mark, or at the beginning.
+    """Return the items after those that the earlier build reached. `stream` opens the source at a mark, or at the beginning.
 
-    `replay` gets the items from the beginning up to that point, and reads as many as it needs. Raises NielsCacheError if the stream ends
-    too early.
+    `replay` is called with the items from the beginning up to that point. It may read only some of them. Raises NielsCacheError if the
+    stream ends too early.
     """
     started = time.monotonic()
     items = stream(None)

@@ -40,7 +40,7 @@ def paired(text: str, marks: re.Pattern[str], bound: int, wanted: re.Pattern[str
 def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
     """Yield the spans of {{...}} and {{{...}}}, inner before outer. `name` must match after the opening braces.
 
-    In a longer run of braces, the braces next to the content belong to it.
+    In a longer run of braces, the braces next to the content belong to the span.
     """
     opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters taken out before it, has a name)
     taken_out = 0

@@ -1,7 +1,7 @@
 """The cleaning chain: normalize a document, then run the filters. The first filter that rejects the document gives the reason.
 
-A Cleaner keeps no state between documents, so any process may clean any document. Cost: about 0.2 ms a kilobyte of text. The room `corpus`
-reads the documents and writes those that are kept.
+A Cleaner keeps no state between documents, so any process may clean any document. Cost: about 0.2 ms a kilobyte of text. The package
+`corpus` reads the documents and writes those that are kept.
 """
 
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport

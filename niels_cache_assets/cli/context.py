@@ -49,7 +49,7 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
 
 
 def _refuse_inside(root: Path) -> None:
-    """Raise NielsCacheError for a file, or a folder inside a cache, because caches would be built inside another cache."""
+    """Raise NielsCacheError if the path is a file or is inside a cache. Otherwise caches would be built inside another cache."""
     found = describe(root)
     if found.kind == "file":
         raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")

@@ -81,7 +81,10 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
-    """Return a table with other keys. `files` and `path` both say where the data is, so the new one replaces the old one."""
+    """Return the old table with the keys of the new table added or replaced.
+
+    `files` and `path` both say where the data is, so either of them in the new table replaces the one in the old table.
+    """
     gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 

@@ -99,7 +99,7 @@ class Registry:
 
     @property
     def without_file(self) -> str:
-        """The message for `is_fallback`."""
+        """The message for `is_fallback`: there is no configuration file, so the default profile is used."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
         above = _file_above()
         mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"

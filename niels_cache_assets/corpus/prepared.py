@@ -180,7 +180,7 @@ class PreparedMember(PretrainSource):
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether documents have splits: yes, those of the corpus. There is no val_frac to apply."""
+        """Whether documents have splits of their own. Always True: they have those of the corpus, so val_frac is not applied."""
         return True
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:

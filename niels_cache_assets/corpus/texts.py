@@ -30,7 +30,10 @@ _CACHE_BYTES = 64 << 20
 
 
 class ShingleFile:
-    """Shingle sets of some documents, by their positions in the order over all corpora. A context manager: it holds its file open."""
+    """The shingle sets of some documents. The key is the position of a document in the order of all corpora.
+
+    It is a context manager, because it holds its file open.
+    """
 
     def __init__(self, inputs: Inputs, positions: NDArray[np.uint32], *, ngram: int, path: Path) -> None:
         """`positions`: (n,) ascending. Writes `path`; the caller removes it."""

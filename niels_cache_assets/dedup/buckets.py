@@ -29,7 +29,10 @@ _HASH_BYTES, _BUCKET_BYTES = 8, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The progress: `documents` in the files of `scratch`; `bands` that have their buckets (the first is that of the digests)."""
+    """The progress. `documents`: the number of documents in the files of `scratch`. `bands`: the number of bands whose buckets are made.
+
+    The first band is that of the digests.
+    """
 
     documents: int
     bands: int

@@ -35,7 +35,7 @@ _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
 
 
 def canonical_code_point(code_point: int) -> int:
-    """Return what replaces a code point: REMOVED, BLANK, itself or its lower case. The table holds this rule."""
+    """Return what replaces a code point: REMOVED, BLANK, itself or its lower case. A lookup table is made of it."""
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)

@@ -183,7 +183,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts of about a megabyte."""
+    """Yield ranges of texts. The texts of one range have about a megabyte together."""
     start = size = 0
     for index, text in enumerate(texts):
         if size and size + len(text) > _CHARACTERS_AT_ONCE:

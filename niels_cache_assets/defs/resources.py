@@ -55,7 +55,7 @@ class _Unconfigured(dg.ResourceDefinition):
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
-    """Return a resource with this value. Every op here uses the cache root, so that resource also begins the step, before its op runs."""
+    """Return a resource with this value. Every op uses the cache root, so the resource of the cache root also calls `begin_step` first."""
 
     def provide(context: dg.InitResourceContext) -> object:
         if isinstance(value, CacheRoot) and context.run is not None and context.instance is not None and not context.instance.is_ephemeral:

@@ -132,7 +132,7 @@ def requestable(registry: Registry) -> dg.AssetSelection:
 def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
     """Return the request to build a data set at this version of upstream. It waits if another process is building the same data set.
 
-    `occasion`: the same as long as upstream stays at this version, and a new one after it changed and returned.
+    `occasion` stays the same while upstream stays at this version. If upstream changes and then returns to this version, it is a new one.
     """
     family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
     if name not in registry.prepared():

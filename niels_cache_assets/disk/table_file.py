@@ -94,9 +94,9 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
 def rows_of(
     parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
-    """Yield (ordinals, their rows) of each row group that has any of these ascending ordinals.
+    """Yield (ordinals, their rows) for each row group that has any of the ordinals.
 
-    `first`: the ordinal of the first row of the file. Ordinals beyond the file are left out.
+    `ordinals` is ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the file are left out.
     """
     for group in range(parquet.num_row_groups):
         end = first + parquet.metadata.row_group(group).num_rows

@@ -60,7 +60,7 @@ def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -
     """Return Python code for the configuration of each split's data set.
 
     dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. NumpyFSLDataset pads nothing; other data sets pad with
-    EOT, as in OLMo-core's configuration for GPT-2. An unknown number becomes a name that Python does not know.
+    EOT, as in OLMo-core's configuration for GPT-2. If a number is unknown, an undefined name takes its place, so Python refuses the code.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size

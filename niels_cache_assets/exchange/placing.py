@@ -99,11 +99,11 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
 
 
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
-    """Move `older` from the folder into stage/OLD, last name first, then `names` from stage/NEW into the folder; then delete the old files.
+    """Move the files `older` from the folder into stage/OLD, last name first, and the files `names` from stage/NEW into the folder.
 
-    Raises OSError for errors of the disk; then all is as before. SIGINT and SIGTERM are handled after the exchange. A process that is
-    killed meanwhile leaves some of the old files or some of the new ones in the folder, never both. The old ones are in stage/OLD, and the
-    new ones are `left_behind`.
+    Then delete the old files. Raises OSError for errors of the disk; then all is as before. SIGINT and SIGTERM are handled after the
+    exchange. If the process is killed meanwhile, some of the old files or some of the new files are in the folder, never both. The missing
+    old files are in stage/OLD. `left_behind` returns the names of the new files in the folder.
     """
     moved: list[str] = []
     placed: list[str] = []

@@ -86,7 +86,7 @@ class MegatronCoreCache(IndexCache):
         return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
-        """Open an index as `IndexCache.open` does, and record the data set for the name of the blend."""
+        """Open an index as `IndexCache.open` does. Also record the identifiers of the data set: the name of the blend is made from them."""
         arrays = super().open(kind, parameters, build)
         if kind == "gpt":
             self._members.append(self._identifiers(kind, parameters))

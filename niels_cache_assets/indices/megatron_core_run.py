@@ -118,7 +118,7 @@ def _blends_of(run: CoreRun, part: int) -> list[Blend]:
 def check_data(plans: Sequence[BlendPlan]) -> None:
     """Raise NielsCacheError, before anything is built, if a data set cannot be opened or has no token for its part.
 
-    For an empty part megatron-core 0.16.1 counts epochs without end.
+    If a part is empty, megatron-core 0.16.1 counts epochs in an endless loop.
     """
     lengths: dict[str | Path, NDArray[np.int32]] = {}
     for plan in plans:

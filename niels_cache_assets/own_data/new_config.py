@@ -240,7 +240,10 @@ def _name(wanted: str, taken: set[str]) -> str:
 
 
 def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = None) -> str:
-    """Return the path for the file. Raises NielsCacheError if it does not exist, or if it should be a folder and is not, or the reverse."""
+    """Return the path for the file.
+
+    Raises NielsCacheError if it does not exist, is a file although a folder is needed, or is a folder although a file is needed.
+    """
     if "://" not in path:
         found = Path(path).expanduser()
         if not found.exists():

@@ -209,7 +209,7 @@ def _whole_json(path: str) -> Any:
 
 
 def _is_roam_export(path: str) -> bool:
-    """Return whether a file is a list of pages with titles, and a page has blocks. Other lists may have titles, but no blocks."""
+    """Return whether a file is a list of pages with titles, and at least one page has blocks. Other lists have no blocks."""
     pages = _whole_json(path)
     return is_export(pages) and any(isinstance(page.get("children"), list) for page in pages)
 
@@ -286,7 +286,7 @@ def files_in(folder: str) -> list[str]:
 
 
 def kind_of(path: str) -> str | None:
-    """Return `source` of a table for such a file, by its name, or None."""
+    """Return the value of `source` for a file with this name, or None if the name is not known."""
     stem = path.lower()
     for compression in COMPRESSIONS:
         stem = stem.removesuffix(compression)

@@ -45,7 +45,10 @@ class Text(KeepsDamaged, FileSource):
                 context.report.dropped["empty"] += 1  # a file without a line or paragraph
 
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
-        """Yield (row, text, text with marks or None) from `position` on. Lines and paragraphs take constant memory."""
+        """Yield (row, text, text with marks or None), starting at `position`.
+
+        Marks are characters that stand for replaced bytes. Lines and paragraphs take constant memory.
+        """
         limit = self.max_document_bytes
         if self.sample_by == "document":
             if not position.row:

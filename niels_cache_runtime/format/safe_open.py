@@ -77,7 +77,7 @@ def open_regular(path: str | Path) -> int:
 def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
     """Read all bytes of a regular file.
 
-    Raises OSError as `os.open`, NielsCacheError for another kind of file, or one with more than `most_bytes`.
+    Raises OSError in the same cases as `os.open`. Raises NielsCacheError if it is not a regular file, or has more than `most_bytes`.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)

@@ -97,10 +97,11 @@ def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDAr
 
 
 def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
-    """Return a mask (B, 1, T, T) bool from `document_ids` (B, T), integers, on their device; [b, 0, q, k]: whether input q may attend to k.
+    """Return a bool mask (B, 1, T, T). Element [b, 0, q, k] says whether input q may attend to input k.
 
-    It is `attn_mask` of `scaled_dot_product_attention`: the same document, and with `causal` nothing later. Takes B * T * T bytes. For a
-    large T use `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
+    `document_ids` (B, T) are integers, and the mask is on their device. Pass it as `attn_mask` to `scaled_dot_product_attention`. An input
+    attends only to its own document, and with `causal` to nothing later. The mask takes B * T * T bytes. For a large T use
+    `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
     """
     _check_two_dimensional(document_ids)
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]

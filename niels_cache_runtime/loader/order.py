@@ -119,7 +119,8 @@ class Order:
 def _tight_rectangle(n: int) -> tuple[int, int]:
     """Return sides a >= b near sqrt(n), with a * b >= n, as close to n as a few tries find.
 
-    They are near sqrt(n) because a side of one value would leave only rotations, and a side above 2**32 would exceed its 32 random bits.
+    The sides are near sqrt(n) for two reasons. If a side had length 1, only rotations would be possible. If a side were above 2**32, its 32
+    random bits would not be enough.
     """
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))

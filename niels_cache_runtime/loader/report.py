@@ -15,11 +15,12 @@ from niels_cache_runtime.loader.source import Source
 
 @dataclass(frozen=True, kw_only=True)
 class SourceShare:
-    """One source in a planned run. samples: rows. tokens: inputs that are not padding (for packed rows, by their average).
+    """One source in a planned run.
 
+    samples: the number of rows. tokens: the number of inputs that are not padding; for packed rows it is computed from their average.
     configured: the requested share, over the plan's schedule, as a fraction of tokens (or examples). actual: the resulting share.
-    epochs: how often its samples are read by the end of the plan, earlier steps of the run included. repetitions: how often the
-    most-read sample is read again.
+    epochs: how often its samples are read by the end of the plan, earlier steps of the run included. repetitions: how many more times the
+    most-read sample is read, after the first time.
     """
 
     name: str

@@ -110,7 +110,10 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
-    """Raise NielsCacheError for B as a float, the usual result of dividing a global batch by the ranks, with the right value."""
+    """Raise NielsCacheError if B is a float. The message has the right value.
+
+    A float B usually comes from dividing a global batch by the ranks.
+    """
     if not isinstance(B, float) or not 1 <= B < 1 << 31:
         return
     if B.is_integer():

@@ -65,10 +65,11 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
-    """Return a state. settings: those of the samples, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in
-    order.
+    """Return a state.
 
-    `names` keeps the order separately: a blend prefers its first source among equals, and JSON may be saved with sorted keys.
+    settings: the settings that decide the samples, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in order.
+    `names` keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: a blend prefers the first of
+    several equal sources.
     """
     return {
         "format": FORMAT,

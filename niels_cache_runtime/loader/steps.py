@@ -1,8 +1,8 @@
 """The global samples of each step of a run, for every rank, even if the batch size has changed.
 
-Step s of global batch size G = B * world_size takes G consecutive samples, and rank r the r-th B of them: the same global set for
-every (rank, world_size) of equal G. The position is counted in samples, so it stays valid when B or world_size change. A pass
-(`epochs` of the sources) may end within a step: its last batch is then smaller, or dropped.
+The global batch size is G = B * world_size. Step s takes G consecutive samples, and rank r takes the r-th block of B samples. So with an
+equal G, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change.
+A pass (`epochs` of the sources) may end within a step: its last batch is then smaller, or dropped.
 """
 
 from collections.abc import Callable

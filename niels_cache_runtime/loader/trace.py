@@ -17,9 +17,14 @@ from niels_cache_runtime.loader.source import Source
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOrigin:
-    """The origin of one token. file, offset: its tokens file and position there, in tokens. document: ordinal in its split; None for
-    padding, and for a bare folder without documents. document_offset: in tokens from the document's start. dataset: the source's name;
-    folder: its split. epoch, number: of the sample in its source. sample: of the run. token: its id.
+    """The origin of one token.
+
+    dataset: the name of its source. folder: the folder of its split.
+    file, offset: the file of tokens that holds it, and its position in that file, in tokens.
+    document: the number of its document in the split; None for padding, and for a bare folder without documents.
+    document_offset: its position in tokens from the start of the document.
+    epoch, number: the epoch and the number of the sample within its source.
+    sample: the number of the sample within the run. token: the id of the token.
     """
 
     dataset: str

@@ -143,7 +143,7 @@ class PretrainWindows:
         return rows
 
     def _copy_pieces(self, row: NDArray[np.uint16], start: int, shard: int) -> None:
-        """Fill a row from a shard, from that place in the stream on, and from the shards after it."""
+        """Fill a row with the tokens from `start` in the stream. Read them from this shard, and then from the next shards."""
         done, offset = 0, start - int(self._stream_starts[shard])
         while done < len(row):
             piece = self._shards[shard][offset : offset + len(row) - done]

@@ -70,8 +70,8 @@ def build_blending_indices(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
 
-    advance: the function for the steps, see `advance_lanes`; by default the compiled one of `kernels` for a large blend, if numba is
-    installed. Raises NielsCacheError for a weight that is not above 0.
+    advance: the function for the steps, see `advance_lanes`. The default for a large blend is the compiled function of `kernels`, if numba
+    is installed. Raises NielsCacheError for a weight that is not above 0.
     """
     return _build(_checked(weights), size, advance=advance, allocate=allocate, progress=progress)
 

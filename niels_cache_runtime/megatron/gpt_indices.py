@@ -119,9 +119,10 @@ def split_bounds(split: str) -> list[tuple[float, float]]:
 def plan_epochs(
     tokens_per_epoch: int, *, num_samples: int | None, sequence_length: int, add_extra_token: bool = True, drop_last: bool = True
 ) -> EpochPlan:
-    """Return as many epochs as `num_samples` need (one for None and for 0), and the samples that they give: num_samples or more.
+    """Return the number of epochs that `num_samples` need, and the number of samples in these epochs: num_samples or more.
 
-    drop_last: leave out the rest after whole samples. Raises NielsCacheError if there is no token to read.
+    For None and for 0 it is one epoch. drop_last: leave out the rest after whole samples.
+    Raises NielsCacheError if there is no token to read.
     """
     sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
@@ -245,12 +246,11 @@ def build_sample_index(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
-    """Return (samples + 1, 2): the place in `document_index` and the offset in that document, tokens, where each sample begins; the last
-    row is the end of the last sample.
+    """Return an array of shape (samples + 1, 2). Row i says where sample i begins; the last row is the end of the last sample.
 
-    Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order (L: sequence_length, a: 1 with the extra token), and
-    row i + 1 has the document of the last of them. An empty document appears only in row 0. If the tokens end before the last
-    sample does, the last row is the last document's end minus a.
+    A row holds a place in `document_index` and an offset in that document, in tokens. Sample i reads tokens i * L to i * L + L + a - 1 of
+    the documents in their order (L: sequence_length, a: 1 with the extra token). Row i + 1 has the document of the last token of sample i.
+    An empty document appears only in row 0. If the tokens end before the last sample does, the last row is the last document's end minus a.
     place: the function for each block of documents, see `place_samples`; by default the compiled one of `kernels` if it is faster and numba
     is installed.
     """

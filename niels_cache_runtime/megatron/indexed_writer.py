@@ -90,7 +90,10 @@ class IndexedWriter:
     def add_document(
         self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
     ) -> None:
-        """Add a whole document: one sequence, or one for each of `lengths`, in tokens, which must add up."""
+        """Add a whole document. It is one sequence, or one sequence for each number in `lengths`.
+
+        `lengths` counts tokens, and its sum must be the length of the document.
+        """
         lengths = [len(tokens)] if lengths is None else lengths
         if sum(lengths) != len(tokens):
             raise NielsCacheError(f"{self._output.prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")

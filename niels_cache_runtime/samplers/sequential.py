@@ -62,21 +62,22 @@ class DatasetLoader:
         type), or of both; read in the order of their names, shards in the order of their numbers. Other files are ignored, among them
         `.npy` files of other types and shapes, hidden files, and the doc_ends and idx files of a cache. A meta.json in the parent
         folder is checked against shards.
-    device: the device of batches. For CUDA, uint16 tokens cross as such from pinned memory and are widened there.
+    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory to the device, which widens them.
     verify: "size" compares the shards' sizes with meta.json, "sha256" reads them and compares their content.
 
     File f of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one
     list. Rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
-    files. An epoch ends with the last whole group. Per epoch every token is an input exactly once, except less than a chunk and one
-    token at the end of each file and less than a group at the end of the list.
+    files. An epoch ends with the last whole group. In each epoch, every token is an input exactly once, with two exceptions. At the end of
+    each file, at most a chunk of tokens is left out. At the end of the list, less than a group of chunks is left out.
 
-    Naive pointer arithmetic differs: a rank's position starts at process_rank * batch * seq_len in each file, advances by
-    num_processes times that, and moves to the next file if the next step does not fit. This skips the last chunks of every file
-    that do not fill a group, the same ones in every epoch. If a rank tests only its own position, ranks also change files at
-    different steps and drift apart. With one file, or files of whole groups, both read the same.
+    A simple loader with one pointer per rank reads in another way. A rank's position starts at process_rank * batch * seq_len in each
+    file, advances by num_processes * batch * seq_len, and moves to the next file if the next step does not fit. This skips the last
+    chunks of every file that do not fill a group, the same ones in every epoch. If a rank tests only its own position, ranks also change
+    files at different steps and drift apart. With one file, or files of whole groups, both loaders read the same.
 
     `chunks` counts those of all ranks per epoch, `steps_per_epoch` the batches of one rank, `epoch` the completed epochs, and
-    `files` maps names to lengths in tokens. Picklable: a copy opens the files again, at the same position, and refuses others.
+    `files` maps names to lengths in tokens. A DatasetLoader can be pickled. A copy opens the files again, at the same position. It refuses
+    a folder that now holds another build.
 
     Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks,
     if a shard is of odd length or not that of meta.json, or if a `.npy` file is damaged.

@@ -2,12 +2,13 @@
 
     root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
-A cache whose meta.json another program wrote is unverifiable: a note, a result and a number in the summary, not a finding. The verifier
-reads every file once, several at a time. With `quick` it reads none, and compares names and sizes only. A broken file of any kind is a
-finding, never an exception. The verifier repairs and writes nothing. It follows no link, except one in place of a whole data set.
+If another program wrote the meta.json of a cache, the cache is unverifiable. It is reported as a note, as a result, and in a number of the
+summary, but not as a finding. The verifier reads every file once, several at a time. With `quick` it reads none, and compares names and
+sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no link, except
+one in place of a whole data set.
 
-It does not detect changed files whose hashes were all computed again, that of meta.json included. That needs a record elsewhere
-(`niels-cache verify --against-dagster`).
+If somebody changes files and computes all hashes again, including that of meta.json, the verifier does not detect it. That needs a record
+elsewhere (`niels-cache verify --against-dagster`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

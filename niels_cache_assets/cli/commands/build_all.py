@@ -131,7 +131,7 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
 
 
 def _require_writable(root: Path) -> None:
-    """Raise NielsCacheError before any source is read, once for all data sets."""
+    """Raise NielsCacheError if the cache directory is not writable. Runs once for all data sets, before any source is read."""
     require_utf8(root.absolute(), "choose another --cache-dir")
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -139,7 +139,8 @@ def _of_pretrain(
 def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
     """Return whether the settings should have prevented the overlap.
 
-    Near duplicates count only with decontaminate = "near", which compares exactly. The bands of dedup miss some at any threshold.
+    The settings prevent near duplicates only with decontaminate = "near", because that setting compares exactly. The bands of dedup miss
+    some near duplicates at any threshold.
     """
     kept_out_exact = source.decontaminate != "off" or "dedup" in source.prepare
     return bool((overlap.exact and kept_out_exact) or (overlap.near and source.decontaminate == "near"))

@@ -44,7 +44,7 @@ def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Return a Markdown code block that no run of backticks in the text can end."""
+    """Return a Markdown code block. Its fence is longer than any run of backticks in the text, so the text cannot close the block."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

@@ -32,7 +32,7 @@ _CHECK_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
-    """Serve the UI on a bound socket until an exception (of a signal) ends it. Call `ready` when it answers.
+    """Serve the UI on a bound socket until an exception ends it, for example that of a signal. Call `ready` when the UI answers.
 
     Read-only: the UI cannot change anything, and no daemon is started. Otherwise there can be only one UI for each Dagster home. Raises
     NielsCacheError if another UI runs, the home cannot be used, the guard does not fit the web server, or a service ends by itself. Raises

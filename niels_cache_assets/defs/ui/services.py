@@ -76,7 +76,8 @@ class Services:
     def _on_the_instance(self) -> list[str]:
         """Return the option that passes the instance with its current settings, if dagster.yaml has no entry for telemetry.
 
-        Otherwise return nothing: every user of the machine can see a command line, and dagster.yaml may hold a database password.
+        Otherwise return nothing. The option would show the settings on the command line, which every user of the machine can see, and
+        dagster.yaml may hold a database password.
         """
         if self._instance.is_ephemeral:
             return []
@@ -85,7 +86,7 @@ class Services:
         return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
 
     def check(self) -> None:
-        """Raise NielsCacheError if one of them has ended."""
+        """Raise NielsCacheError if one of the services has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); see its messages above")

@@ -41,8 +41,10 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationMeasures:
-    """Counts of the counted examples. `turns`: messages of user and assistant per example. `target_shares`: examples by the share of their
-    tokens that are targets, in SHARE_BINS bins from 0 to 1.
+    """Counts over the examples that were read.
+
+    `turns`: examples by the number of messages of user and assistant. `target_shares`: examples by the share of their tokens that are
+    targets, in SHARE_BINS bins from 0 to 1.
     """
 
     turns: Counter[int]

@@ -154,7 +154,7 @@ def _is_end_matter(title: str) -> bool:
 def _without_extensions(text: str, raw: list[str]) -> str:
     """Remove comments and extension tags.
 
-    Content that shows goes to `raw`; its index between two characters that no page holds takes its place.
+    Visible content goes to `raw`. In the text it is replaced by its index in `raw`, between two characters that no page contains.
     """
     lowered = text.lower()
     lowered = lowered if len(lowered) == len(text) else text  # a few letters grow; then only lower-case closing tags are found

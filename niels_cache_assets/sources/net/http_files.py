@@ -46,8 +46,9 @@ class HttpFiles(AbstractFileSystem):
         return False
 
     def info(self, path: str, **settings: Any) -> dict[str, Any]:
-        """Return size and version. Two answers must agree on them: one alone may be wrong, and all reads are checked against it.
+        """Return size and version. Two answers must agree on them.
 
+        All reads are checked against these values, and a single answer may be wrong.
         Raises FileNotFoundError, or NielsCacheError if access is refused.
         """
         answers = [_probed(path)]

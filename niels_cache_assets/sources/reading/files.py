@@ -176,8 +176,9 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path. `skip` names folders not to enter.
 
     Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed wherever they lead, since people keep parts
-    of their notes elsewhere. Each real folder is entered once, so loops end. The target of a link has the link's name: a cache records only
-    paths below `path`. So if other users can write to the folder, their links decide which files are read.
+    of their notes elsewhere. Each real folder is entered once, so loops end. A linked file is returned under the path of the link, not of
+    its target, because a cache records only paths below `path`. So if other users can write to the folder, their links decide which files
+    are read.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")

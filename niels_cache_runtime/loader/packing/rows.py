@@ -141,9 +141,9 @@ class PackedExamples:
         self.tokens = int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
-        """Return rows `numbers` (n,), each from 0 to samples-1, as they are in `epoch`, always with boundaries and targets.
+        """Return the rows `numbers` (n,) of this epoch. Each number is from 0 to samples-1.
 
-        Raises NielsCacheError for another number or epoch.
+        The result always has boundaries and targets. Raises NielsCacheError if a number or the epoch is out of range.
         """
         segments = self._segments(numbers, epoch)
         rows = self._gather(segments)
