@@ -4,12 +4,10 @@ A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the
 `renameat2(RENAME_EXCHANGE)`. Elsewhere the old directory is first renamed, and for a moment a reader finds no directory.
 niels_cache_runtime.format.commit has the lock and the exchange.
 
-A build with a journal leaves its staging directory to the next one. `locked` implements `--wait`; `artifacts/materialize.py` then checks
-again whether a build is still needed.
+A build with a journal leaves its staging directory to the next one.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from rich.filesize import decimal as file_size
 
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory, read_journal, real_path
 from niels_cache_assets.disk.space import bytes_below, naming, refusal
+from niels_cache_assets.disk.waiting import wait_until_free
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
@@ -36,8 +35,6 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
-
-_WAIT_SECONDS = 0.2
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
@@ -109,7 +106,7 @@ def locked(
     def wait_for(writer: Writer) -> None:
         nonlocal waited
         waited = True
-        _wait_until_free(target, writer, log)
+        wait_until_free(target, writer, log)
 
     with ExitStack() as held:
         try:
@@ -120,17 +117,6 @@ def locked(
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, target)}; {_state_of(target)}: {target}") from error
         yield waited
-
-
-def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
-    """Wait until no process builds `target`. `writer`: its current builder. Each builder is logged once."""
-    told: Writer | None = None
-    while writer is not None:
-        if writer != told:
-            log(f"waiting for the other build of {target}: {writer}")
-            told = writer
-        time.sleep(_WAIT_SECONDS)
-        writer = writer_of(target)
 
 
 @contextmanager
