@@ -94,6 +94,10 @@ Never by itself: it stays when data sets come and go, and `status` lists the dat
 Before the first training, `build-all` checks all data sets: paths, columns and their types, forms of conversations, names on the hub.
 It reports all problems at once.
 
+## How do I limit the tokens of a data set?
+
+Set `train_tokens` and `val_tokens` in its table: the stream ends when both budgets are used.
+
 ## How are documents split into train and val?
 
 The first rule that applies decides:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build/pages"
 AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 BUILD = ["build", "--clean", "--strict"]
+NOT_SEARCHED = ("CHANGELOG.md", "docs/log.md")  # long, and about everything: they would come first for most words
 COPIED = {".md", ".png", ".svg"}
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")  # an address on the web has a colon
@@ -31,7 +32,8 @@ def copy_pages(target: Path, repository: str | None) -> None:
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             if source.suffix == ".md":
-                copy.write_text(for_the_site(source.read_text(encoding="utf-8"), name, repository), encoding="utf-8")
+                head = "---\nsearch:\n  exclude: true\n---\n\n" if name in NOT_SEARCHED else ""
+                copy.write_text(head + for_the_site(source.read_text(encoding="utf-8"), name, repository), encoding="utf-8")
             else:
                 shutil.copyfile(source, copy)
 
