@@ -116,7 +116,7 @@ def deviations(sources: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def resume() -> Figure:
-    """One run straight through, and one that is stopped twice and resumes with other ranks and batch sizes."""
+    """One run straight through, and one that is stopped twice and resumes with different numbers of ranks and batch sizes."""
     n, T = 32, 4
     figure, (panel,) = figure_of(11, 4.5)
     bare(panel, x=(-5.2, n + 0.1), y=(-6.7, 0.45))

@@ -197,7 +197,7 @@ class PretrainSource(Source):
     prepare: tuple[PrepareStep, ...] = Field(
         (), strict=False, description="'clean', 'dedup' or both: done before tokenization, to all of the source: token budgets count later"
     )
-    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with other values for this data set")
+    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with different values for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
         "off", description="Keep documents out of train that equal, or nearly equal, a val document"
     )

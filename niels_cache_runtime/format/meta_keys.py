@@ -100,7 +100,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("words", "a whole number", ("corpus",), "Words of the kept documents"),
     MetaKey("cut", "a table of whole numbers", ("pretrain",), "Documents that a token budget cut: 0 or 1 in `train` and `val`"),
     MetaKey("cut_document", "a table", ("pretrain",), "The ordinal of that document in the split, or null"),
-    MetaKey("dropped", "a table of whole numbers", _DATASETS, "Documents that were left out, counted by reason"),
+    MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
     MetaKey("facts", "a table", _DATASETS, "Other facts from the source, such as trees that both splits share"),
     # Tokenizer
