@@ -43,7 +43,7 @@ class _State:
 
 
 class _Encoded(NamedTuple):
-    """The conversations of a chunk that are kept, with one uint16 array each, and the counts of those that were dropped, by reason."""
+    """The conversations of a chunk that are kept, with one uint16 array each, and for each reason, the number of dropped ones."""
 
     conversations: list[Conversation]
     arrays: list[np.ndarray]

@@ -93,7 +93,7 @@ class LoaderSettings:
         return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
 
     def of_samples(self) -> dict[str, Any]:
-        """Return the settings that decide the content of every sample: a run cannot resume with other values."""
+        """Return the settings that decide the content of every sample: a run cannot resume with different values."""
         return {name: getattr(self, name) for name in _OF_SAMPLES}
 
     def of_constructor(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """`index/gpt`: the indices of a blend in Megatron-LM's order, one partition for each [blend.NAME]. Without such a table it does not exist.
 
-A partition depends on the train shards of its members. It becomes stale when one of these is rebuilt with other tokens. If nothing changed,
-materializing it again is a cache hit, because the directory of an index is named after the hash of everything that decides it. Dagster has
-one code version for all partitions of an asset. So changed settings of one blend show all blends as unsynced; unchanged ones are hits.
+A partition depends on the train shards of its members. It becomes stale when one of these is rebuilt with different tokens. If nothing
+changed, materializing it again is a cache hit, because the directory of an index is named after the hash of everything that decides it.
+Dagster has one code version for all partitions of an asset. So changed settings of one blend show all blends as unsynced; unchanged ones
+are hits.
 """
 
 import dagster as dg
