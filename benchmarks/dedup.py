@@ -31,6 +31,7 @@ import datasketch
 import numpy as np
 import rensa
 import torch
+
 from dedup_pairs import (
     book_windows,
     bulk_texts,
@@ -42,7 +43,6 @@ from dedup_pairs import (
     qualities,
     quality,
 )
-
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.dedup.canonical import canonical_text

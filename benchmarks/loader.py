@@ -34,7 +34,6 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from peers.compare import PeersMissing, compare
 
 from niels_cache_runtime import PretrainTokenStreamDataset
 from niels_cache_runtime.cache.mmap import map_example_starts
@@ -52,6 +51,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import write_meta
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.packing.plan import place_examples, shape_rows
+from peers.compare import PeersMissing, compare
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[[], object]

@@ -29,7 +29,6 @@ import numpy as np
 import tokenizers
 import torch
 from numpy.typing import NDArray
-from peers.compare import PEERS, PeersMissing, race, tokenize_seconds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from build import base_texts, repeated
@@ -37,6 +36,7 @@ from niels_cache_assets.build_cache import Resume, build_pretrain_cache
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime import TokenLoader
+from peers.compare import PEERS, PeersMissing, race, tokenize_seconds
 
 B, T = 32, 1024
 EOT = "<|endoftext|>"
