@@ -682,6 +682,7 @@ def test_on_paper_nothing_is_folded_and_no_column_is_cut(project: SmallProject, 
             assert cells.count() > 20
             assert (cells.evaluate_all(hidden) > 0) is is_folded
             page.emulate_media(media="print")
+            page.evaluate("() => new Promise(requestAnimationFrame)")  # what content-visibility hides changes with the next frame
             assert cells.evaluate_all(hidden) == 0
             assert page.locator(shown).evaluate_all(beyond) == []
             page.emulate_media(media="screen")
