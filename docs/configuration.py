@@ -76,7 +76,7 @@ Keys of your file override its keys.
 
 Choose one with `profile = "default"` at the top of the file, with `NIELS_CACHE_PROFILE` or with `--profile`.
 Your table then replaces keys of the profile's table of the same name, unless it names another `source`.
-The quickstart profile reads `niels_cache.toml` only if the variable or the option names it.
+With the quickstart profile, `niels_cache.toml` is read only if `NIELS_CACHE_CONFIG` or `--config` names this file.
 
 Without a file, `build-all` and Dagster take the default profile and print a line about it.
 `status` and `list` report that there is no file, and show what is built.
@@ -89,7 +89,9 @@ The data set is then not built and not checked, and it has no partition.
 
 ## When is the tokenizer trained again?
 
-Never by itself: it stays when data sets come and go, and `status` lists the data sets of its sample.
+Never by itself.
+The tokenizer stays the same when you add or remove data sets.
+`status` lists the data sets that it was trained on.
 `niels-cache build-all --only tokenizer --force` trains it again, and then every cache is built again.
 Before the first training, `build-all` checks all data sets: paths, columns and their types, forms of conversations, names on the hub.
 It reports all problems at once.
