@@ -4,7 +4,7 @@
     trainer = L.Trainer(callbacks=[tokens], ...)
     trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
 
-Lightning reads one batch more than it trains on from a loader without a length. So the loader's own position is one batch ahead when a
+If a loader has no length, Lightning reads one batch more from it than it trains on. So the loader's own position is one batch ahead when a
 checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
 them. It puts the loader there whenever Lightning begins an epoch or continues in the middle of one. The state is the loader's. Its
 position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.

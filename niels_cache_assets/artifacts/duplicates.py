@@ -214,7 +214,8 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
 
 @contextmanager
 def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[], None]]:
-    """Check that these corpora stay the same while the block reads them. If one was replaced, that is the error, whatever else failed.
+    """Check that these corpora stay the same while the block reads them. If a corpus was replaced, this error is raised in place of any
+    other error of the block.
 
     Yields a function that makes the same check before a result is used.
     """

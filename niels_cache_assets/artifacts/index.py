@@ -1,7 +1,7 @@
 """The indices of a blend, in Megatron-LM's order. The directory of each is named after the hash of everything that decides it.
 
 The runtime's index cache locks, stages and commits each index (niels_cache_runtime/megatron/index_cache.py), with the same code as other
-artifacts (format/commit.py). Only after all indices are open is it known whether one was missing.
+artifacts (format/commit.py). Whether an index was missing is known only after all indices are open.
 """
 
 from __future__ import annotations

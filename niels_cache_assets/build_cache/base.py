@@ -63,7 +63,7 @@ OnProgress = Callable[[Progress], None]
 class CacheBuild(ABC):
     """A build with checked settings, which are those of a public builder. Artifacts and the public builders write caches with it.
 
-    items: texts or conversations. out_dir: for messages.
+    items: texts or conversations. out_dir: the folder to build; messages name it.
     """
 
     family: ClassVar[Family]

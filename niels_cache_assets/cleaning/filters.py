@@ -79,7 +79,7 @@ class Facts:
         return self._language is not None
 
     def language(self, characters: int) -> tuple[str | None, float]:
-        """Return (code or None, share) of the first `characters` characters. All filters use the same number."""
+        """Return (code or None, share) of the first `characters` characters. All filters pass the same `characters`."""
         if self._language is None:
             self._language = identify_language(self.text[:characters])
         return self._language

@@ -62,5 +62,5 @@ def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
 
 
 def val_may_come_late(source: PretrainSource) -> bool:
-    """Whether train may begin before the last document of val; by budgets val comes first."""
+    """Whether a document of val may come after the first document of train. With token budgets it may not: val comes first."""
     return source.has_own_splits or source.seeded_val_frac is not None

@@ -93,7 +93,11 @@ class ArrayRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One corpus. `splits`: (documents,) int8, see prepared. `order`: (documents,) uint32, its ordinals, val first, then input order."""
+    """One corpus.
+
+    `splits`: (documents,) int8, see prepared. `order`: (documents,) uint32, the ordinals of its documents: first all of val, then the
+    others, each group in input order.
+    """
 
     name: str
     directory: Path

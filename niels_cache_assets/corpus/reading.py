@@ -27,7 +27,8 @@ def open_prepared(
     build: BuildSettings | None = None,
     minus_duplicates: bool = True,
 ) -> PreparedCorpus:
-    """Return the prepared data set that the configuration asks for. `source` and `build`: its table and [build] for one run.
+    """Return the prepared data set that the configuration asks for. `source`: the table of the data set. `build`: the table [build]. Both
+    as they are for this run.
 
     Raises NielsCacheError if its corpus or (with "dedup") its drop list is missing or out of date. The message says what to materialize.
     """

@@ -1,5 +1,5 @@
-"""The unconverted documents of a source in chunks of 256 or about a megabyte, independent of its batches, each with its position in the
-stream.
+"""The unconverted documents of a source, in chunks of 256 documents or about a megabyte. The chunks do not depend on the source's batches.
+Each chunk has its position in the stream.
 
 Chunks are made before the earlier ones are finished, so each has its own position. A stream that is resumed there gives the same chunks as
 a pass from the beginning. Memory: a chunk, and a small object for each one in flight.
@@ -41,5 +41,5 @@ class SourceChunks:
             yield Chunk(position.items - len(chunk), chunk)
 
     def next_reached(self) -> Reached:
-        """Return the position after the chunk that follows the last one for which this was called."""
+        """Each call moves on by one chunk, and returns the position after that chunk."""
         return self._under_way.popleft()

@@ -121,7 +121,10 @@ class CorpusWriter:
         return True
 
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put everything on the disk after a finished file of documents. Return the state to resume from, and bytes of unfinished files."""
+        """Put everything on the disk after a finished file of documents.
+
+        Return the state to resume from, and how many bytes each unfinished file has.
+        """
         sizes = Sizes()
         for part in self._growing:
             part.checkpoint(sizes)
@@ -162,7 +165,10 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
 
 
 def document_hash(row: DocumentRow) -> bytes:
-    """Return the sha256 of one row: every field as UTF-8 after its length. Null differs from the empty string."""
+    """Return the sha256 of one row.
+
+    For every field, its length is hashed first, and then its UTF-8 bytes. Null differs from the empty string.
+    """
     digest = hashlib.sha256()
     for value in row:
         data = b"" if value is None else str(value).encode()

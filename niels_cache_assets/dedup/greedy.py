@@ -184,7 +184,10 @@ def _drop_verified(
 
 
 def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the documents that are in a bucket of a band and represent themselves. Set the first document of each bucket of digests."""
+    """Return the documents that are in some bucket of a band, and are the first with their digest.
+
+    Set the first document of each bucket of digests.
+    """
     found = [np.empty(0, dtype=np.uint32)]
     for start, block in _blocks(files):
         ordinals = np.arange(start, start + block.shape[1], dtype=np.uint32)

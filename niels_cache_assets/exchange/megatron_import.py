@@ -210,7 +210,7 @@ class _SplitWriter:
 
 
 def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield starts and ends in tokens, and the number of sequences, of documents, block by block."""
+    """Yield, block by block, for the documents in it: their starts and ends in tokens, and their numbers of sequences."""
     if indexed is None:
         return
     indices, itemsize = indexed.document_indices, indexed.dtype.itemsize

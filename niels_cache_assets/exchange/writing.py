@@ -84,7 +84,7 @@ class ExportPlan:
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
-        """Return `older` without the files of a killed export; empty if only a list of files is left."""
+        """Return `older` without the files that a killed export left. Return an empty result if nothing but a list of files remains."""
         behind = left_behind(self.folder, self.stage)
         names = [name for name in self.older() if name not in behind]
         return names if set(names) - self._lists else []

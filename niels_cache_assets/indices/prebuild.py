@@ -1,6 +1,6 @@
 """Builder of the indices of a blend, ahead of training: of a table [blend.NAME], or of a file for Megatron-LM's --data-args-path.
 
-They are in the cache root, for the runtime's data sets, or in the folder of megatron-core (`BlendPlan.core`).
+Indices for the runtime's data sets are written to the cache root. Those for megatron-core (`BlendPlan.core`) are written to its own folder.
 
 `niels_cache_runtime.megatron.prebuild_blend` decides what is built. For a long blend the steps are compiled if numba is installed; the
 arrays are the same. A long blend is built in a child process. numpy's shuffle of a large array cannot be interrupted, but a child process

@@ -98,7 +98,11 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
 
 
 def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
-    """Return the places by kind: a pattern if all its files are of one kind, else the files. Files without a row fit any kind."""
+    """Return the places, grouped by kind.
+
+    If all files of a pattern are of one kind, the place is the pattern; otherwise its files are listed one by one. Files without a row fit
+    any kind.
+    """
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)

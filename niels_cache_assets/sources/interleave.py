@@ -24,7 +24,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Interleave(PretrainSource):
-    """Documents of the members, drawn with the given weights until one member ends (or all).
+    """Documents of the members, drawn with the given weights. The source ends when the first member ends or, if you set so, when all
+    members have ended.
 
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
     for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the

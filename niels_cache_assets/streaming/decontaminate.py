@@ -72,7 +72,7 @@ class TrainGuard:
 
     @property
     def val_is_known(self) -> bool:
-        """Whether a document of train has come: no document is added to val after that."""
+        """Whether val is complete. Once the first document of train has come, no document is added to val."""
         return self._index.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
@@ -89,8 +89,8 @@ class TrainGuard:
         """Return the batch to write: its val is indexed, and its train has no copies of val. Call it on one thread, with batches in stream
         order.
 
-        `is_val`: bool (documents,), True for val. Raises NielsCacheError for a document of val that is not indexed and comes after one of
-        train.
+        `is_val`: bool (documents,), True for val. Raises NielsCacheError if a val document comes after a train document and is not in the
+        index yet.
         """
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()

@@ -77,9 +77,10 @@ class HeldOut:
         self._open.close()
 
     def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find the documents that one member keeps for val, unless they are known. Call it for all members before you sort any of them.
+        """Find the documents that one member keeps for val, unless they are known. Call it for all members before you call `sort` for any
+        of them.
 
-        `documents` opens the member's stream at `revision`. Each document has the split that it has before tokenization.
+        `documents` opens the member's stream at `revision`. Each document of the stream has its split, as it is before tokenization.
         """
         if name in self._keys:
             return

@@ -1,8 +1,8 @@
 """The table of every key in our meta.json files: the kinds of folders that have it, the form of its value, and its meaning.
 
-docs/meta.md is made from it, and a test compares it with built caches. `check_form` checks values by it once, when a folder is opened:
-a meta.json that was edited and hashed again passes `read_meta`. Which keys are needed is decided by their readers. `verify` checks
-whether values agree with each other and with the files.
+docs/meta.md is made from it, and a test compares it with built caches. `check_form` compares the values with this table once, when a folder
+is opened. This is needed because `read_meta` accepts a meta.json that was edited and hashed again. Which keys are needed is decided by
+their readers. `verify` checks whether values agree with each other and with the files.
 """
 
 from collections.abc import Callable

@@ -5,10 +5,10 @@
     document_ids --document_mask, flex_block_mask--> attention inside documents only
 
 No token is read: boundaries come from the offsets that a cache stores, not from a scan for EOT. The arrays are numpy's, made on the CPU
-beside the batch. The masks are torch's, made on the device of the ids. Cost at 64 rows of 2048 tokens and documents of some 600 tokens,
-if the batch itself takes 100 us: 70 us for ids and positions, and about as much or a little more to find the boundaries in 700,000
-doc_ends. `flex_block_mask` grows with the square of the number of blocks, `document_mask` with the square of the number of tokens. The
-sources choose the tokens.
+beside the batch. The masks are torch's, made on the device of the ids. Cost at 64 rows of 2048 tokens, with documents of about 600 tokens:
+70 us for ids and positions, and about the same or a little more to find the boundaries in 700,000 doc_ends. These figures are for a machine
+on which the batch itself takes 100 us. `flex_block_mask` grows with the square of the number of blocks, `document_mask` with the square of
+the number of tokens. Which tokens are in a batch is decided by the sources, not here.
 """
 
 from typing import TYPE_CHECKING

@@ -209,7 +209,8 @@ class TokenLoader(IterableDataset[Batch]):
         return count
 
     def begin_pass(self) -> bool:
-        """Move to the start of the next pass if this one has no batch left, as iterating to its end does. Return whether it moved.
+        """If this pass has no batch left, move to the start of the next pass. Iterating to the end of a pass has the same effect. Return
+        whether it moved.
 
         Raises NielsCacheError with on_exhausted="raise".
         """

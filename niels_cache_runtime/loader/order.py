@@ -77,7 +77,10 @@ class Order:
         return reached.view(np.int64)
 
     def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64], *, forwards: bool) -> NDArray[np.uint64]:
-        """Apply the Feistel network, in uint64 that wraps around, or its inverse: a permutation of all numbers of the rectangle."""
+        """Apply the Feistel network or its inverse: a permutation of all numbers of the rectangle.
+
+        The arithmetic is in uint64 and wraps around.
+        """
         halves = np.divmod(numbers, self._sides[1])
         mixed = np.empty_like(numbers)
         spare = np.empty_like(numbers)

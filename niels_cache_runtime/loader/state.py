@@ -179,7 +179,7 @@ def check_order(state: State, names: Sequence[str]) -> None:
 
 
 def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
-    """Raise NielsCacheError unless `mixture` takes the samples before the state's position as `saved` does."""
+    """Raise NielsCacheError unless `mixture` and `saved` take the same samples up to the state's position."""
     samples = int(state["samples"])
     if _before(mixture, samples) != _before(saved, samples):
         raise NielsCacheError(

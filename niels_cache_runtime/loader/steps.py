@@ -116,8 +116,8 @@ class Steps:
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
     def find(self, position: Position, step: int, *, rank: int) -> tuple[int, int]:
-        """Return first and last + 1 of the samples that `rank` takes at `step`, before or after `position`, with the batch size of that
-        step.
+        """Return the first sample and the last + 1 that `rank` takes at `step`, and the batch size of that step. `step` may be before or
+        after `position`.
 
         Raises NielsCacheError for a step before 0, after the end of this pass, or a rank that did not exist then.
         """

@@ -162,7 +162,10 @@ def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], 
 def _choose_of_many(
     weights: Floats, flat: Floats, lanes: int
 ) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """Return the same as `_choose_of_few`, for counts (lanes, D), flattened: the search for the largest of a contiguous row is fast."""
+    """Return the same as `_choose_of_few`, for flattened counts (lanes, D).
+
+    Each row is contiguous, so the search for its largest value is fast.
+    """
     counts = flat.reshape(lanes, len(weights))
     errors, chosen = np.empty(counts.shape), np.empty(lanes, dtype=np.int64)
 

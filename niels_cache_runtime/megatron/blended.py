@@ -159,9 +159,9 @@ def open_blend(
     """Return one part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
 
     prefixes: of .bin and .idx, or folders of a split of a cache.
-    weights: the blend takes `num_samples` by them, and a few more: each data set's share is rounded up. Without weights, data sets are
-    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is not a blend. For num_samples=0
-    (Megatron-LM's --eval-iters 0) a blend is empty; one prefix without weights gives its one epoch, as for None.
+    weights: they divide `num_samples` among the data sets. Each share is rounded up, so the blend takes a few samples more. Without
+    weights, data sets are read once and blended by their numbers of samples, num_samples at most. One prefix without weights is not a
+    blend. For num_samples=0 (Megatron-LM's --eval-iters 0) a blend is empty; one prefix without weights gives its one epoch, as for None.
     settings: of every `MegatronGPTDataset`.
 
     Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set without

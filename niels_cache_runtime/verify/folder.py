@@ -207,7 +207,7 @@ class VerifiedFolder:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """Return `look`, which does nothing more once an exception has stopped the part."""
+        """Return `look` in a wrapper. After an exception has stopped the part, calls of the wrapper do nothing."""
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:

@@ -182,7 +182,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 
 def _sha256(meta: Meta) -> str | None:
-    """Return the hash of the content, or None for a report. The hash of its corpus is in it."""
+    """Return the hash of the content, or None for a report. The meta.json of a report has the hash of its corpus."""
     from niels_cache_assets.show.contents import content_hash
 
     return content_hash(meta) if "files" in meta else None
@@ -243,7 +243,10 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
 
 
 def _program() -> str:
-    """Return the program to type here: `make cache` runs the console script of an environment that is not active."""
+    """Return the name or path of the program that the user must type.
+
+    `make cache` runs the console script of an environment that is not active, so the plain name may not be found.
+    """
     if shutil.which(PROGRAM):
         return PROGRAM
     return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"

@@ -113,7 +113,7 @@ def version_of(observation: dg.AssetObservation) -> str:
 def last_observation(
     instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
 ) -> dg.AssetObservation | None:
-    """Return the last observation of upstream (`before` the event of this number), or None if there is none."""
+    """Return the last observation of upstream, or None. With `before`, an event number: the last one before that event."""
     key = UPSTREAM_KEYS[registry.family_of(name)]
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
     records = instance.fetch_observations(wanted, limit=1).records

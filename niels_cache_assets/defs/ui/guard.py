@@ -155,7 +155,10 @@ def _room(scope: Scope) -> str:
 
 
 def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Return whether someone followed a link to a page of the UI. The page opens on its own, and the page with the link cannot read it."""
+    """Return whether someone followed a link to a page of the UI.
+
+    The page of the UI then opens on its own: the page that has the link cannot read it.
+    """
     goes_to = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
     return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _room(scope) not in _NOT_PAGES
 

@@ -55,7 +55,9 @@ class SplitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One folder of the cache, which may not be built yet. meta: its meta.json, empty if it is missing or unreadable. uses: of an index."""
+    """One folder of the cache, which may not be built yet. meta: its meta.json, empty if it is missing or unreadable. uses: for an index,
+    its uses by blends.
+    """
 
     state: CacheState
     meta: Meta

@@ -150,7 +150,7 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """Return a text with marks as bytes, for interfaces that take only bytes. CARRIED_MARKS finds the marks again."""
+    """Return, as bytes, a text that contains marks, for interfaces that take only bytes. CARRIED_MARKS finds the marks again."""
     return text.encode(errors="surrogatepass")
 
 
@@ -254,7 +254,10 @@ def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
 
 
 class DamagedRow(dict[str, Any]):
-    """A row with replaced bytes. `size`: their number. `marked`: the same row with characters in their place that `mark` matches."""
+    """A row with replaced bytes.
+
+    `size`: their number. `marked`: the same row; in place of the replaced bytes it has characters that `mark` matches.
+    """
 
     def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)

@@ -68,7 +68,10 @@ def batched(
 
 
 def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield a hundred rows, or the rows with the first few megabytes of text: all are held in memory. Values are the last item of a row."""
+    """Yield the first hundred rows, or fewer if their text exceeds a few megabytes, because all of them are held in memory.
+
+    The last item of a row holds the values.
+    """
     characters = 0
     for row in islice(stream, PEEK_ROWS):
         yield row
@@ -80,7 +83,7 @@ def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
 def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
     """Yield enough rows to refuse a data set for a field that none of them has: ten thousand, or the rows with tens of megabytes of text.
 
-    The caller stops at the first row that has the field. Values are the last item of a row.
+    The caller stops at the first row that has the field. The last item of a row holds the values.
     """
     characters = 0
     for row in islice(stream, PROOF_ROWS):
