@@ -82,8 +82,8 @@ class PackedExamples:
     loss_on: the targets: "assistant", the assistant's messages, each with the EOT that closes it; "last_assistant", only the
         last such span with a target in the kept part; "all", every token. Never the first token of an example, never padding.
     overflow: what to keep of an example that is longer than T+1 tokens: "truncate_right" keeps the first T+1, "truncate_left" the last T+1
-    (the most recent turns), "drop" nothing. Assistant spans are found before an example is cut. eot_id, asst_id: taken from the data set's
-    meta.json when None; asst_id is not used for "all". Padding is EOT.
+        (the most recent turns), "drop" nothing. Assistant spans are found before an example is cut.
+    eot_id, asst_id: taken from the data set's meta.json when None; asst_id is not used for "all". Padding is EOT.
     verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
 
     Examples without a target in the kept part are in no row; `report()` has their number, and one warning reports it. Rows have the same
