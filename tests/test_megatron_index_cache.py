@@ -117,7 +117,7 @@ def test_an_index_whose_header_cannot_be_read_is_built_again_and_never_put_in_pl
     assert cache.open("test", {}, lambda allocate: fill(allocate, value=8))["numbers"].tolist() == [8] * 4
     assert [path.name for path in (tmp_path / "index").iterdir() if path.is_dir()] == [cache.directory("test", {}).name]
 
-    with pytest.raises(NielsCacheError, match="cannot be read"):
+    with pytest.raises(NielsCacheError, match="index cannot be"):
         cache.open("test", {"spoiled": True}, lambda allocate: spoil(tmp_path / "index", allocate))
     assert not cache.directory("test", {"spoiled": True}).exists()
 

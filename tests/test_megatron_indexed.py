@@ -141,7 +141,7 @@ def test_nothing_is_replaced_without_force_and_a_failed_write_leaves_nothing(tmp
         writer.add_document([1, 2])
         raise RuntimeError
     assert both(tmp_path / "out") == before
-    with pytest.raises(NielsCacheError, match="into uint16"), IndexedWriter(tmp_path / "other") as writer:
+    with pytest.raises(NielsCacheError, match="fit into uint16"), IndexedWriter(tmp_path / "other") as writer:
         writer.add_document([70_000])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out.bin", "out.idx"]
 

@@ -328,7 +328,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(tmp_path: Path
     with pytest.raises(NielsCacheError, match=message):
         loader.load_state_dict({**state, **change})
     assert loader.state_dict() == state
-    with pytest.raises(NielsCacheError, match="DatasetLoader"):
+    with pytest.raises(NielsCacheError, match="one of DatasetLoader"):
         loader.load_state_dict(3)  # type: ignore[arg-type]
 
 
