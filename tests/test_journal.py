@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from niels_cache_assets.documents import Conversation, Document, Message, Source
 from niels_cache_assets.sources import chat_jsonl as chat
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.types import Mark
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -291,15 +292,15 @@ def share(*, counted: list[int] | None = None) -> ValShare:
 @pytest.mark.parametrize("taken", [1, BATCH, BATCH + 1, 999, 1_000])
 def test_a_feed_goes_on_from_its_mark_with_the_counts_of_an_undisturbed_one(taken: int) -> None:
     feed = Feed(batches, StreamContext(seed=0), share=share())
-    documents = [*feed.open()]
+    documents = [*chain.from_iterable(feed.open())]
     counts = (dict(feed.report.dropped), dict(feed.report.facts), feed.mark)
-    stream = iter(feed.open())
+    stream = chain.from_iterable(feed.open())
     assert [next(stream) for _ in range(taken)] == documents[:taken]
     mark = feed.mark
     assert (mark.items if mark else 0) == (taken - 1) // BATCH * BATCH
     rest = Feed(batches, StreamContext(seed=0), share=share())
     rest.count(1_000)
-    assert [*rest.open(mark)] == documents[mark.items if mark else 0 :]
+    assert [*chain.from_iterable(rest.open(mark))] == documents[mark.items if mark else 0 :]
     assert (dict(rest.report.dropped), dict(rest.report.facts), rest.mark) == counts
 
 
@@ -315,6 +316,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record after every chunk, and small chunks."""
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
+    monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
 
 
 @pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "pycld2", "numba"])

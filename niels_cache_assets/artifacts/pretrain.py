@@ -10,11 +10,12 @@ from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.corpus.cache_identity import val_may_come_late
 from niels_cache_assets.disk.space import Need, pretrain_need
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
+from niels_cache_runtime.format.layout import SPLITS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,9 @@ class Pretrain(Dataset):
 
         def val_documents() -> Iterator[Document]:
             context.log("reading val, to keep its documents out of train")
-            for document in feed.read_unreported():  # only the second pass counts dropped documents
-                if document.split == "val":
-                    yield document
+            for batch in feed.read_unreported():  # only the second pass counts dropped documents
+                documents = DocumentBatch.of(batch)
+                yield from documents[documents.split == SPLITS.index("val")]
 
         return PretrainBuild(
             items=feed,
@@ -64,7 +65,7 @@ class Pretrain(Dataset):
             progress=progress,
         )
 
-    def _feed(self, context: StreamContext) -> Feed[Document]:
+    def _feed(self, context: StreamContext) -> Feed[Documents]:
         """Return the documents of the corpus, whose splits are known, or those of the source."""
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)

@@ -6,28 +6,29 @@ again, which takes little time.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
-from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, TrainGuard, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_documents
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.intake import as_documents, require_whole_numbers
+from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.shuffle import shuffled
-from niels_cache_assets.streaming.splits import BudgetSplitter
+from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -201,7 +202,7 @@ class PretrainBuild(CacheBuild):
             }
         return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
-    def _encode(self, documents: Iterator[Document], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+    def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
         return encode_documents(
             documents,
             self.view,
@@ -219,74 +220,71 @@ class PretrainBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
         seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
+        tokens = sum(writer.tokens(split) for split in SPLITS)
 
         def share(position: Position) -> float | None:
             if self.feed.expected:
                 return seen / self.feed.expected
             return position.share if splitter.share is None else splitter.share
 
-        def record(position: Position, *, ended: Counts | None = None) -> None:
-            assert journal is not None
-            on_disk, sizes = writer.checkpoint()
-            now = _State(
-                reached=Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share),
+        def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
+            """Return a function that makes the state at this position of the writer's state, once the writer has come there."""
+            reached = Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
+            return partial(
+                _State,
+                reached=reached,
                 documents=seen,
                 expected=self.feed.expected,
-                remaining=splitter.remaining,
+                remaining=dict(splitter.remaining),
                 dropped=dict(dropped),
-                writer=on_disk,
                 ended=ended,
-            )
-            journal.record(
-                asdict(now),
-                finished=writer.files,
-                files=sizes,
-                sums=sizes.sums,
-                bytes_written=writer.bytes,
-                share=share(position),
-                documents=seen,
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self._encode(as_documents(self.val_texts), Feed.of((), SourceReport()))) as given:
+            with closing(self._encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
         position = Position(0, None, Counter(), {}, None)
         if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
-            record(position)
+            _record(journal, writer, state_at(position), share(position))
         documents = self._documents(state, guard, resume)
         first = state.reached.items if state is not None else 0
-        with closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches:
+        with (
+            WriteBehind() as behind,
+            closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+        ):
             for batch in batches:
                 position = batch.position
                 if guard is not None:
                     batch = guard.admit(batch, is_val=splitter.val_mask(batch))
                 dropped.update(batch.dropped)
-                writer.write(splitter.place(batch))
+                parts = splitter.place(batch)
                 seen += len(batch.documents)
+                tokens += sum(len(part.tokens) for part in parts.values())
+                due = None if journal is None or splitter.met else partial(_record, journal, writer, state_at(position), share(position))
+                behind.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
                 if self.progress is not None:
-                    self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share(position)))
+                    self.progress(Progress(seen, tokens, share(position)))
                 if splitter.met:
                     source_dropped, facts = position.dropped, position.facts  # without documents that were read ahead
                     break
-                del batch  # frees a long text before the next is encoded
-                if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
-                    record(position)
+                del batch, parts, due  # frees a long text before the next is encoded
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
+            behind.finish()
         ended = Counts(dropped=dict(dropped + source_dropped), facts=facts)
         if journal is not None and journal.recorded:
-            record(position, ended=ended)  # the remaining steps take time, too
+            _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
         return ended
 
-    def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[Document]:
+    def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
         """Return the documents to encode. For a resumed build, also restore the guard."""
 
-        def stream(mark: Mark | None) -> Iterator[Document]:
+        def stream(mark: Mark | None) -> Iterator[DocumentBatch]:
             documents = as_documents(self.feed.open(mark), first=mark.items if mark else 0)
             return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
 
-        def show_val(documents: Iterator[Document]) -> None:
+        def show_val(documents: Iterator[DocumentBatch]) -> None:
             """Show the guard the documents up to the point where val was complete, with the same splits."""
             assert guard is not None
             splitter = self._new_splitter()
@@ -300,6 +298,27 @@ class PretrainBuild(CacheBuild):
         if state is None or resume is None:
             return stream(None)
         return take_up(stream, state.reached, log=resume.log, replay=show_val if guard is not None else None)
+
+
+def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journal | None, record: Callable[[], None] | None) -> None:
+    """Write the parts of a batch, and record the state after it if that is due."""
+    writer.write(parts)
+    if journal is not None and record is not None and journal.due(writer.bytes, finished=len(writer.files)):
+        record()
+
+
+def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _State], share: float | None) -> None:
+    on_disk, sizes = writer.checkpoint()
+    state = state_of(writer=on_disk)
+    journal.record(
+        asdict(state),
+        finished=writer.files,
+        files=sizes,
+        sums=sizes.sums,
+        bytes_written=writer.bytes,
+        share=share,
+        documents=state.documents,
+    )
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:

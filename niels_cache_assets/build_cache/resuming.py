@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ from niels_cache_assets.disk.made_of import MadeOf, recordable
 from niels_cache_assets.streaming.types import Mark
 from niels_cache_runtime.errors import NielsCacheError
 
-Item = TypeVar("Item")
+Batch = TypeVar("Batch", bound=Sized)
 
 # Libraries that decide the bytes. A cache must not come partly from one version and partly from another.
 _LIBRARIES = (
@@ -110,37 +110,55 @@ def fingerprint_of_journal(resume: Resume, identity: dict[str, Any]) -> JournalF
 
 
 def take_up(
-    stream: Callable[[Mark | None], Iterator[Item]],
+    stream: Callable[[Mark | None], Iterator[Batch]],
     reached: Reached,
     *,
     log: Callable[[str], None],
-    replay: Callable[[Iterator[Item]], None] | None = None,
-) -> Iterator[Item]:
+    replay: Callable[[Iterator[Batch]], None] | None = None,
+) -> Iterator[Batch]:
     """Return the items after those that the earlier build reached. `stream` opens the source at a mark, or at the beginning.
 
     `replay` is called with the items from the beginning up to that point. It may read only some of them. Raises NielsCacheError if the
     stream ends too early.
     """
     started = time.monotonic()
-    items = stream(None)
-    past = _first(items, reached.items)
+    batches = _Cut(stream(None))
+    past = batches.first(reached.items)
     if replay is not None:
         replay(past)
     if reached.mark is not None:
-        items = stream(reached.mark)
-        past = _first(items, reached.items - reached.mark.items)
+        batches = _Cut(stream(reached.mark))
+        past = batches.first(reached.items - reached.mark.items)
     for _ in past:
         pass
     log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
-    return items
+    return batches.rest()
 
 
-def _first(items: Iterator[Item], count: int) -> Iterator[Item]:
-    for _ in range(count):
-        try:
-            yield next(items)
-        except StopIteration:
-            raise NielsCacheError("the source is now shorter than the part that is already built; build again with --force") from None
+class _Cut(Generic[Batch]):
+    """A stream of batches that is cut after some items, maybe inside of a batch."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._left: list[Batch] = []  # the end of the batch that was cut
+
+    def first(self, count: int) -> Iterator[Batch]:
+        """Yield the first `count` items. Raises NielsCacheError if there are fewer."""
+        while count:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise NielsCacheError("the source is now shorter than the part that is already built; build again with --force")
+            taken = min(count, len(batch))
+            count -= taken
+            if taken < len(batch):
+                self._left, batch = [batch[taken:]], batch[:taken]  # type: ignore[index]
+            yield batch
+
+    def rest(self) -> Iterator[Batch]:
+        """Yield the other items."""
+        yield from self._left
+        self._left.clear()
+        yield from self._batches
 
 
 @cache

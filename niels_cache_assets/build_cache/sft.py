@@ -5,10 +5,11 @@ examples.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import conversation_problem
-from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, require_ids_fit
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, in_chunks, texts_with_special
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
@@ -43,10 +44,14 @@ class _State:
 
 
 class _Encoded(NamedTuple):
-    """The conversations of a chunk that are kept, with one uint16 array each, and for each reason, the number of dropped ones."""
+    """The conversations of a chunk that are kept, and for each reason, the number of dropped ones.
+
+    tokens: uint16, all conversations back to back. lengths: int64, tokens per conversation.
+    """
 
     conversations: list[Conversation]
-    arrays: list[np.ndarray]
+    tokens: np.ndarray
+    lengths: np.ndarray
     dropped: Counter[str]
     position: Position
 
@@ -162,7 +167,7 @@ class SftBuild(CacheBuild):
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
-                spool.write(batch.conversations, batch.arrays)
+                spool.write(batch.conversations, batch.tokens, batch.lengths)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
                     self.progress(Progress(spool.examples, spool.tokens, position.share))
@@ -176,56 +181,71 @@ class SftBuild(CacheBuild):
     def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
         """Return all conversations, encoded, or the rest of them if there is a state."""
 
-        def stream(mark: Mark | None) -> Iterator[Conversation]:
+        def stream(mark: Mark | None) -> Iterator[list[Conversation]]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
-        chunks = self.feed.positioned(in_chunks(conversations, _characters), first=first)
+        chunks = self.feed.positioned(in_chunks(conversations, _sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
         return map_in_order(self._encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 
     def _encode(self, task: tuple[list[Conversation], Position]) -> _Encoded:
         """Encode a chunk: for each message of a valid conversation its role's sentinel, its content, and EOT."""
         chunk, position = task
-        problems = [conversation_problem(conversation.messages) for conversation in chunk]
-        texts = (
-            message["content"]
-            for conversation, problem in zip(chunk, problems, strict=True)
-            if problem is None
-            for message in conversation.messages
+        problems = {number: problem for number, each in enumerate(chunk) if (problem := conversation_problem(each.messages)) is not None}
+        valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
+        turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
+        messages = [message for number in valid.tolist() for message in chunk[number].messages]
+        encoded = encode_texts([message["content"] for message in messages], self.view)
+        owner = np.repeat(valid, turns)  # of each message
+        for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
+            is_invalid = encoded.invalid is not None and encoded.invalid[message]
+            problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
+        self._require_sound(chunk, problems, first=position.items - len(chunk))
+        kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
+        stays = kept[owner]
+        lengths = encoded.lengths[stays]
+        ends = np.cumsum(lengths + 2)
+        starts = ends - lengths - 2
+        tokens = np.empty(int(ends[-1]) if len(ends) else 0, TOKEN_DTYPE)
+        content = np.ones(len(tokens), dtype=bool)
+        content[starts] = content[ends - 1] = False
+        tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
+        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
+        tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
+        last = np.cumsum(turns[kept[valid]]) - 1  # message of each conversation
+        return _Encoded(
+            conversations=[each for each, keep in zip(chunk, kept.tolist(), strict=True) if keep],
+            tokens=tokens,
+            lengths=np.diff(ends[last], prepend=0),
+            dropped=Counter(problems.values()),
+            position=position,
         )
-        encoded = iter(encode_texts(list(texts), self.view))
-        kept: list[Conversation] = []
-        arrays: list[np.ndarray] = []
-        dropped: Counter[str] = Counter()
-        first = position.items - len(chunk)
-        for number, (conversation, problem) in enumerate(zip(chunk, problems, strict=True), first):
-            if problem is not None:
-                if self.on_invalid == "raise":
-                    raise NielsCacheError(f"example {conversation.source_id or number}: {problem}; correct it, or pass on_invalid='drop'")
-                dropped[problem] += 1
-                continue
-            contents = [next(encoded) for _ in conversation.messages]
-            problem = next((content for content in contents if isinstance(content, str)), None)
-            pieces: list[np.ndarray] = []
-            for message, content in zip(conversation.messages, contents, strict=True):
-                if isinstance(content, str):
-                    break
-                require_ids_fit(content, self.view, "encoding")
-                if len(content) and has_special(content, self.view):
-                    problem = COLLISION
-                    break
-                pieces += [np.array([self.view.special_ids[ROLE_TO_KEY[message["role"]]]]), content, np.array([self.view.eot])]
-            if problem is None:
-                kept.append(conversation)
-                arrays.append(np.concatenate(pieces).astype(TOKEN_DTYPE))
-            elif problem == COLLISION and self.on_collision == "raise":
-                raise NielsCacheError(f"example {conversation.source_id or number}: a message contains a special token; remove it")
-            else:
-                dropped[problem] += 1
-        return _Encoded(kept, arrays, dropped, position)
+
+    def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
+        """Raise NielsCacheError for the first conversation whose problem is an error by the settings.
+
+        first: the number of the chunk's first conversation.
+        """
+        for index in sorted(problems):
+            example, problem = f"example {chunk[index].source_id or first + index}", problems[index]
+            if problem == COLLISION:
+                if self.on_collision == "raise":
+                    raise NielsCacheError(f"{example}: a message contains a special token; remove it")
+            elif problem != INVALID_UNICODE and self.on_invalid == "raise":
+                raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
+
+
+def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
+    """Return the mask of what is in one of two masks, bool (count,). None is an empty mask."""
+    masks = [mask for mask in (first, second) if mask is not None]
+    return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)
+
+
+def _sizes(conversations: list[Conversation]) -> np.ndarray:
+    return np.fromiter(map(_characters, conversations), np.int64, len(conversations))
 
 
 def _characters(conversation: Conversation) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from niels_cache_assets.build_cache.resuming import Reached, take_up
 from niels_cache_assets.corpus.chunks import Chunk
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import DocumentBatch, Documents
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.encode import in_chunks
+from niels_cache_assets.streaming.encode import document_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import Mark
 
@@ -23,22 +23,22 @@ class SourceChunks:
     """The chunks after `reached`, to iterate once. `context.report` is then the same as in a pass from the beginning."""
 
     def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
-        self._feed: Feed[Document] = Feed(source.unconverted, context)
+        self._feed: Feed[Documents] = Feed(source.unconverted, context)
         self._log, self._reached = context.log, reached
         self._under_way: deque[Reached] = deque()
 
     def __iter__(self) -> Iterator[Chunk]:
-        def opened(mark: Mark | None) -> Iterator[Document]:
-            return iter(self._feed.open(mark))
+        def opened(mark: Mark | None) -> Iterator[DocumentBatch]:
+            return map(DocumentBatch.of, self._feed.open(mark))
 
         documents, first = opened(None), 0
         if self._reached is not None:
             documents = take_up(opened, self._reached, log=self._log)
             first = self._reached.items
-        chunks = in_chunks(documents, lambda document: len(document.text))
+        chunks = document_chunks(documents)
         for chunk, position in self._feed.positioned(chunks, first=first):
             self._under_way.append(Reached(items=position.items, mark=position.mark, share=position.share))
-            yield Chunk(position.items - len(chunk), chunk)
+            yield Chunk(position.items - len(chunk), list(chunk))
 
     def next_reached(self) -> Reached:
         """Each call moves on by one chunk, and returns the position after that chunk."""

@@ -19,7 +19,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.rows import batched
@@ -193,7 +193,7 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
 class _TrainOfMember(PreparedMember):
     """A reader of train only. Without the tokenizer, a mixture cannot leave out the documents that a token budget gives to val."""
 
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+    def documents(self, context: StreamContext) -> Iterator[Documents]:
         return batched(_of_train(self.prepared))
 
 
@@ -208,11 +208,11 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     maximal length, but at most half of the text.
     """
     source = prepared.source
-    documents: Iterator[Document] = chain.from_iterable(prepared.documents())
+    batches = map(DocumentBatch.of, prepared.documents())
     if source.builder_shuffle:  # then val comes first
-        documents = shuffled(documents, buffer_size=source.builder_shuffle, seed=prepared.seed)
+        batches = shuffled(batches, buffer_size=source.builder_shuffle, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
-    for document in documents:
+    for document in chain.from_iterable(batches):
         if document.split == "train" or (document.split is None and reach <= 0):
             yield document
         elif document.split is None:

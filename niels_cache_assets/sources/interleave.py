@@ -160,10 +160,11 @@ class _Member:
         """Yield the documents with the split that the member's own build gives them before it tokenizes."""
         seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
         context = replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
-        stream = chain.from_iterable(self._source.documents(context))
+        batches = self._source.documents(context)
         if not self._source.seeded_val_frac:
-            return stream
+            return chain.from_iterable(batches)
         if self._unsplit is None:
             context.log(f"counting documents of {self._name}, to leave out its val documents")
             self._unsplit = self._source.count_unsplit(context)
-        return split_by_fraction(stream, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)
+        split = split_by_fraction(batches, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)
+        return chain.from_iterable(split)

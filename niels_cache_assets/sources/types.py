@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
-from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
+from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
 
@@ -241,15 +241,15 @@ class PretrainSource(Source):
             next(iter(unshuffled.unconverted(StreamContext(seed=0, siblings=siblings))), None)
 
     @abstractmethod
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+    def documents(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
 
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split, which val_frac needs before the first document. One pass, without a report."""
         unreported = replace(context, report=SourceReport(), start=None)
-        return sum(document.split is None for batch in self.documents(unreported) for document in batch)
+        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
 
-    def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
+    def unconverted(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`, in batches. `documents` applies both."""
         return self.documents(context)
 

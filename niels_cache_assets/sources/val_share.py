@@ -5,11 +5,13 @@ are split by `streaming.splits`.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, Documents
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS
 
 
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
@@ -38,13 +40,17 @@ class FractionSplitter:
         self._is_val = val_mask(count, val_frac=val_frac, seed=seed)
         self.position = position
 
-    def split(self, document: Document) -> Document:
-        if document.split is not None:
-            return document
-        position, self.position = self.position, self.position + 1
-        if position >= len(self._is_val):
-            return document  # `finish` raises an error with their number
-        return document._replace(split="val" if self._is_val[position] else "train")
+    def split(self, documents: Documents) -> DocumentBatch:
+        """Return the next documents of the stream, with their splits."""
+        batch = DocumentBatch.of(documents)
+        free = np.flatnonzero(batch.split == NO_SPLIT)
+        if not len(free):
+            return batch
+        is_val = self._is_val[self.position : self.position + len(free)]
+        self.position += len(free)
+        split = batch.split.copy()
+        split[free[: len(is_val)]] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))  # `finish` raises an error for the rest
+        return replace(batch, split=split)
 
     def finish(self) -> None:
         """Check the count after the last document. Raises NielsCacheError if it was not `count`."""
@@ -54,9 +60,9 @@ class FractionSplitter:
             )
 
 
-def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
+def split_by_fraction(batches: Iterable[Documents], *, count: int, val_frac: float, seed: int) -> Iterator[DocumentBatch]:
     """Yield the documents, each with its split; see FractionSplitter."""
     splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
-    for document in documents:
-        yield splitter.split(document)
+    for batch in batches:
+        yield splitter.split(batch)
     splitter.finish()

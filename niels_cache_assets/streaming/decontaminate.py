@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.streaming.encode import describe_item
+from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.val_index import ValIndex
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Decontaminate = Literal["off", "exact", "near"]
 
 CODE_VERSION = "1"  # raise it by hand when other documents are dropped for the same input
+VAL = SPLITS.index("val")
 REASONS = {"exact": "in_val", "near": "near_val"}
 
 
@@ -77,13 +79,13 @@ class TrainGuard:
 
     def read_val(self, batch: EncodedDocuments) -> None:
         """Index documents of val before the build: its stream may bring them too late. Only encoded documents are in val."""
-        self._index.add_new([document.text for document in batch.documents])
+        self._index.add_new(batch.documents.text.tolist())
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
         """Return the batch without copies of val; unchanged if val is not complete, or a budget may add to it. Any thread may call it."""
         if not (self._index.sealed and self._val_is_full()):
             return batch
-        return self._screened(batch, is_val=np.array([document.split == "val" for document in batch.documents], dtype=bool))
+        return self._screened(batch, is_val=batch.documents.split == VAL)
 
     def admit(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
         """Return the batch to write: its val is indexed, and its train has no copies of val. Call it on one thread, with batches in stream
@@ -95,11 +97,12 @@ class TrainGuard:
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()
         if val:
-            new = [val[index] for index in self._index.add_new([batch.documents[position].text for position in val])]
+            new = [val[index] for index in self._index.add_new(batch.documents.text[val].tolist())]
             late = next((position for position in new if self._index.sealed or position > train_begins), None)
             if late is not None:
+                (document,) = batch.documents[late : late + 1]
                 raise NielsCacheError(
-                    f"{describe_item(batch.documents[late], late)}: belongs to val, and comes after a document of train that was not"
+                    f"{describe_item(document, late)}: belongs to val, and comes after a document of train that was not"
                     " compared with it; decontaminate needs val first: put val first, or give its documents as val_texts, too"
                 )
         if train_begins == len(is_val):
@@ -109,7 +112,7 @@ class TrainGuard:
 
     def _screened(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
         candidates = np.flatnonzero(~is_val).tolist()
-        matches = self._index.find([batch.documents[position].text for position in candidates])
+        matches = self._index.find(batch.documents.text[candidates].tolist())
         kept = np.ones(len(batch.documents), dtype=bool)
         dropped = batch.dropped.copy()
         for position, match in zip(candidates, matches, strict=True):

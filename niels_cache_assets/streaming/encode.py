@@ -7,13 +7,14 @@ documents are long (in_flight.py). The output of the tokenizer is checked: a tex
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
+from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,8 +31,7 @@ EMPTY = "empty"
 _CHUNK_ITEMS = 256
 _CHUNK_CHARACTERS = 1_000_000
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+Batch = TypeVar("Batch", bound=Sized)
 
 
 def normalize_newlines(text: str) -> str:
@@ -39,22 +39,39 @@ def normalize_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def in_chunks(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Group a stream into lists of up to 256 items or about a million characters."""
-    chunk: list[Item] = []
-    characters = 0
-    for item in items:
-        chunk.append(item)
-        characters += size_of(item)
-        if len(chunk) == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
+def in_chunks(
+    batches: Iterable[Batch], sizes_of: Callable[[Batch], np.ndarray], joined: Callable[[Sequence[Batch]], Batch]
+) -> Iterator[Batch]:
+    """Divide a stream anew, into chunks of up to 256 items or about a million characters. They do not depend on the batches.
+
+    sizes_of: returns the characters of each item of a batch, (n,) int64. joined: returns one batch with the items of several.
+    """
+    parts: list[Batch] = []
+    count = characters = 0
+    for batch in batches:
+        ends = np.cumsum(sizes_of(batch))
+        start = before = 0
+        while start < len(batch):
+            full = int(np.searchsorted(ends, before + _CHUNK_CHARACTERS - characters, side="left")) + 1
+            stop = min(full, start + _CHUNK_ITEMS - count, len(batch))
+            parts.append(batch if stop - start == len(batch) else batch[start:stop])  # type: ignore[index]
+            count, characters = count + stop - start, characters + int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+            if count == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
+                yield joined(parts)
+                parts, count, characters = [], 0, 0
+        del batch  # so that a long text is not kept in memory while the next batch is read
+    if parts:
+        yield joined(parts)
+
+
+def document_chunks(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
+    """Return `in_chunks` of a stream of documents."""
+    return in_chunks(batches, lambda batch: batch.characters, DocumentBatch.joined)
 
 
 def encode_documents(
-    documents: Iterable[Document],
+    documents: Iterable[DocumentBatch],
     tokenizer: BuildTokenizer,
     feed: Feed[Any],
     *,
@@ -70,73 +87,75 @@ def encode_documents(
     thread that encoded it. Raises NielsCacheError on a collision if `raise_on_collision` is set.
     """
 
-    def encode(task: tuple[list[Document], Position]) -> EncodedDocuments:
+    def encode(task: tuple[DocumentBatch, Position]) -> EncodedDocuments:
         encoded = _encode_chunk(*task, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
-    chunks = feed.positioned(in_chunks(documents, lambda document: len(document.text)), first=first)
-    return map_in_order(encode, chunks, threads=threads, size_of=lambda task: sum(len(document.text) for document in task[0]))
+    chunks = feed.positioned(document_chunks(documents), first=first)
+    return map_in_order(encode, chunks, threads=threads, size_of=lambda task: int(task[0].characters.sum()))
 
 
-def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
-    """Return the ids of each text as an int64 or int32 array, or the reason why it has no ids."""
-    normal = [normalize_newlines(text) for text in texts]
-    problems = [INVALID_UNICODE if has_lone_surrogate(text) else None for text in normal]
-    encoded = iter(tokenizer.encode_texts([text for text, problem in zip(normal, problems, strict=True) if problem is None]))
-    return [np.asarray(next(encoded)) if problem is None else problem for problem in problems]
+class EncodedTexts(NamedTuple):
+    """The ids of texts, back to back. lengths: (n,) int64, ids per text. invalid: bool (n,), the texts without ids because they are not
+    valid Unicode; None if there are none.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    invalid: np.ndarray | None
 
 
-def has_special(ids: np.ndarray, tokenizer: BuildTokenizer) -> bool:
-    """Return whether any of `ids` is a special id."""
-    forbidden = tokenizer.forbidden_ids
-    return bool(np.any(_forbidden(ids, forbidden)))
+def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedTexts:
+    """Return the ids of the texts, after the conversion of their newlines."""
+    if any("\r" in text for text in texts):
+        texts = [normalize_newlines(text) for text in texts]
+    invalid = None
+    if not "".join(texts).isascii():
+        invalid = np.fromiter(map(has_lone_surrogate, texts), bool, len(texts))
+        if invalid.any():
+            lengths = np.zeros(len(texts), np.int64)
+            ids, lengths[~invalid] = tokenizer.encode_flat([text for text, broken in zip(texts, invalid, strict=True) if not broken])
+            return EncodedTexts(ids, lengths, invalid)
+    return EncodedTexts(*tokenizer.encode_flat(texts), None)
 
 
-def require_ids_fit(ids: np.ndarray, tokenizer: BuildTokenizer, where: str) -> None:
-    """Raise NielsCacheError for ids outside the vocabulary, so that the tokens of an inconsistent tokenizer are not written."""
+def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.ndarray | None:
+    """Return the mask of the texts with a special id, bool (n,), or None if there are none. Raises NielsCacheError for ids outside of the
+    vocabulary, so that the tokens of an inconsistent tokenizer are not written.
+    """
+    ids = encoded.ids
     if len(ids) and (int(ids.max()) >= tokenizer.vocab_size or int(ids.min()) < 0):
-        raise NielsCacheError(f"{where}: the tokenizer gave an id outside its vocab_size {tokenizer.vocab_size}; correct vocab_size")
-
-
-def describe_item(item: Any, position: int) -> str:
-    """Return the origin of an item for messages: file and row if it has them, else its position in this chunk."""
-    if item.file:
-        return f"{item.file} row {item.row}"
-    return f"document {item.source_id or position}"
+        raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {tokenizer.vocab_size}; correct vocab_size")
+    special = _forbidden(ids, tokenizer.forbidden_ids)
+    if not special.any():
+        return None
+    found = np.zeros(len(encoded.lengths), dtype=bool)
+    found[np.searchsorted(np.cumsum(encoded.lengths), np.flatnonzero(special), side="right")] = True
+    return found
 
 
 def _encode_chunk(
-    chunk: list[Document], position: Position, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+    documents: DocumentBatch, position: Position, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
 ) -> EncodedDocuments:
-    dropped: Counter[str] = Counter()
-    encoded = encode_texts([document.text for document in chunk], tokenizer)
-    arrays = [ids for ids in encoded if not isinstance(ids, str)]
-    documents = chunk
-    if len(arrays) < len(chunk):
-        dropped.update(reason for reason in encoded if isinstance(reason, str))
-        documents = [document for document, ids in zip(chunk, encoded, strict=True) if not isinstance(ids, str)]
-    tokens = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-    require_ids_fit(tokens, tokenizer, "encoding")
-    if _forbidden(tokens, tokenizer.forbidden_ids).any():
-        clean = [not has_special(ids, tokenizer) for ids in arrays]
-        if raise_on_collision:
-            first = clean.index(False)
-            raise NielsCacheError(f"{describe_item(documents[first], first)}: the text contains a special token; remove it")
-        dropped[COLLISION] += clean.count(False)
-        documents = [document for document, keep in zip(documents, clean, strict=True) if keep]
-        arrays = [ids for ids, keep in zip(arrays, clean, strict=True) if keep]
-        tokens = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    if not append_eot and not lengths.all():
-        dropped[EMPTY] += int((lengths == 0).sum())
-        documents = [document for document, length in zip(documents, lengths.tolist(), strict=True) if length]
-        lengths = lengths[lengths > 0]
-    tokens = tokens.astype(TOKEN_DTYPE)
+    encoded = encode_texts(documents.text.tolist(), tokenizer)
+    special = texts_with_special(encoded, tokenizer)
+    if special is not None and raise_on_collision:
+        first = int(special.argmax())
+        (document,) = documents[first : first + 1]
+        raise NielsCacheError(f"{describe_item(document, first)}: the text contains a special token; remove it")
+    ids, lengths, dropped = encoded.ids, encoded.lengths, Counter[str]()
+    empty = None if append_eot or lengths.all() else lengths == 0
+    keep = np.ones(len(documents), dtype=bool)
+    for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
+        if found is not None and (count := int(np.count_nonzero(found & keep))):
+            dropped[reason] += count
+            keep &= ~found
+    if not keep.all():
+        documents, ids, lengths = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep]
+    tokens = ids.astype(TOKEN_DTYPE)
     if append_eot:
-        tokens = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)) if len(lengths) else tokens
-        lengths = lengths + 1
-    characters = np.fromiter((len(document.text) for document in documents), np.int64, len(documents))
-    return EncodedDocuments(documents, tokens, lengths, characters, dropped, position)
+        tokens, lengths = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)), lengths + 1
+    return EncodedDocuments(documents, tokens, lengths, dropped, position)
 
 
 def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:

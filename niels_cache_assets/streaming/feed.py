@@ -1,4 +1,4 @@
-"""The items of a source in order, with everything that is needed to resume the stream in the middle.
+"""The batches of a source in order, with everything that is needed to resume the stream in the middle.
 
 Between batches, a source reports its position (SourceReport.place). A Feed stores the latest position, with the number of items before it
 and the counts until then: a Mark. The rest of the stream can be opened from a Mark. A source that reports no position has no marks; its
@@ -8,17 +8,18 @@ Therefore each chunk has its own Position. Cost: one small object per batch. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
+from niels_cache_assets.streaming.intake import in_lists
 from niels_cache_assets.streaming.types import Mark, Position
 
-Item = TypeVar("Item")
-Batch = TypeVar("Batch", bound=list[Any])
+Chunk = TypeVar("Chunk", bound=Sized)
+Batch = TypeVar("Batch", bound=Sized)  # a list of documents or conversations, or a DocumentBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,12 @@ class ValShare:
     count: Callable[[], int]
 
 
-class Feed(Generic[Item]):
-    """The items of a source. `open` may be called again; `report` and `mark` belong to the stream that was opened last."""
+class Feed(Generic[Batch]):
+    """The items of a source, in batches. `open` may be called again; `report` and `mark` belong to the stream that was opened last."""
 
     def __init__(
         self,
-        batches: Callable[[StreamContext], Iterable[list[Item]]],
+        batches: Callable[[StreamContext], Iterable[Batch]],
         context: StreamContext,
         *,
         share: ValShare | None = None,
@@ -49,8 +50,8 @@ class Feed(Generic[Item]):
         self._share_read: float | None = None  # share of the source in the batches before
 
     @classmethod
-    def of(cls, items: Iterable[Item], report: SourceReport) -> Feed[Item]:
-        """Return a feed of any iterable, without marks. The caller fills `report`."""
+    def of(cls, items: Iterable[Any], report: SourceReport) -> Feed[list[Any]]:
+        """Return a feed of any iterable of items, without marks. The caller fills `report`."""
         return _Plain(items, report)
 
     def count(self, known: int | None = None) -> bool:
@@ -63,8 +64,8 @@ class Feed(Generic[Item]):
         self.expected = self._share.count() if known is None else known
         return known is None
 
-    def open(self, mark: Mark | None = None) -> Iterable[Item]:
-        """Yield the items from a mark of an earlier stream on, or all of them."""
+    def open(self, mark: Mark | None = None) -> Iterator[Batch]:
+        """Yield the batches from a mark of an earlier stream on, or all of them."""
         context = replace(self._context, start=mark.place if mark else None)
         self.report.place, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
@@ -73,8 +74,10 @@ class Feed(Generic[Item]):
         self.report.hints.clear()
         items, splitter = (mark.items, self._splitter(mark.unsplit)) if mark else (0, self._splitter(0))
         for batch in self._batches(context):
-            yield from map(splitter.split, batch) if splitter else batch  # type: ignore[arg-type]
-            items += len(batch)
+            count = len(batch)
+            yield splitter.split(batch) if splitter else batch
+            del batch  # so that a long text is not kept in memory while the next batch is read
+            items += count
             self._share_read = self.report.share
             if self.report.place is not None:
                 self.mark = Mark(
@@ -87,12 +90,12 @@ class Feed(Generic[Item]):
         if splitter:
             splitter.finish()
 
-    def read_unreported(self) -> Iterable[Item]:
-        """Return all items in a pass that does not change `report` and `mark`."""
+    def read_unreported(self) -> Iterator[Batch]:
+        """Return all batches in a pass that does not change `report` and `mark`."""
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
-    def positioned(self, chunks: Iterable[Batch], *, first: int = 0) -> Iterator[tuple[Batch, Position]]:
+    def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, Position]]:
         """Yield each chunk of the opened stream with its position. `first`: the number of items before all chunks."""
         items = first
         for chunk in chunks:
@@ -108,10 +111,10 @@ class Feed(Generic[Item]):
         return FractionSplitter(count=self.expected, val_frac=self._share.val_frac, seed=self._share.seed, position=position)
 
 
-class _Plain(Feed[Item]):
-    def __init__(self, items: Iterable[Item], report: SourceReport) -> None:
+class _Plain(Feed[list[Any]]):
+    def __init__(self, items: Iterable[Any], report: SourceReport) -> None:
         super().__init__(lambda context: iter(()), StreamContext(seed=0, report=report))
         self._items = items
 
-    def open(self, mark: Mark | None = None) -> Iterable[Item]:
-        return self._items
+    def open(self, mark: Mark | None = None) -> Iterator[list[Any]]:
+        return in_lists(self._items)

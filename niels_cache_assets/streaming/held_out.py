@@ -31,9 +31,9 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.decontaminate import REASONS
-from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate, in_chunks
+from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.intake import as_documents
+from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, view_tokenizer
@@ -123,7 +123,7 @@ class HeldOut:
             for document in documents:
                 yield document, MEMBER_VAL if kept_for_val(document) else None
             return
-        for chunk in in_chunks(documents, lambda document: len(document.text)):
+        for chunk in in_lists(documents):
             reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
             for index in self._indexes:
                 asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
@@ -173,7 +173,7 @@ class HeldOut:
         """Yield the documents that fill the budget of val, as build_pretrain_cache takes them. No more are read."""
         member, view = self._registry.pretrain[name], view_tokenizer(self._needed_tokenizer(name))
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=member.val_tokens or 0, eot=view.eot)
-        stream = as_documents(documents)
+        stream = as_documents(in_lists(documents))
         if member.builder_shuffle:
             stream = shuffled(stream, buffer_size=member.builder_shuffle, seed=self.seed)
         encoded = encode_documents(
@@ -186,8 +186,8 @@ class HeldOut:
         )
         with closing(encoded) as batches:
             for batch in batches:
-                is_val = splitter.val_mask(batch).tolist()
-                yield from (document for document, val in zip(batch.documents, is_val, strict=True) if val)
+                is_val = splitter.val_mask(batch)
+                yield from batch.documents[is_val]
                 splitter.place(batch)
                 if splitter.val_is_full:
                     return
@@ -201,7 +201,7 @@ class HeldOut:
 
         kind: Kind = "near" if member.decontaminate == "near" else "exact"
         index = self._open.enter_context(ValIndex(kind, threshold=member.decontaminate_threshold, folder=self._root))
-        for chunk in in_chunks(val, lambda document: len(document.text)):
+        for chunk in in_lists(val):
             index.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
             yield from chunk
         index.seal()

@@ -1,46 +1,91 @@
-"""Validation of the builders' arguments: items become documents and conversations, or an error in one clear line.
+"""Validation of the builders' arguments: items become batches of documents and conversations, or an error in one clear line.
 
 Errors in items and settings are reported here, before a library deep below fails on them. Nothing is encoded or written.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from niels_cache_assets.documents import Conversation, Document, Message
-from niels_cache_assets.streaming.encode import describe_item
+from niels_cache_assets.documents import Conversation, Document, DocumentBatch, Message
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
-
-def as_documents(texts: Iterable[str | Document], *, first: int = 0) -> Iterator[Document]:
-    """Yield every item as a Document. The first one is item `first` of the source. Raises NielsCacheError for an invalid item."""
-    if isinstance(texts, str):
-        raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
-    for position, item in enumerate(texts, first):
-        if isinstance(item, str):
-            yield Document(item, source_id=str(position), row=position)
-            continue
-        if not isinstance(item, Document):
-            raise NielsCacheError(f"item {position} of the source is a {type(item).__name__}; the builder takes str or Document")
-        if not isinstance(item.text, str):
-            raise NielsCacheError(f"{describe_item(item, position)}: the text is a {type(item.text).__name__}, not str")
-        _require_lineage(item, position)
-        yield item
+_LIST_ITEMS = 256
+_LIST_CHARACTERS = 1_000_000
 
 
-def as_conversations(examples: Iterable[list[Message] | Conversation], *, first: int = 0) -> Iterator[Conversation]:
-    """Yield every item as a Conversation. The first one is item `first` of the source. Raises NielsCacheError for an invalid item.
+def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield the items of any iterable in lists of up to 256 items, or about a million characters.
 
-    This does not check whether it can be trained on.
+    Raises NielsCacheError for a single text.
     """
-    for position, item in enumerate(examples, first):
-        if not isinstance(item, list | Conversation):
-            kind = type(item).__name__
-            raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
-        conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
-        if not all(isinstance(message, Mapping) for message in conversation.messages):
-            raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
-        _require_lineage(conversation, position)
-        yield conversation
+    if isinstance(items, str):
+        raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
+    group: list[Any] = []
+    characters = 0
+    for item in items:
+        group.append(item)
+        text = item.text if isinstance(item, Document) else item
+        characters += len(text) if isinstance(text, str) else 0
+        if len(group) == _LIST_ITEMS or characters >= _LIST_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def as_documents(batches: Iterable[Sequence[str | Document] | DocumentBatch], *, first: int = 0) -> Iterator[DocumentBatch]:
+    """Yield every batch as columns. Its first item is item `first` of the source. Raises NielsCacheError for an invalid item.
+
+    Items are checked, and a DocumentBatch is not: the sources make it of columns that have these types.
+    """
+    for batch in batches:
+        if isinstance(batch, DocumentBatch):
+            yield batch
+        else:
+            yield DocumentBatch.of([_as_document(item, position) for position, item in enumerate(batch, first)])
+        first += len(batch)
+        del batch  # so that a long text is not kept in memory while the next batch is read
+
+
+def _as_document(item: Any, position: int) -> Document:
+    if isinstance(item, str):
+        return Document(item, source_id=str(position), row=position)
+    if not isinstance(item, Document):
+        raise NielsCacheError(f"item {position} of the source is a {type(item).__name__}; the builder takes str or Document")
+    if not isinstance(item.text, str):
+        raise NielsCacheError(f"{describe_item(item, position)}: the text is a {type(item.text).__name__}, not str")
+    _require_lineage(item, position)
+    return item
+
+
+def as_conversations(batches: Iterable[Sequence[list[Message] | Conversation]], *, first: int = 0) -> Iterator[list[Conversation]]:
+    """Yield every batch with Conversations only. Its first item is item `first` of the source. Raises NielsCacheError for an invalid item.
+
+    This does not check whether a conversation can be trained on.
+    """
+    for batch in batches:
+        yield [_as_conversation(item, position) for position, item in enumerate(batch, first)]
+        first += len(batch)
+        del batch
+
+
+def _as_conversation(item: Any, position: int) -> Conversation:
+    if not isinstance(item, list | Conversation):
+        kind = type(item).__name__
+        raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
+    conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
+    if not all(isinstance(message, Mapping) for message in conversation.messages):
+        raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
+    _require_lineage(conversation, position)
+    return conversation
+
+
+def describe_item(item: Document | Conversation, position: int) -> str:
+    """Return the origin of an item for messages: file and row if it has them, else its position."""
+    if item.file:
+        return f"{item.file} row {item.row}"
+    return f"document {item.source_id or position}"
 
 
 def _require_lineage(item: Document | Conversation, position: int) -> None:

@@ -53,10 +53,10 @@ class _SplitWriter:
         self.shards.write(part.tokens)
         self._lineage.write(
             {
-                "source_id": [document.source_id for document in part.documents],
-                "file": [document.file for document in part.documents],
-                "row": [document.row for document in part.documents],
-                "tokens": part.lengths.tolist(),
+                "source_id": part.source_id,
+                "file": part.file,
+                "row": part.row,
+                "tokens": part.lengths,
             }
         )
         self.characters += part.characters

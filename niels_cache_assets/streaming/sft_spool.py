@@ -81,14 +81,13 @@ class SftSpool:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
-    def write(self, conversations: Sequence[Conversation], arrays: Sequence[np.ndarray]) -> None:
-        """Append conversations with their encoded tokens (one uint16 array each)."""
+    def write(self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Append conversations. tokens: uint16, all conversations back to back. lengths: int64, tokens per conversation."""
         if not conversations:
             return
-        lengths = [len(ids) for ids in arrays]
-        self.tokens += sum(lengths)
-        self._tokens.append(np.concatenate(arrays).astype(TOKEN_DTYPE).data.cast("B"))
-        self._lengths.write(np.array(lengths))
+        self.tokens += len(tokens)
+        self._tokens.append(tokens.data.cast("B"))
+        self._lengths.write(lengths)
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
             np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])

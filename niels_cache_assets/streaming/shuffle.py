@@ -1,33 +1,79 @@
 """A buffered shuffle: it yields the documents of a stream in a seeded order, with `buffer_size` of them in memory.
 
-Each new document replaces a uniformly drawn one, which is yielded. At the end, the buffer is yielded in a random order. The random numbers
-are torch's, drawn in blocks, because one call per document would cost more than the shuffle.
+Each new document replaces a uniformly drawn one, which leaves. At the end, the buffer leaves in a random order. The random numbers are
+torch's, drawn in blocks, because one call per document would cost more than the shuffle. A batch is exchanged at once: a document that is
+drawn twice in it leaves first as the one in the buffer, then as the one that replaced it.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from dataclasses import replace
 
-Item = TypeVar("Item")
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.documents import DocumentBatch
+
 _DRAWS_PER_BLOCK = 8192
+_LAST_DOCUMENTS = 256  # that leave the buffer together at the end
+_COLUMNS = ("text", "source_id", "file", "row", "split", "characters")
 
 
-def shuffled(items: Iterable[Item], *, buffer_size: int, seed: int) -> Iterator[Item]:
-    """Yield every item of `items` once, in an order that depends only on `seed`, `buffer_size` and the input order."""
+def shuffled(batches: Iterable[DocumentBatch], *, buffer_size: int, seed: int) -> Iterator[DocumentBatch]:
+    """Yield every document of `batches` once, in an order that depends only on `seed`, `buffer_size` and the input order."""
     import torch  # takes 1.5 s, so import it only in a process that shuffles
 
     generator = torch.Generator().manual_seed(seed)
-    stream = iter(items)
-    buffer: list[Item] = []
-    for item in stream:
-        buffer.append(item)
-        if len(buffer) == buffer_size:
-            break
-    draws: list[int] = []
-    for item in stream:
-        if not draws:
-            draws = torch.randint(buffer_size, (_DRAWS_PER_BLOCK,), generator=generator).tolist()
-        slot = draws.pop()
-        leaving, buffer[slot] = buffer[slot], item
-        yield leaving
-    for slot in torch.randperm(len(buffer), generator=generator).tolist():
-        yield buffer[slot]
+    draws = np.empty(0, np.int64)
+
+    def draw(count: int) -> NDArray[np.int64]:
+        """Return `count` slots of the buffer. Each block is used from its end."""
+        nonlocal draws
+        while len(draws) < count:
+            block = torch.randint(buffer_size, (_DRAWS_PER_BLOCK,), generator=generator).numpy()[::-1]
+            draws = np.concatenate([draws, block])
+        drawn, draws = draws[:count], draws[count:]
+        return drawn
+
+    first: list[DocumentBatch] = []
+    filled = 0
+    buffer: _Buffer | None = None
+    for batch in batches:
+        if buffer is None:
+            missing = buffer_size - filled
+            first.append(batch[:missing])
+            filled += len(first[-1])
+            if filled < buffer_size:
+                continue
+            buffer, batch = _Buffer(first), batch[missing:]
+            first.clear()
+        if len(batch):
+            yield buffer.exchange(batch, draw(len(batch)))
+    if buffer is None:
+        if not first:
+            return
+        buffer = _Buffer(first)
+    order = torch.randperm(len(buffer.documents), generator=generator).numpy()
+    for start in range(0, len(order), _LAST_DOCUMENTS):
+        yield buffer.documents[order[start : start + _LAST_DOCUMENTS]]
+
+
+class _Buffer:
+    """The documents that wait. Titles and redirects are left out, because nothing after a shuffle reads them."""
+
+    def __init__(self, batches: list[DocumentBatch]) -> None:
+        waiting = DocumentBatch.joined([replace(batch, title=None, redirect=None) for batch in batches])
+        self.documents = waiting[np.arange(len(waiting))]  # a copy, because `exchange` writes into its columns
+
+    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
+        """Put each incoming document into its slot, one after the other, and return the documents that leave these slots."""
+        order = np.argsort(slots, kind="stable")
+        again = slots[order[1:]] == slots[order[:-1]]
+        before, after = order[:-1][again], order[1:][again]  # incoming documents that share a slot with the next one of that slot
+        stays = np.ones(len(slots), dtype=bool)
+        stays[before] = False
+        leaving = self.documents[slots]
+        for name in _COLUMNS:
+            column, new = getattr(leaving, name), getattr(incoming, name)
+            column[after] = new[before]
+            getattr(self.documents, name)[slots[stays]] = new[stays]
+        return leaving

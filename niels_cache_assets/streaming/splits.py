@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import NO_SPLIT, DocumentBatch
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
@@ -15,9 +15,15 @@ UNLIMITED = 2**62  # a budget that no stream meets
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """The part of a batch that one split takes: whole documents in order, the last one possibly cut."""
+    """The part of a batch that one split takes: whole documents in order, the last one possibly cut.
 
-    documents: list[Document]
+    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: uint16, all documents back to back. lengths: (n,) int64. The texts
+    are not here, so that they can be freed before the part is written.
+    """
+
+    source_id: np.ndarray
+    file: np.ndarray
+    row: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
     characters: int
@@ -61,23 +67,18 @@ class BudgetSplitter:
 
     def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
         """Return bool (documents,): the documents of a batch that `place` will give to val. The budget does not change."""
-        chosen = np.array([document.split == "val" for document in batch.documents], dtype=bool)
+        chosen = batch.documents.split == SPLITS.index("val")
         if self.remaining["val"]:
-            free = np.flatnonzero([document.split is None for document in batch.documents])
+            free = np.flatnonzero(batch.documents.split == NO_SPLIT)
             chosen[self._within_budget("val", batch, free)] = True
         return chosen
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute a batch. Documents beyond the budgets are in no part."""
         kept = batch.lengths.copy()
-        target = np.full(len(kept), -1, dtype=np.int8)  # index into SPLITS; -1: beyond the budgets
-        free = np.ones(len(kept), dtype=bool)
-        for position, document in enumerate(batch.documents):
-            if document.split is not None:
-                target[position] = SPLITS.index(document.split)
-                free[position] = False
+        target = batch.documents.split.copy()  # index into SPLITS; NO_SPLIT: beyond the budgets
         for split in ("val", "train"):
-            candidates = np.flatnonzero(free & (target < 0))
+            candidates = np.flatnonzero(target == NO_SPLIT)
             if not len(candidates) or not self.remaining[split]:
                 continue
             taken = self._within_budget(split, batch, candidates)
@@ -95,7 +96,7 @@ class BudgetSplitter:
 
     def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():
-            return SplitPart(batch.documents, batch.tokens, batch.lengths, int(batch.characters.sum()), None)
+            return _split_part(batch.documents, slice(None), batch.tokens, batch.lengths, None)
         starts = np.cumsum(batch.lengths) - batch.lengths
         within = np.arange(len(batch.tokens)) - np.repeat(starts, batch.lengths)
         tokens = batch.tokens[np.repeat(chosen, batch.lengths) & (within < np.repeat(kept, batch.lengths))]
@@ -103,5 +104,18 @@ class BudgetSplitter:
         cut = next(iter(np.flatnonzero(lengths < batch.lengths[chosen]).tolist()), None)
         if self._eot is not None and cut is not None:
             tokens[lengths[: cut + 1].sum() - 1] = self._eot
-        documents = [document for document, keep in zip(batch.documents, chosen.tolist(), strict=True) if keep]
-        return SplitPart(documents, tokens, lengths, int(batch.characters[chosen].sum()), cut)
+        return _split_part(batch.documents, chosen, tokens, lengths, cut)
+
+
+def _split_part(
+    documents: DocumentBatch, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None
+) -> SplitPart:
+    return SplitPart(
+        source_id=documents.source_id[chosen],
+        file=documents.file[chosen],
+        row=documents.row[chosen],
+        tokens=tokens,
+        lengths=lengths,
+        characters=int(documents.characters[chosen].sum()),
+        cut=cut,
+    )

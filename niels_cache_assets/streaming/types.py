@@ -8,22 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import Document, Place
+from niels_cache_assets.documents import DocumentBatch, Place
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedDocuments:
     """Encoded documents, with their tokens back to back.
 
-    `tokens`: uint16, each document followed by EOT if requested. `lengths`: int64, tokens per document, EOT included. `characters`: int64
-    per document. `dropped`: the reasons of documents that were dropped here. `position`: that of the last document. `screened`: already
-    compared with val (decontaminate.py).
+    `tokens`: uint16, each document followed by EOT if requested. `lengths`: (n,) int64, tokens per document, EOT included. `dropped`: the
+    reasons of documents that were dropped here. `position`: that of the last document. `screened`: already compared with val
+    (decontaminate.py).
     """
 
-    documents: list[Document]
+    documents: DocumentBatch
     tokens: np.ndarray
     lengths: np.ndarray
-    characters: np.ndarray
     dropped: Counter[str]
     position: Position
     screened: bool = False
@@ -32,9 +31,8 @@ class EncodedDocuments:
         """Return these documents without those for which `kept`, bool (documents,), is False."""
         if kept.all():
             return self
-        documents = [document for document, keep in zip(self.documents, kept.tolist(), strict=True) if keep]
         tokens = self.tokens[np.repeat(kept, self.lengths)]
-        return replace(self, documents=documents, tokens=tokens, lengths=self.lengths[kept], characters=self.characters[kept])
+        return replace(self, documents=self.documents[kept], tokens=tokens, lengths=self.lengths[kept])
 
 
 @dataclass(frozen=True, kw_only=True)

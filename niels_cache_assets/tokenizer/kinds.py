@@ -7,7 +7,7 @@ SentencePiece releases the GIL while it encodes, so threads scale. Training is i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
 
 TEXTS_PER_TASK = 64
+
+EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
+"""Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
 
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
@@ -112,6 +115,13 @@ class SentencePieceTokenizer:
         except (RuntimeError, TypeError) as error:  # the type depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts back to back, int32, and the number of ids of each text, int64.
+
+        Like `encode_unchecked`, it does not check for special ids.
+        """
+        return _flat(self.encode_unchecked(texts))
+
     def encode_torch(self, text: str) -> torch.Tensor:
         """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
         import torch
@@ -154,7 +164,7 @@ def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
 class BuildTokenizer:
     """One view of a duck-typed tokenizer: the methods that the builders use."""
 
-    encode_texts: Callable[[Sequence[str]], list[Any]]  # each an int array or a list of ids; may contain special ids
+    encode_flat: EncodeFlat  # may give special ids
     vocab_size: int
     special_ids: dict[str, int | None]  # by role key; None for a missing token
     model_sha256: str | None
@@ -179,8 +189,10 @@ class BuildTokenizer:
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
-    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method), `special_token_ids()` (role keys or the four strings), and
-    optionally `encode_batch(texts, threads)` and `model_path`. Raises NielsCacheError if a required attribute is missing.
+    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method) and `special_token_ids()` (role keys or the four strings).
+
+    It may also have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`, and `model_path`. Raises NielsCacheError if a
+    required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)
     size = size() if callable(size) else size
@@ -196,7 +208,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
             raise NielsCacheError(f"the tokenizer's {key} id {token} is not below its vocab_size {size}")
     model_path, loaded_sha256 = getattr(tokenizer, "model_path", None), getattr(tokenizer, "model_sha256", None)
     view = BuildTokenizer(
-        encode_texts=_encode_texts_of(tokenizer),
+        encode_flat=_encode_flat_of(tokenizer),
         vocab_size=size,
         special_ids=special_ids,
         model_sha256=loaded_sha256 or (sha256_file(str(model_path)) if model_path else None),
@@ -211,12 +223,18 @@ def require_vocab_fits(size: int, where: str) -> None:
         raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 
 
-def _encode_texts_of(tokenizer: Any) -> Callable[[Sequence[str]], list[Any]]:
-    if hasattr(tokenizer, "encode_unchecked"):
-        return tokenizer.encode_unchecked
+def _encode_flat_of(tokenizer: Any) -> EncodeFlat:
+    if hasattr(tokenizer, "encode_flat"):
+        return tokenizer.encode_flat
     if hasattr(tokenizer, "encode_batch"):
-        return lambda texts: list(tokenizer.encode_batch(texts, 1))
-    return lambda texts: [tokenizer.encode(text) for text in texts]
+        return lambda texts: _flat(tokenizer.encode_batch(texts, 1))
+    return lambda texts: _flat(map(tokenizer.encode, texts))
+
+
+def _flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+    arrays = [ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=np.int64) for ids in encoded]
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int32), lengths
 
 
 def _lookup_special_ids(processor: sentencepiece.SentencePieceProcessor, special_tokens: Mapping[str, str], where: str) -> dict[str, int]:

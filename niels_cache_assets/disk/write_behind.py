@@ -1,0 +1,58 @@
+"""A thread that writes behind its caller: it runs the writes of a build in order, and the caller goes on with the next batch.
+
+Hashing, writing and fsync take no time of the caller then, and most of their work needs no interpreter lock. The queue is bounded by bytes
+and by number. After an error no later write runs, and the error is raised in the caller at its next call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+_MOST_BYTES = 16 << 20
+_MOST_WRITES = 8
+
+
+class WriteBehind:
+    """A queue of writes and the thread that runs them. A context manager: when the block ends, also by an error, every queued write has run."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._bytes = 0
+        self._failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._executor.shutdown(wait=True)
+
+    def submit(self, write: Callable[[], None], *, size: int) -> None:
+        """Queue a write of `size` bytes. Wait while the queue is full. Raises the error of an earlier write."""
+        while self._waiting and (self._waiting[0][0].done() or len(self._waiting) >= _MOST_WRITES or self._bytes + size > _MOST_BYTES):
+            self._next()
+        self._waiting.append((self._executor.submit(self._run, write), size))
+        self._bytes += size
+
+    def finish(self) -> None:
+        """Wait for all queued writes. Raises the first error of one."""
+        while self._waiting:
+            self._next()
+
+    def _next(self) -> None:
+        future, size = self._waiting.popleft()
+        self._bytes -= size
+        future.result()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            write()
+        except BaseException:
+            self._failed = True
+            raise
