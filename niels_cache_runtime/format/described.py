@@ -40,7 +40,7 @@ class Whereabouts(NamedTuple):
 
 
 def describe(given: str | Path) -> Whereabouts:
-    """Return the kind of a path. Never raises: an unreadable path is of kind "nothing"."""
+    """Return the kind of a path. This function never raises an error: an unreadable path is of kind "nothing"."""
     try:
         return _describe(Path(given).expanduser())
     except (OSError, RuntimeError):  # no permission, or `~` of an unknown user

@@ -28,7 +28,7 @@ class ForeignMetaError(NielsCacheError):
 
 
 def is_foreign(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether another program wrote `meta`. False for None, which means a folder without a meta.json."""
+    """Return whether another program wrote `meta`. Return False for None, which means a folder without a meta.json."""
     return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
 
 

@@ -142,7 +142,7 @@ class BatchMaker:
         return send(array, self._device)
 
     def _read(self, located: Located) -> Rows:
-        """Read the rows of every (source, epoch) in the batch, each group with one read. Return them in the order of `located`."""
+        """Read the rows at `located`, with one read for each pair of source and epoch. Return the rows in the order of `located`."""
         if located.same is not None:
             source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)

@@ -48,9 +48,9 @@ class Blend:
     Proof that a count is always less than 1 away from the share: let a source have the whole weight a, and let P be the sum of the weights.
     The j-th sample of this source may come at slots floor(jP/a) to ceil((j+1)P/a) - 1 of the period. These slots are the window of this
     sample. Serving every source at its constant rate fits the windows. Matchings in a bipartite graph are integral, so some order of whole
-    samples fits the windows too. Then the order that always takes the open window that closes first also fits. After t slots, the windows
-    that have closed give at least floor(ta/P) samples, and the windows that have opened give at most ceil(ta/P). See Tijdeman 1980, "The
-    chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
+    samples fits the windows too. Then one more order fits: of all open windows, always take the window that closes first. After t slots,
+    the windows that have closed give at least floor(ta/P) samples, and the windows that have opened give at most ceil(ta/P). See Tijdeman
+    1980, "The chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
     """
 
     def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]]) -> None:

@@ -73,7 +73,7 @@ class TokenLoader(IterableDataset[Batch]):
         may get no row. Set drop_last if all ranks must take equally many steps.
     fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT batches always have the first three.
     mask_cross_document_targets: whether y_masked hides every target that belongs to a different document than its input.
-    loss_on: for SFT: "assistant", "last_assistant" (the last reply of each example) or "all".
+    loss_on: for SFT, the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
     overflow: for SFT, the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
     weigh_by: the unit of the weights: "tokens", or "examples" if all sources are SFT.
     prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
@@ -233,8 +233,8 @@ class TokenLoader(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> NoReturn:
         """Raise NielsCacheError: a loader begins its next epoch by itself.
 
-        Accelerate prepares a DataLoader by wrapping it, and calls this method before the first batch. The wrapped DataLoader would divide
-        the batches of process 0 among all processes, or would read ahead of the loader's position.
+        Accelerate calls this method before the first batch of a DataLoader that Accelerate has prepared. Such a DataLoader would divide the
+        batches of process 0 among all processes, or would read ahead of the loader's position.
         """
         raise NielsCacheError(
             "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "

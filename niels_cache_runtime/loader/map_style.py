@@ -34,7 +34,7 @@ class SampleDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """Return the samples of these indices, in their order."""
+        """Return the samples at `indices`, in the order of `indices`."""
         if not indices:
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)

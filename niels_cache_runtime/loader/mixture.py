@@ -44,7 +44,10 @@ class Located:
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield (source, epoch, places (m,) int64) for every pair that occurs: samples that one read can take together."""
+        """Yield (source, epoch, places) for every pair of source and epoch that occurs. `places` is (m,) int64.
+
+        One read can take all samples at these places together.
+        """
         if not len(self):
             return
         if self.same is not None:

@@ -114,7 +114,7 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
-    """Raise NielsCacheError if B is a float and B * world_size is a whole number. The message suggests a valid B.
+    """Raise NielsCacheError if B is a float and B * world_size is a whole number, or nearly one. The message suggests a valid B.
 
     Such a B usually comes from dividing a global batch by the number of ranks.
     """

@@ -51,7 +51,8 @@ class BatchTrace:
     tokens: uint16 token ids.
     files: int64, index into the entry of `file_names` for the row's source. offsets: int64, in tokens from the start of the file.
     documents: int64, number of the document in the split. document_offsets: int64, in tokens from the start of the document.
-    Padding has -1 in these last four arrays. If documents are unknown, `documents` and `document_offsets` are -1.
+
+    `files`, `offsets`, `documents` and `document_offsets` are -1 for padding. The last two are also -1 for an unknown document.
     """
 
     step: int

@@ -122,7 +122,7 @@ class PretrainWindows:
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
 
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the starts of samples in the stream, (n,)."""
+        """Return where the samples `numbers` start in the stream, (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
         # A negative number viewed as unsigned is too large.
         if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:

@@ -121,7 +121,10 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the samples of these indices, in their order. If a data set has `__getitems__`, all its samples are read with one call."""
+        """Return the samples at `indices`, in the order of `indices`.
+
+        If a data set has `__getitems__`, all its samples are read with one call.
+        """
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             number = check_index(index, len(self), what="sample")

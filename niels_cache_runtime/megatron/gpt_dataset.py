@@ -124,13 +124,13 @@ class MegatronGPTDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Return the samples of these indices, in their order. A DataLoader calls this."""
+        """Return the samples at `indices`, in the order of `indices`. A DataLoader calls this method."""
         batch = self.read(indices)
         columns = [rows.unbind() for rows in batch.values()]
         return [dict(zip(batch, sample, strict=True)) for sample in zip(*columns, strict=True)]
 
     def read(self, indices: Sequence[int]) -> Sample:
-        """Return the samples of these indices as one dict of tensors (len(indices), sequence_length), without a collate function."""
+        """Return the samples at `indices` as one dict of tensors (len(indices), sequence_length). No collate function is needed."""
         rows, filled = self.read_tokens(indices)
         length = self.sequence_length
         if self.add_extra_token:
@@ -157,9 +157,9 @@ class MegatronGPTDataset(Dataset[Sample]):
         }
 
     def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the tokens of these samples, (len(indices), sequence_length + a) int64, and the length of each row without padding.
+        """Return the tokens of the samples at `indices`, and the length of each row without padding.
 
-        a is 1 with the extra token, otherwise 0.
+        The tokens are (len(indices), sequence_length + a) int64, where a is 1 with the extra token, otherwise 0.
         """
         # Bound methods that return Python ints: with about 3 documents per sample, numpy's scalars would take most of the time.
         sample_of, place = self.shuffle_index.item, self.sample_index.item
@@ -221,7 +221,7 @@ def _checked_documents(indices: Any) -> Documents:
 
 
 def _describe(documents: Documents) -> list[int] | str:
-    """Return a hashable description of the documents: [start, stop], or a string with the sha256 of the numbers.
+    """Return a description of the documents that can be hashed as JSON: [start, stop], or a string with the sha256 of the numbers.
 
     [start, stop] describes a range, and an array that counts up by one.
     """

@@ -296,7 +296,7 @@ def place_samples(
     32 bits if 32 bits can count the tokens of the block, otherwise 64.
     """
     lengths = sequence_lengths.take(block)
-    # Row r is due after r * L + a tokens. This is how many tokens before the block follow the last row's due place: 0 to L.
+    # Row r is due after r * L + a tokens. `lead` counts the tokens before the block since the previous row was due: 0 to L.
     lead = tokens + sequence_length - extra - done * sequence_length
     narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
     word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64

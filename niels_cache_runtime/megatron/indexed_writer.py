@@ -92,7 +92,7 @@ class IndexedWriter:
     def add_document(
         self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
     ) -> None:
-        """Add a whole document. It is one sequence, or one sequence for each number in `lengths`.
+        """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
 
         `lengths` counts tokens, and its sum must be the length of the document.
         """
