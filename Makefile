@@ -5,7 +5,8 @@
 #           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
 # PORT      the port of `make ui`, on 127.0.0.1                  make ui PORT=3001
 # TEST_ARGS arguments of pytest                                  make test TEST_ARGS="tests/test_wheel.py -x"
-# TEST_WORKERS processes of pytest: three for two cores, because tests wait a third of their time
+# TEST_WORKERS processes of pytest: four for two cores, because tests wait for their children
+# TEST_TMPDIR  folder for the files of tests: in memory if 8 GiB are free there, which takes a sixth of the time off
 # MUTANTS_ARGS arguments of the mutation check                   make mutants MUTANTS_ARGS="--seed 2 --lines 20"
 
 PYTHON ?= python3
@@ -13,7 +14,8 @@ PIP_ARGS ?=
 PORT ?= 3000
 TEST_ARGS ?=
 MUTANTS_ARGS ?=
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
+TEST_TMPDIR ?= $(shell [ "$$(df --output=avail -B1G /dev/shm 2>/dev/null | tail -n 1)" -ge 8 ] 2>/dev/null && echo /dev/shm)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,11 +27,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One Dagster home for the command line and the UI, so that the UI shows the caches of `make cache`. Dagster needs an absolute path.
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
+TEST_ENV := $(if $(TEST_TMPDIR),TMPDIR=$(TEST_TMPDIR))
+
 # Keep compiled modules, even if an image sets this variable: the tests start more than a hundred interpreters.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test torture mutants olmo lint format bench pictures site
+.PHONY: help cache ui test walks torture mutants olmo lint format bench pictures site
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -42,8 +46,11 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 	if [ -z "$$NIELS_CACHE_PROFILE$$NIELS_CACHE_CONFIG" ] && [ ! -e niels_cache.toml ]; then export NIELS_CACHE_PROFILE=quickstart; fi; \
 	exec $(BIN)/niels-cache ui --port $(PORT)
 
-test: $(DEV)  ## all tests
-	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+test: $(DEV)  ## all tests, without the walks and the torture
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+walks: $(DEV)  ## the long walks: the wheel in a fresh environment, and a small run of benchmarks
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 2 --dist loadfile $(TEST_ARGS)
 
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)

@@ -1,4 +1,8 @@
-"""The asset package, which turns text into token caches: streams of sources, one tokenization, uint16 shards with lineage and sha256."""
+"""The asset package, which turns text into token caches.
+
+It reads sources as streams, tokenizes them with one tokenizer, and writes uint16 shards. The lineage of the tokens and the sha256 of each
+file are stored with the shards.
+"""
 
 from typing import TYPE_CHECKING, Any
 

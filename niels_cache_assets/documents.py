@@ -1,7 +1,7 @@
-"""The data that pass through a build: documents, batches of documents by column, conversations, and the counters of dropped ones.
+"""The data that pass through a build: documents, batches of documents by column, conversations, and the counters of dropped items.
 
-Documents and conversations are named tuples, which are immutable. A named tuple costs a third of a frozen data class. A DocumentBatch costs
-a tenth of its documents: a build that reads columns never makes an object for each document.
+Documents and conversations are named tuples, which are immutable. A named tuple costs a third as much as a frozen data class. A build whose
+source gives columns makes no object for a document: a DocumentBatch holds one array for each column.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Message(TypedDict):
 class Document(NamedTuple):
     """One pretraining text and its origin.
 
-    `source_id` is the source's own id (or file#row), `file` is relative to the source's root, `row` counts from 0 in that file. A document
-    with a `split` keeps it; otherwise val_frac or token budgets decide. `redirect`: upstream marks this page as a redirect to another.
+    `source_id` is the id that the source gives the text, or `file#row`. `file` is relative to the source's root, and `row` counts from 0 in
+    that file. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide the split. `redirect`
+    is True if upstream marks this page as a redirect to another page.
     """
 
     text: str
@@ -140,9 +141,10 @@ Documents = Sequence[Document] | DocumentBatch
 
 
 class Conversation(NamedTuple):
-    """One SFT example: messages {"role": "system", "user" or "assistant", "content": text} in order, and their origin (see Document).
+    """One SFT example: its messages, and its origin (see Document).
 
-    `group` keeps examples of one origin together if a data set splits by it (oasst1: the tree).
+    Each message is {"role": "system", "user" or "assistant", "content": text}. The messages are in order. If a data set splits by group,
+    all examples with the same `group` get the same split (in oasst1, a group is a tree of messages).
     """
 
     messages: list[Message]
@@ -155,17 +157,20 @@ class Conversation(NamedTuple):
 
 
 Place = dict[str, Any]
-"""The place to resume a stream, in JSON values: {"file": name, "row": index of the next row, and other keys of the source}."""
+"""The place where a stream resumes, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the source."""
 
 
 class SourceReport:
-    """The report of a source about one pass: `dropped` counts by reason, `facts` are for metadata (for example straddling trees).
+    """The report of a source about one pass over its items.
 
-    A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch: the
-    place where the next batch begins. At that moment `dropped` and `facts` cover all rows before it and no others. Any other source is read
-    from the beginning, and the builder skips the items that it has. `share`: the share of the source that was read, 0 to 1, if it is cheap
-    to compute. `within`: a prefix for names of files in facts, for a source that is a member of another. `hints`: possible mistakes in the
-    configuration if no item of the source is left; for an error message, never for metadata.
+    `dropped` counts dropped items by reason. `facts` are for meta.json (for example the number of straddling trees). A source that can
+    start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place` is then a new dictionary, which
+    says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`, and no later rows. A source that
+    cannot start in the middle is read from the beginning, and the builder skips the items that it already has.
+
+    `share` is the share of the source that was read (0 to 1), or None if it is not cheap to compute. `within` is a prefix for file names in
+    `facts`, for a source that is a member of another source. `hints` are possible mistakes in the configuration. If no item of the source
+    is left, the error message shows the hints. Hints are never stored in metadata.
     """
 
     def __init__(self, within: str = "") -> None:

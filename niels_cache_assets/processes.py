@@ -1,14 +1,15 @@
 """Signals and child processes: records of running processes, delayed signals, and children that end with their parent.
 
-    hold_record, read_record, claimed_record, is_held    which process does a job: a file that it locks until it ends in any way
-    signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
+    hold_record, read_record, claimed_record, is_held    record which process does a job, in a file that this process locks until it ends
+    signals_afterwards                                   hold SIGINT and SIGTERM back until a block has ended
     stop_on_signals                                      end a block with `Interrupted` on SIGINT or SIGTERM, despite Dagster's handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
-The lock of a record shows whether its process is alive, also across containers of one machine, and even if another process has its number
-now. The record names the machine where that is valid, and the process to end if necessary. The callers define the job.
+The lock of a record shows whether the recorded process is alive. The process can end in any way, also by SIGKILL. The lock also works
+between containers of one machine, and if a different process now has the same process number. The record names the machine on which the
+lock is valid, and the process to end if necessary. The callers define the job.
 """
 
 import fcntl
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
-STOP_SECONDS = 1.7  # to leave a block after a signal
-_GRACE_SECONDS = 5.0  # between a signal that can be handled and SIGKILL
+STOP_SECONDS = 1.7  # the time that a block has to end after a signal
+_GRACE_SECONDS = 5.0  # the time between SIGINT or SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of one machine. If the system gives no such data (no /proc), `boot` and `namespace` are "" and `start` is 0."""
+    """One process of one machine. If the system has no /proc, `boot` and `namespace` are "" and `start` is 0."""
 
     machine: str
-    boot: str  # id of the boot: changes with each start of the machine, equal in all its containers
-    namespace: str  # the namespace of `pid`
+    boot: str  # id that changes with each start of the machine, and is equal in all containers of the machine
+    namespace: str  # the namespace in which `pid` is valid
     pid: int
-    start: int  # in ticks after the boot: differs for another process with the same number
-    file: int = 0  # the inode of the record: differs for a copy in a folder that was copied or restored
+    start: int  # start time in ticks after the boot; a later process with the same number has a different start time
+    file: int = 0  # the inode of the record; a copy of the record, in a folder that was copied or restored, has a different inode
 
     @classmethod
     def here(cls) -> "Process":
@@ -56,11 +57,11 @@ class Process:
         return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
 
     def is_of(self, other: "Process") -> bool:
-        """Return whether a lock that `other` takes is valid for this process: both have one kernel, or one machine."""
+        """Return whether a lock that `other` takes is valid for this process. It is valid if both run on one kernel or one machine."""
         return self.machine == other.machine or (self.boot == other.boot != "")
 
     def end(self) -> None:
-        """End the process if it runs, by SIGTERM, or by SIGKILL if that takes long. Do nothing if its number is not valid here."""
+        """End the process by SIGTERM, or by SIGKILL after 5 seconds if it still runs. Do nothing if its number is not valid here."""
         here = Process.here()
         if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
             return
@@ -80,7 +81,7 @@ class Process:
 
 
 def hold_record(path: Path) -> int:
-    """Record this process at `path`, and return the descriptor that holds the lock until it is closed or the process ends."""
+    """Record this process at `path`, and return the descriptor that holds the lock. Closing the descriptor releases the lock."""
     path.parent.mkdir(exist_ok=True)
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -89,7 +90,7 @@ def hold_record(path: Path) -> int:
         process = replace(Process.here(), file=os.fstat(descriptor).st_ino)
         os.write(descriptor, json.dumps(asdict(process)).encode())
         os.fsync(descriptor)
-        os.replace(spare, path)  # so the record is locked from the moment it appears
+        os.replace(spare, path)  # so the record is already locked when it appears at `path`
     except BaseException:
         os.close(descriptor)
         spare.unlink(missing_ok=True)
@@ -109,10 +110,11 @@ def read_record(path: Path) -> Process | None:
 
 @contextmanager
 def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
-    """Hold the lock of a record whose process has ended. Yield False if it is alive, belongs to another machine, or is not recorded.
+    """Hold the lock of a record and yield True, if the recorded process has ended. Otherwise yield False.
 
-    A copy of a record has no lock. With `copies` it counts as a process that has ended, otherwise as one of another machine. If several
-    processes claim a record at once, one of them gets True.
+    The result is also False if the process belongs to another machine or is not recorded. A copy of a record has no lock. With `copies`,
+    the process in a copy counts as ended; without `copies`, it counts as a process of another machine. If several processes claim a record
+    at the same time, one of them gets True.
     """
     process = read_record(path)
     descriptor = _open(path)
@@ -156,7 +158,10 @@ def end_with_parent() -> None:
 
 
 def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
-    """Call `end`, on a thread, when the other end of a pipe closes: when its only holder closes it, or ends in any way."""
+    """Call `end`, on a thread, when the other end of a pipe closes.
+
+    The other end closes when the only process that holds it closes it, or when that process ends in any way.
+    """
 
     def watch() -> None:
         descriptor = pipe if isinstance(pipe, int) else pipe.fileno()
@@ -179,13 +184,13 @@ def _open(path: Path) -> int | None:
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is held, or the file system has no locks: then no process is ended
+    except OSError:  # another process holds the lock, or the file system has no locks; in both cases the caller ends no process
         return False
     return True
 
 
 def _start_of(pid: int) -> int:
-    """Return the start time of a process; 0 if it has ended, even before its parent has read its exit code."""
+    """Return the start time of a process. Return 0 if the process has ended, even if its parent has not read the exit code yet."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
@@ -204,8 +209,9 @@ _SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"
 def signals_afterwards() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back until the block has ended.
 
-    This uses handlers, because a mask of this thread is not enough: any other thread takes the signal, and Python handles it in this one.
-    The wakeup descriptor is also removed for this time, so that its reader does not end the process for a handler that does not run.
+    This function replaces the signal handlers. To block the signals in this thread only would not be enough: another thread would receive
+    the signal, and Python would run the handler in this thread. During the block, Python's wakeup descriptor is also removed. Otherwise the
+    reader of that descriptor (see `stop_on_signals`) would wait for a handler that does not run, and end the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread
@@ -239,9 +245,10 @@ class Interrupted(KeyboardInterrupt):
 def stop_on_signals() -> Iterator[None]:
     """Raise `Interrupted` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
 
-    Dagster sets its own handlers while a step runs, and raises one exception for both signals. So the signal is read from Python's wakeup
-    descriptor, which gets every signal. If leaving the block takes longer than `STOP_SECONDS` (a slow read in C code), the process ends at
-    once. That is as safe as a kill: caches are exchanged in one step, and the next build resumes the unfinished one.
+    Dagster sets its own handlers while a step runs, and raises the same exception for both signals. So this function reads the signal from
+    Python's wakeup descriptor, which receives every signal. If the block takes longer than `STOP_SECONDS` to end (for example during a slow
+    read in C code), the process ends at once. That is as safe as a kill: a new cache replaces the old cache in one step, and the next build
+    resumes an unfinished build.
     """
     import logging
 
@@ -293,11 +300,12 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def run_attended() -> None:
-    """Run the module that the command line names, until the process that started this one is gone.
+    """Run the module that the command line names, until the process that started this process is gone.
 
-    FD is the read end of a pipe whose other end only that process holds: it closes when the process ends, also by SIGKILL. Then this
-    process and all its children are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead its own session
-    (`start_new_session`). So it does not get Ctrl-C from the terminal, and the parent decides when it ends.
+    FD is the read end of a pipe. Only the process that started this process holds the other end, which closes when that process ends, also
+    by SIGKILL. Then this process and all its children get SIGINT, as if the user pressed Ctrl-C, and SIGKILL if they still run 5 seconds
+    later. This works only if this process leads its own session (`start_new_session`). So this process does not get Ctrl-C from the
+    terminal, and the parent decides when it ends.
     """
     import runpy
 
@@ -309,12 +317,12 @@ def run_attended() -> None:
         time.sleep(_GRACE_SECONDS)
         os.killpg(os.getpid(), signal.SIGKILL)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background of a shell inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
     when_closed(int(descriptor), end)
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:  # while it is still loading; a traceback would not help
+    except KeyboardInterrupt:  # the module is still loading; a traceback would not help
         sys.exit(128 + signal.SIGINT)
 
 

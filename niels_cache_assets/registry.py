@@ -1,3 +1,3 @@
-"""The documented import path of `niels_cache_assets.config.registry`, which has the code."""
+"""The documented import path for the names that `niels_cache_assets.config.registry` defines."""
 
 from niels_cache_assets.config.registry import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The documented import path of `niels_cache_assets.tokenizer.kinds`, which has the code."""
+"""The documented import path for the names that `niels_cache_assets.tokenizer.kinds` defines."""
 
 from niels_cache_assets.tokenizer.kinds import *  # noqa: F403

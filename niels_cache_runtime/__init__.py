@@ -1,4 +1,4 @@
-"""The part that training imports: memory-mapped token caches and samplers over them. It needs torch and numpy, nothing else.
+"""The package that training imports: memory-mapped token caches, and samplers over them. It needs only torch and numpy.
 
     from niels_cache_runtime import TokenLoader                                     # order, blends, packing, resume
     from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset   # random windows and examples

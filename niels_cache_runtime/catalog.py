@@ -1,10 +1,10 @@
-"""A cache folder by name, for notebooks and small scripts: sizes at a glance, and from there to batches.
+"""A cache folder whose data sets are found by name, for notebooks and small scripts. It shows sizes and leads to batches.
 
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
 
 The cost is a listing of two folders, and one meta.json for each data set that you open. A split maps its tokens at first use. torch is
-imported with the first sampler or loader. Decoding text belongs to the tokenizer; order and blends belong to `loader`.
+imported with the first sampler or loader. The tokenizer decodes text; `loader` has order and blends.
 """
 
 import difflib
@@ -49,21 +49,22 @@ if TYPE_CHECKING:
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
-_SHOWN_T = 1024  # in the snippets, if the split is long enough
+_SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
 
 
 class MissingDatasetError(NielsCacheError, KeyError):
-    """A data set name that the cache does not have; a KeyError, so that `in` and `get` work as for any mapping."""
+    """An error for a data set name that the cache does not have. It is a KeyError, so that `in` and `get` work as for any mapping."""
 
-    __str__ = Exception.__str__  # KeyError's own would put the message in quotes
+    __str__ = Exception.__str__  # KeyError's own __str__ would put the message in quotes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStream:
-    """The mapped tokens of a split, and the offsets of its rows.
+    """The mapped tokens of a split, and the offsets of its rows. A row is a document or an example.
 
-    pieces: uint16, 1-D, read-only: the stream, in one piece if its shards lie back to back in memory. offsets: (rows + 1,) int64:
-    row i, a document or an example, is the tokens from offsets[i] up to offsets[i + 1] of the stream.
+    pieces: arrays of uint16, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie back to back in
+        memory.
+    offsets: (rows + 1,) int64. Row i is the tokens from offsets[i] to offsets[i + 1] - 1 of the stream.
     """
 
     pieces: list[NDArray[np.uint16]]
@@ -73,11 +74,12 @@ class TokenStream:
 class CacheSplit:
     """One split of a data set: its sizes, and the ways to read it.
 
-    `folder` is the path that TokenLoader takes. `tokens`, `rows` (documents of a pretrain split, examples of an SFT split) and `bytes` (of
-    the token and offset files) come from meta.json. `split[i]` is the tokens of a row, (tokens,) uint16; `len(split)` is `rows`.
+    `folder` is the path that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the documents of a
+    pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens of row i,
+    (tokens,) uint16; `len(split)` is `rows`.
 
-    If another program wrote meta.json, `bytes` are those of the files, and `rows` of a pretrain split are the entries of its doc_ends file.
-    Without that file `rows` come from meta.json, or are None if it does not count documents.
+    If another program wrote meta.json, `bytes` are the sizes of the files on disk, and `rows` of a pretrain split are the entries of its
+    doc_ends file. Without a doc_ends file, `rows` come from meta.json, or are None if meta.json does not count documents.
     """
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
@@ -105,18 +107,21 @@ class CacheSplit:
         return len(map_offsets(ends, DOC_ENDS_DTYPE)) if ends.is_file() else counted
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
-        """Return a TokenLoader over this split alone: each window or packed row once per epoch, resumable.
+        """Return a TokenLoader over this split alone. It reads each window or packed row once per epoch, and a run can be resumed.
 
-        settings: keyword arguments of TokenLoader. Raises NielsCacheError as TokenLoader does.
+        settings: keyword arguments of TokenLoader. Raises NielsCacheError for the reasons that TokenLoader lists.
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
         return TokenLoader(self.folder, T=T, B=B, seed=seed, **settings)
 
     def sampler(self, *, T: int, device: str = "cpu", verify: Verify = "size") -> "PretrainTokenStreamDataset | SFTExampleDataset":
-        """Return a sampler: random windows (`get_batch` -> x, y) of a pretrain split, random examples (x, y, y_masked) of an SFT split.
+        """Return a sampler. Its method `get_batch` returns a random batch.
 
-        T: tokens per row. Raises NielsCacheError as those classes do.
+        For a pretrain split, the sampler draws random windows and returns x, y. For an SFT split, it draws random examples and returns x,
+        y, y_masked.
+
+        T: tokens per row. Raises NielsCacheError for the reasons that PretrainTokenStreamDataset and SFTExampleDataset list.
         """
         if self.dataset.family == "pretrain":
             from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
@@ -131,9 +136,10 @@ class CacheSplit:
 
     @cached_property
     def stream(self) -> TokenStream:
-        """The mapped tokens, and the place of every row. Takes 8 bytes of memory per row.
+        """The mapped tokens, and the place of every row. It takes 8 bytes of memory per row.
 
-        Raises NielsCacheError as `opening.open_split` does, and if the data set was rebuilt since you looked it up.
+        Raises NielsCacheError for the reasons that `opening.open_split` lists, and if the data set was rebuilt since it was looked up in
+        the cache.
         """
         if self.dataset.family == "sft":
             from niels_cache_runtime.cache.sft import open_pair
@@ -148,7 +154,7 @@ class CacheSplit:
         return TokenStream(pieces=pieces, offsets=np.concatenate([np.zeros(1, np.int64), np.asarray(ends).astype(np.int64)]))
 
     def __len__(self) -> int:
-        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # the stream raises if documents are unknown
+        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
 
     def __getitem__(self, index: int) -> NDArray[np.uint16]:
         stream = self.stream
@@ -193,10 +199,10 @@ class CacheSplit:
 
 
 class CacheDataset:
-    """One data set: its `meta`, `folder`, and the splits `train` and `val`.
+    """One data set: its `meta`, its `folder`, and the splits `train` and `val`.
 
-    Raises NielsCacheError if its meta.json is unreadable, says that the data set was never built, or names another data set than the
-    folder, or another tokenizer than the cache holds.
+    Raises NielsCacheError if its meta.json is unreadable, says that the data set was never built, names a different data set than the
+    folder does, or names a different tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str) -> None:
@@ -225,7 +231,7 @@ class CacheDataset:
 class CacheFamily(Mapping[str, CacheDataset]):
     """The data sets of one family by name: `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name can be an attribute.
 
-    The names are those of the folders with a meta.json. They are listed at each use.
+    The names are those of the folders with a meta.json. The folders are listed at each use.
     """
 
     def __init__(self, root: str, family: Family) -> None:
@@ -251,11 +257,11 @@ class CacheFamily(Mapping[str, CacheDataset]):
     def __len__(self) -> int:
         return len(self._names())
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own would open it, but a damaged data set is a member too
+    def __contains__(self, name: object) -> bool:  # Mapping's own method would open the data set, but a damaged one is a member too
         return name in self._names()
 
     def __getattr__(self, name: str) -> CacheDataset:
-        if name.startswith("_"):  # copy and notebooks look these up, copy before `_root` is set
+        if name.startswith("_"):  # copy and notebooks look such names up; copy does so before `_root` is set
             raise AttributeError(name)
         if name not in (names := self._names()):
             raise AttributeError(self._missing(name, names))
@@ -289,7 +295,10 @@ class CacheFamily(Mapping[str, CacheDataset]):
 
 
 class Cache:
-    """A cache folder: `pretrain` and `sft`, its data sets by name, and `tokenizer`, the path of its SentencePiece model or None."""
+    """A cache folder. `pretrain` and `sft` give its data sets by name.
+
+    `tokenizer` is the path of the cache's SentencePiece model, or None if there is no model.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -309,7 +318,7 @@ class Cache:
 
 
 def open_cache(root: str | Path = "cache") -> Cache:
-    """Open the cache in folder `root`, the folder with `pretrain/` and `sft/`.
+    """Open the cache in the folder `root`, which contains `pretrain/` or `sft/`.
 
     Raises NielsCacheError if the folder holds no cache.
     """
@@ -323,7 +332,7 @@ def open_cache(root: str | Path = "cache") -> Cache:
 
 
 def _glance(root: str, family: Family, name: str) -> tuple[str, str]:
-    """Return the summaries of both splits, or the error if the data set cannot be opened: a broken one does not hide the others."""
+    """Return the summaries of both splits, or the error if the data set cannot be opened. So a broken data set does not hide the others."""
     try:
         dataset = CacheDataset(root, family, name)
     except NielsCacheError as error:

@@ -1,12 +1,14 @@
-"""The one exception family of both packages.
+"""The base of all exceptions of both packages.
 
-Every message says what is wrong, where (file, row, data set) and what to do next, so that a command line can print it as is.
+Every message says what is wrong, where (file, row, data set) and what to do next, so a command line can print the message unchanged.
 """
 
 
 class NielsCacheError(ValueError):
-    """A mistake in input, configuration or a cache on disk; the message is complete and fits one line."""
+    """A mistake in input, configuration or a cache on disk. The message is complete and fits on one line."""
 
 
 class NotWrittenError(NielsCacheError):
-    """An error of the place, not of the request: a full or read-only folder, a file system without locks, a database that refuses."""
+    """An error of the place, not of the request, such as a full or read-only folder, a file system without locks, or a database that
+    refuses.
+    """

@@ -1,3 +1,3 @@
-"""The documented import path of `niels_cache_runtime.format.layout`. The code is there."""
+"""The documented import path of `niels_cache_runtime.format.layout`, which has the code."""
 
 from niels_cache_runtime.format.layout import *  # noqa: F403

@@ -1,13 +1,13 @@
-"""Training batches for Lightning, saved and resumed to the batch. Needs the package lightning, which no other module here imports.
+"""Training batches for Lightning: a run is saved and resumed at the exact batch. Only this module needs the package lightning.
 
     tokens = LightningTokens(TokenLoader(...))
     trainer = L.Trainer(callbacks=[tokens], ...)
     trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
 
-If a loader has no length, Lightning reads one batch more from it than it trains on. So the loader's own position is one batch ahead when a
-checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
-them. It puts the loader there whenever Lightning begins an epoch or continues in the middle of one. The state is the loader's. Its
-position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
+If a loader has no length, Lightning reads one batch more from the loader than it trains on. So the loader's own position is one batch ahead
+when a checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
+them. It moves the loader to this position whenever Lightning begins an epoch or continues in the middle of one. The saved state is a state
+of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ class LightningTokens(L.Callback):
     """The callback that keeps the position of a TokenLoader. Pass its `batches` to `trainer.fit` as `train_dataloaders`.
 
     loader: a TokenLoader, or torchdata's StatefulDataLoader(TokenLoader(...), batch_size=None, num_workers=n). The TokenLoader's rank and
-    world_size must be the trainer's. Give the callback to `Trainer(callbacks=[...])` and `batches` to `fit`. One without the other is
-    refused when fit begins.
+        world_size must be the trainer's.
 
-    Raises NielsCacheError for another object, a plain DataLoader with workers (its workers' positions can be neither saved nor restored),
-    persistent workers (they do not see a restored position), and a StatefulDataLoader with a batch_size.
+    Give the callback to `Trainer(callbacks=[...])`, and also its `batches` to `fit`. If one of the two is missing, an error is raised when
+    `fit` begins.
+
+    Raises NielsCacheError for any other object, for a plain DataLoader with workers (the positions of its workers can be neither saved nor
+    restored), for persistent workers (they do not see a restored position), and for a StatefulDataLoader with a batch_size.
     """
 
     def __init__(self, loader: TokenLoader | DataLoader[Batch]) -> None:
@@ -78,7 +80,10 @@ class LightningTokens(L.Callback):
         self._trained, self._trained_of_pass = 0, int(state["trained_of_pass"])
 
     def _rewind(self) -> None:
-        """Put the loader after the last trained batch, or, after a whole pass, at the start of the next."""
+        """Move the loader to the position after the last trained batch.
+
+        If this is the end of a pass, move to the start of the next pass.
+        """
         if not self._is_callback:
             raise NielsCacheError(
                 "this loader's position would not be saved; give its callback to the trainer: Trainer(callbacks=[tokens])"
@@ -97,10 +102,11 @@ class LightningTokens(L.Callback):
 
 
 class TrainingBatches:
-    """The batches that Lightning iterates: each iteration begins after the last trained batch. LightningTokens makes it.
+    """The batches that Lightning iterates. Each iteration begins after the last trained batch. LightningTokens makes this object.
 
-    Its state is the loader's after that batch; Lightning keeps it in the checkpoint. Its length is that of a whole pass, because Lightning
-    keeps counting in the middle of one. `len` raises TypeError for an endless loader, and for a blend, whose passes may differ by a batch.
+    Its state is the loader's state after the last trained batch; Lightning keeps this state in the checkpoint. Its length is the length of
+    a whole pass, because Lightning continues its own count in the middle of a pass. `len` raises TypeError for an endless loader, and for a
+    blend, because the passes of a blend may differ by a batch.
     """
 
     def __init__(self, tokens: LightningTokens, loader: TokenLoader | DataLoader[Batch]) -> None:
@@ -114,11 +120,11 @@ class TrainingBatches:
         return self._tokens._batches_of_pass()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the last trained batch, and the number of trained batches of its pass. JSON-able."""
+        """Return the loader's state after the last trained batch, and the number of batches trained in this pass, as JSON-able values."""
         return self._tokens._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batches of a checkpoint. Raises NielsCacheError as TokenLoader.load_state_dict does."""
+        """Continue after the batches of a checkpoint. Raises NielsCacheError for the reasons that TokenLoader.load_state_dict lists."""
         self._tokens._load(state)
 
 

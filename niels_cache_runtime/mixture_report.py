@@ -1,3 +1,3 @@
-"""The documented import path of `niels_cache_runtime.loader.report`. The code is there."""
+"""The documented import path of `niels_cache_runtime.loader.report`, which has the code."""
 
 from niels_cache_runtime.loader.report import *  # noqa: F403

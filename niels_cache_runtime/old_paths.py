@@ -1,10 +1,10 @@
-"""Former module paths. Each one still imports, and gives the module that has the code now.
+"""Former module paths. A former path can still be imported, and gives the module that has the code now.
 
     import niels_cache_runtime.mmap  -->  a DeprecationWarning, and the module niels_cache_runtime.cache.mmap itself
 
-`MOVED` is the table of this package. A path stays in it for one release; then its line is removed. The paths that the documentation
-names (`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`) are not in it. They are permanent, so each
-is a file that type checkers can read too. The cost is one look into the table for every module that a process imports.
+`MOVED` is the table of this package. A former path stays in the table for one release; then its line is removed. The paths that the
+documentation names (`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`) are not in the table. They are
+permanent, so each is a file that type checkers can read too. Every module that a process imports costs one lookup in the table.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_KEPT_THEIR_NAME = {  # room to modules
+_KEPT_THEIR_NAME = {  # folder -> modules
     "cache": ("mmap", "opening"),
     "format": ("described", "foreign_meta", "meta", "meta_keys", "npy_files", "place", "reading"),
     "loader": ("batch", "blend", "documents", "mixture", "order", "prefetch", "source", "steps", "windows"),
@@ -47,9 +47,10 @@ MOVED = {
 class OldPaths:
     """A finder and loader of modules under their former paths.
 
-    moved: former to present path, both absolute. A module that was split has several present paths. Its names are looked up in that order.
+    moved: former path -> present path, both absolute. A module that was split has several present paths. A name is looked up in these paths
+        in their order.
 
-    It does not derive from the classes of importlib.abc: importing those takes twice as long as importing this package.
+    This class does not derive from the classes of importlib.abc, because importing them takes twice as long as importing this package.
     """
 
     def __init__(self, moved: Mapping[str, str | Sequence[str]]) -> None:
@@ -62,7 +63,9 @@ class OldPaths:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the present module in the place of `module`, so that `import` returns it. With several, copy their names into `module`."""
+        """Put the present module in the place of `module`, so that `import` returns it. If there are several, copy their names into
+        `module`.
+        """
         old = module.__name__
         moved = self._moved[old]
         homes = (moved,) if isinstance(moved, str) else moved
@@ -76,11 +79,11 @@ class OldPaths:
 
 def forward(moved: Mapping[str, str | Sequence[str]]) -> None:
     """Let every former path of `moved` import its present module, with a DeprecationWarning."""
-    sys.meta_path.insert(0, OldPaths(moved))  # before files that an older version may have left behind
+    sys.meta_path.insert(0, OldPaths(moved))  # at the front, before files that an older version may have left behind
 
 
 def former_names(module: str, *homes: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` that finds names in the modules `homes`, where they are now, with a DeprecationWarning."""
+    """Return a `__getattr__` that finds the names that moved from `module` to the modules `homes`. Each use gives a DeprecationWarning."""
 
     def get(name: str) -> Any:
         if not name.startswith("__") and not _is_submodule(module, name):
@@ -95,7 +98,7 @@ def former_names(module: str, *homes: str) -> Callable[[str], Any]:
 
 
 def _is_submodule(package: str, name: str) -> bool:
-    """Return whether `from package import name` imports a file. Python looks for the attribute first."""
+    """Return whether `from package import name` imports a file. Before the import, Python looks for an attribute of this name."""
     from importlib.util import find_spec
 
     return hasattr(sys.modules[package], "__path__") and find_spec(f"{package}.{name}") is not None

@@ -1,3 +1,3 @@
-"""The documented import path of `niels_cache_runtime.loader.trace`. The code is there."""
+"""The documented import path of `niels_cache_runtime.loader.trace`, which has the code."""
 
 from niels_cache_runtime.loader.trace import *  # noqa: F403

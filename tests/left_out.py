@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, number in skipped.most_common():
         terminalreporter.line(f"{number:5d}  {reason}")
     if deselected:
-        terminalreporter.line(f"{deselected:5d}  deselected (-m {config.option.markexpr!r}); make torture runs the long fault tests")
+        terminalreporter.line(f"{deselected:5d}  deselected (-m {config.option.markexpr!r}); make walks and make torture run the long ones")
     for reason in _not_allowed(config):
         terminalreporter.line(f"failed: --may-skip does not allow {reason!r}", red=True)
 

@@ -12,6 +12,8 @@ from tests import programs
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
+pytestmark = pytest.mark.walk
+
 
 def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("datasketch")

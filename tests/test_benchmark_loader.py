@@ -12,6 +12,8 @@ from tests import programs
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "loader.py"
 
+pytestmark = pytest.mark.walk
+
 
 def run_program(command: list[str], **settings: Any) -> "subprocess.CompletedProcess[str]":
     return programs.run(*command[1:], check=settings["check"])

@@ -10,6 +10,8 @@ from tests import megatron_core
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "megatron.py"
 
+pytestmark = pytest.mark.walk
+
 
 def test_a_quick_run_prints_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     megatron_core.load()

@@ -8,8 +8,9 @@ import pytest
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "peers.py"
 
+pytestmark = pytest.mark.walk
 
-@pytest.mark.slow
+
 def test_a_small_run_prints_both_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers", reason="the library tokenizers is not installed")
     monkeypatch.delenv("NIELS_CACHE_REAL_DATA", raising=False)

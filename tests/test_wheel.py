@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("niels_cache_assets", "niels_cache_runtime")
+pytestmark = pytest.mark.walk
+
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 

@@ -1,6 +1,7 @@
-"""The base class of artifacts: the questions that `materialize` asks, and the values that are passed to and from it.
+"""The base class of artifacts, and the values that artifacts exchange with `materialize`.
 
-A new kind is one class: a frozen dataclass with `key`, `directory`, `identity` and `write`. All other methods have a default here.
+An artifact is one thing that can be built. A new kind of artifact is one class: a frozen dataclass with `key`, `directory`, `identity` and
+`write`. The base class has a default for all other methods.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ State = Literal["built", "cache_hit", "disabled"]
 class Outcome:
     """The result of building one artifact.
 
-    meta: its record; empty if the artifact is switched off and was never built. kept: an existing build stays although another one may be
-    needed, because upstream is not available or the artifact is switched off; `warning` gives the reason. warning: anything else that you
-    should know. seconds: the duration of this run. resumed: the part of it (tokens; characters of a corpus) that an interrupted build had
-    already made.
+    meta: the record of the artifact; empty if the artifact is switched off and was never built.
+    kept: whether the existing build stays although a new build may be needed. This happens if upstream is not available or the artifact is
+    switched off.
+    warning: the cause if `kept` is True; otherwise anything that the user should know, or None.
+    seconds: the duration of this run.
+    resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
     """
 
     key: str
@@ -62,15 +65,17 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """The rest of the key: the data set, or the kind itself if there is only one artifact of this kind."""
+        """The part of the key after the kind: the data set. If a kind has only one artifact, the name is the kind itself."""
         return self.key.partition("/")[2] or self.key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The result of `write`: the record, which is written last. `resumed` and `warning` are those of an Outcome.
+    """The result of `Artifact.write`.
 
-    changed: False if everything was already there. Only kinds that find this out while they write set it.
+    meta: the record, which is written after all other files.
+    resumed, warning: the values for the same fields of Outcome.
+    changed: False if everything existed already. Only some kinds of artifacts set `changed`: those that find this out while they write.
     """
 
     meta: Meta
@@ -81,10 +86,13 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The arguments of `write`. directory: empty, or as an interrupted build left it if the kind is resumable.
+    """The arguments of `Artifact.write`.
 
-    revision: of upstream, as in `made_of`. progress: called with the progress of the build, in a form of the kind's own. force: do not
-    resume.
+    directory: the folder to write to. It is empty, or, if the kind of artifact is resumable, as an interrupted build left it.
+    revision: the revision of upstream that `made_of` was computed for.
+    made_of: everything that decides the bytes.
+    progress: called with the progress of the build; each kind of artifact passes its own type.
+    force: do not resume.
     """
 
     directory: Path
@@ -101,34 +109,36 @@ class Work:
 
     @property
     def resume(self) -> Resume:
-        """The request to a builder to keep a journal here and to resume from the one that it finds."""
+        """The request that a builder keeps a journal in this directory, and resumes from the journal that it finds there."""
         return Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
 
     def open_journal(self, name: str, *, state: type[Any]) -> Journal:
-        """Open the journal of a build, named `name` in the log. Its `state` is None or an instance of that data class."""
+        """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
+        `state`.
+        """
         journal = open_journal(self.directory, self.resume, name=name, identity={}, state=state)
         assert journal is not None
         return journal
 
 
 class Artifact(ABC):
-    """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without their cached properties.
+    """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without cached properties.
 
-    version: increased by hand when the bytes change for the same input. record: the file that is written last; None if each part has a
-    record.
+    version: increase this number by hand if the code makes different bytes from the same input.
+    record: the name of the file that is written last; None if each part of the artifact has its own record.
     """
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
     resumable: ClassVar[bool] = False
     noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
-    takes_what_is_there: ClassVar[bool] = False  # it uses the inputs that exist, and is built again when there are more
-    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # after a build, and if none was needed
+    takes_what_is_there: ClassVar[bool] = False  # a build uses the inputs that exist; when more inputs exist, the artifact is built again
+    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # the state after a build, and the state if no build was needed
 
     @property
     @abstractmethod
     def key(self) -> str:
-        """The name of the artifact in a root: `tokenizer`, `corpus/NAME`, `pretrain/NAME`, ..."""
+        """The unique name of the artifact in a root folder: `tokenizer`, `corpus/NAME`, `pretrain/NAME`, ..."""
 
     @property
     @abstractmethod
@@ -137,11 +147,13 @@ class Artifact(ABC):
 
     @abstractmethod
     def identity(self, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides its bytes if upstream is at `revision`. Raises NielsCacheError if an input is missing."""
+        """Return everything that decides the bytes of the artifact if upstream is at `revision`. Raises NielsCacheError if an input is
+        missing.
+        """
 
     @abstractmethod
     def write(self, work: Work) -> Written:
-        """Build it in `work.directory`. Raises NielsCacheError if it cannot be built; the previous build then stays."""
+        """Build the artifact in `work.directory`. Raises NielsCacheError if the build fails; the previous build then stays."""
 
     @property
     def network_patience(self) -> float | None:
@@ -149,11 +161,13 @@ class Artifact(ABC):
         return None
 
     def inputs(self) -> Sequence[str]:
-        """Return the keys of the artifacts that it is built from. Edges are defined only here. Upstream is not an artifact."""
+        """Return the keys of the artifacts that this artifact is built from. Edges are defined only here. Upstream is not an artifact."""
         return ()
 
     def unavailable(self) -> str | None:
-        """Return why it is not built and has no replacement: it is switched off. Raises NielsCacheError if a setting is missing."""
+        """Return why the artifact is never built now (it is switched off or unused), or None. Raises NielsCacheError if a setting is
+        missing.
+        """
         return None
 
     def finished(self) -> Meta | None:
@@ -161,7 +175,7 @@ class Artifact(ABC):
         return finished_meta(self.directory)
 
     def keeps(self) -> str | None:
-        """Return why the existing build stays even if another one is needed."""
+        """Return why the existing build stays even if a new build is needed, or None if it does not stay."""
         return None
 
     def revision(self) -> str | None:
@@ -169,11 +183,11 @@ class Artifact(ABC):
         return None
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        """Return whether the build with this record equals the one that would be made from `made_of`."""
+        """Return whether the build with this record equals a build that would be made from `made_of`."""
         return bool(meta.get("fingerprint") == fingerprint_of(dict(made_of)))
 
     def need(self) -> Need | None:
-        """Return the disk space that a build needs, as far as it is known."""
+        """Return the disk space that a build needs, or None if it is unknown."""
         return None
 
     def owns(self, name: str) -> bool:
@@ -190,9 +204,10 @@ class Artifact(ABC):
         return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), {})
 
     def current(self) -> Meta:
-        """Return the record of the existing build if it equals the one that would be made at its own revision.
+        """Return the record of the existing build if the build is current at the revision of upstream that it was made from.
 
-        `materialize` checks for a newer upstream. Raises NielsCacheError, which names what to build.
+        This method does not look for a newer revision of upstream; `materialize` does. If the build is missing or not current, raises
+        NielsCacheError, which names what to build.
         """
         meta = self.finished()
         if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
@@ -200,11 +215,11 @@ class Artifact(ABC):
         return meta
 
     def afresh(self) -> Self:
-        """Return the same artifact without its cached properties."""
+        """Return the same artifact without cached properties."""
         return dataclasses.replace(self)  # type: ignore[type-var]
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        """Return a context manager that locks out other builds of it. Its value is True if it had to wait for one."""
+        """Return a context manager that keeps other builds of this artifact out. Its value is True if it had to wait for another build."""
         return locked(self.directory, is_ours=self.owns, wait=wait, log=log)
 
     def stage(self) -> AbstractContextManager[Path]:

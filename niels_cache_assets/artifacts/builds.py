@@ -1,8 +1,8 @@
-"""Functions for notebooks: build one artifact by its name, in the same way as the command line and a Dagster run.
+"""Functions for notebooks, which build one artifact by name, in the same way as the command line and a Dagster run.
 
-Each returns a cache hit if the existing build is current, and builds otherwise. wait: if another process builds the same artifact, wait for
-it instead of failing. force: always build. log: called with each line of the log. All raise NielsCacheError; the last good build then
-stays.
+Each function returns a cache hit if the existing build is current, and builds otherwise. wait: if another process is building the same
+artifact, wait for that build instead of failing. force: always build. log: called with each line of the log. All functions raise
+NielsCacheError if they fail; the last good build then stays.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def prepare_corpus(
 ) -> Outcome:
     """Build `corpus/<name>` under `root`.
 
-    processes: the number of workers. None: as many as [build] threads, or one per core. 1: work in this process. Raises NielsCacheError for
-    a data set without `prepare`, for a source without any usable document, and if a worker was killed.
+    processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
+    set. 1 means that this process does the work.
+    Raises NielsCacheError for a data set without `prepare`, for a source without any usable document, and if a worker was killed.
     """
     corpus = graph(registry, root).corpus(name, processes=processes)
     return materialize(corpus, force=force, wait=wait, on_progress=progress, log=log)
 
 
 def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Build `duplicates/` under `root` from every current corpus with "dedup".
+    """Build `duplicates/` under `root` from the current corpora of all data sets with "dedup".
 
     Raises NielsCacheError if data sets use "dedup" but none of them has a corpus, and if a corpus is replaced during the search.
     """
@@ -59,7 +60,10 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait
 
 
 def write_report(registry: Registry, name: str, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Build `reports/corpus/<name>` under `root`. Raises NielsCacheError as `corpus_report` does."""
+    """Build `reports/corpus/<name>` under `root`.
+
+    Raises NielsCacheError if the corpus or its drop list is missing or has other settings.
+    """
     return materialize(graph(registry, root).report(name), force=force, wait=wait, log=log)
 
 
@@ -76,8 +80,9 @@ def build_dataset(
 ) -> Outcome:
     """Build the cache of one data set under `root`.
 
-    run_settings: replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. None stands for the value of
-    the registry. Raises NielsCacheError, also if the folder holds another data set and `force` is off.
+    run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
+    keeps the value of the registry.
+    Raises NielsCacheError if the build fails, and also if the folder holds a different data set and `force` is off.
     """
     cache = graph(registry, root).cache(name, run_settings)
     return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)

@@ -1,9 +1,10 @@
-"""The corpus of a data set: its source, cleaned and signed on every core, and stored as documents on disk.
+"""The corpus of a data set: the documents of its source, cleaned and signed on every core, and stored on disk.
 
-One pass over the whole source. Token budgets apply later, when the cache is built from the corpus. Memory: a few chunks of about a megabyte
-for each worker process, and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times
-its size here and fifteen times its size in its worker, including words and copies. The same source and settings give the same bytes, for
-any number of processes. An interrupted run resumes after the last complete file of documents and ends in the same bytes.
+To sign a document is to compute its signature for the search for duplicates. A build makes one pass over the whole source. Token budgets
+apply later, when the cache is built from the corpus. Memory does not depend on the size of the source. A build needs a few chunks of about
+a megabyte for each worker process, and one row group. A document that is larger than a chunk takes about ten times its size in this process
+and fifteen times its size in its worker, including words and copies. The same source and settings give the same bytes, for any number of
+processes. An interrupted run resumes after the last complete file of documents, and its final bytes are the same.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ from niels_cache_runtime.format.reading import available_threads
 class Corpus(Artifact):
     """The corpus of a data set with `prepare`.
 
-    processes: the number of workers. None: as many as [build] threads, or one per core. 1: work in this process. siblings: returns the
-    pretrain tables as mixtures read them; `current` does not need it.
+    processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
+    set. 1 means that this process does the work.
+    siblings: returns the pretrain tables by name, for a mixture (see `with_prepared`); `current` does not call it.
     """
 
     registry: Registry
@@ -155,11 +157,14 @@ class Corpus(Artifact):
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """The progress of a corpus. share (0 to 1): of the bytes of local files, or of the number of remote files; None if it is unknown."""
+    """The progress of a corpus.
 
-    documents: int  # received from the source so far
+    share (0 to 1): the share of the bytes of local files, or of the number of remote files, that was read. None if it is unknown.
+    """
+
+    documents: int  # number of documents received from the source so far
     kept: int
-    characters: int  # of all received documents
+    characters: int  # number of characters of all received documents
     share: float | None
 
     @property

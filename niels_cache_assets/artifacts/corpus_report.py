@@ -22,7 +22,9 @@ _SUFFIX = ".png"
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport(Artifact):
-    """The report of a data set with `prepare`. It is its own identity: to make it costs less than to tell whether it would differ."""
+    """The report of a data set with `prepare`. The report is its own identity, because making it costs less than finding out whether it
+    would differ.
+    """
 
     registry: Registry
     root: Path

@@ -1,7 +1,7 @@
-"""The part that the caches of both families share: identity, provenance and status; also the cache of a data set that is switched off.
+"""The parts that pretrain caches and SFT caches share (identity, provenance, status), and the cache of a data set that is switched off.
 
-A data set with `prepare` is read from its corpus, without the documents of its drop list, and not from its source. Only the corpus then
-asks upstream.
+If a data set has `prepare`, its cache is built from its corpus and not from its source, and the documents in its drop list are left out.
+Then only the build of the corpus asks upstream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from niels_cache_runtime.format.place import check_place, place_problem
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Artifact):
-    """The cache of one data set. source, build: its table and [build], with the settings of one run applied."""
+    """The cache of one data set.
+
+    source: the table of the data set.
+    build: the table [build]. Both tables already contain the settings for one run.
+    """
 
     registry: Registry
     root: Path
@@ -72,24 +76,24 @@ class Dataset(Artifact):
 
     @cached_property
     def tokenizer(self) -> SentencePieceTokenizer:
-        """The tokenizer of the root. Raises NielsCacheError if it does not exist."""
+        """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
-        """The pretrain tables as a mixture reads them."""
+        """The pretrain tables by name, for a mixture. A table with a corpus is replaced by a reader of this corpus."""
         return with_prepared(self.registry, self.root)
 
     @cached_property
     def prepared(self) -> PreparedCorpus | None:
-        """The corpus that replaces the source, if the data set has one."""
+        """The corpus that the cache is built from instead of the source, or None if the data set has no `prepare`."""
         if not is_prepared(self.source):
             return None
         return open_prepared(self.registry, self.name, root=self.root, source=self.source, build=self.build)
 
     @cached_property
     def text_bytes(self) -> int | None:
-        """The number of bytes of its text, as far as it is known."""
+        """The number of bytes of the data set's text, or None if it is unknown."""
         if self.prepared is not None:
             return int(self.prepared.meta["bytes"]["after"])
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
@@ -108,7 +112,7 @@ class Dataset(Artifact):
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
         if meta is not None and meta.get("built"):
-            check_place(meta, self.directory)  # a folder that was swapped or copied is no hit and must not be replaced
+            check_place(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
         if self.is_of_another_program():
             raise NielsCacheError(
                 f"{self.directory / META_NAME}: this cache was made by another program; move its folder away, or replace it with --force"
@@ -116,7 +120,7 @@ class Dataset(Artifact):
         return meta
 
     def is_of_another_program(self) -> bool:
-        """Return whether another program made the existing cache, complete or not."""
+        """Return whether a program other than niels-cache made the existing cache. The cache may be complete or incomplete."""
         try:
             return is_foreign(load_meta(str(self.directory / META_NAME)))
         except ForeignMetaError:
@@ -132,7 +136,7 @@ class Dataset(Artifact):
         return self.identity_with(self.tokenizer.model_sha256, revision)
 
     def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides its bytes with this tokenizer."""
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
         return cache_identity(
             self.registry,
             self.source,
@@ -173,12 +177,12 @@ class Dataset(Artifact):
 
     @abstractmethod
     def split_rule(self) -> str:
-        """Return the rule that splits it, as one line for meta.json."""
+        """Return the rule that splits the data set into train and val, as one line for meta.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedOff(Artifact):
-    """The cache of a data set that is switched off: empty, with a meta.json that says so. A finished cache is kept."""
+    """The empty cache of a data set that is switched off, with a meta.json that says so. A finished cache is kept instead."""
 
     dataset: Dataset
 

@@ -1,9 +1,13 @@
-"""The drop lists of all data sets with "dedup": which documents are dropped, because of which document, and at which similarity.
+"""The drop lists of all data sets whose `prepare` contains "dedup".
 
-Documents are compared in a fixed order, and the first one stays. Data sets come by [dedup] priority, then in table order. In a data set val
-comes before train, so a duplicate is dropped from train; then input order. For cost and memory see dedup/greedy.py; signatures are read
-from disk in blocks. Only `verify = "jaccard"` reads texts again, each once, and only of documents that share a band with another. An
-interrupted search resumes after the last band on disk.
+A drop list tells which documents of a data set are dropped as duplicates, which document is the reason, and how similar the two documents
+are. Documents are compared in a fixed order, and of several duplicates the first document stays. Data sets are ordered by [dedup] priority,
+then by the order of their tables. In a data set, val comes before train, so a document that is in both splits is dropped from train. In a
+split, documents are in input order.
+
+Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Only `verify = "jaccard"` reads texts again: it
+reads each text once, and only texts of documents that share a band with another document. An interrupted search resumes after the last band
+on disk.
 """
 
 from __future__ import annotations
@@ -54,8 +58,9 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 class WantedDropLists:
     """The drop lists that the configuration and the corpora on disk require.
 
-    corpora: the meta.json of each corpus, in the order of comparison. missing: data sets without a current corpus, and the reason.
-    identity: everything that decides the lists, for their meta.json.
+    corpora: the meta.json of each corpus, by data set, in the order of comparison.
+    missing: the data sets without a current corpus, and the reason for each.
+    identity: everything that decides the drop lists; it is stored in their meta.json.
     """
 
     corpora: dict[str, Meta]
@@ -84,7 +89,7 @@ class Duplicates(Artifact):
 
     @cached_property
     def wanted(self) -> WantedDropLists:
-        """The drop lists that are required now. Costs one small read for each data set; no document and no signature is read."""
+        """The drop lists that are required now. This costs one small read for each data set; no document and no signature is read."""
         corpora: dict[str, Meta] = {}
         missing: dict[str, str] = {}
         for name in dedup_order(self.registry):
@@ -115,10 +120,10 @@ class Duplicates(Artifact):
         return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
 
     def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
-        """Return the meta.json of the drop lists if a search would make the same ones now, for this corpus of `name`, split by `source` and
-        `seed`.
+        """Return the meta.json of the drop lists if they are current for the data set `name`.
 
-        Raises NielsCacheError, which names the difference and what to materialize.
+        The drop lists are current if a search would now make the same lists, with this corpus of `name`, split by `source` and `seed`. If
+        they are not, raises NielsCacheError, which names the difference and what to materialize.
         """
         folder, splits = self.directory, split_identity(source, seed)
         meta = finished_meta(folder)
@@ -214,10 +219,10 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
 
 @contextmanager
 def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[], None]]:
-    """Check that these corpora stay the same while the block reads them. If a corpus was replaced, this error is raised in place of any
-    other error of the block.
+    """Check that these corpora stay the same while the block reads them.
 
-    Yields a function that makes the same check before a result is used.
+    If a corpus was replaced, raises an error that says so, even if the block has already raised a different error. Yields a function that
+    makes the same check; the block calls it before it uses a result.
     """
 
     def require_same() -> None:
@@ -235,7 +240,7 @@ def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[],
 def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:
     """Write the drop list of one data set, sorted by ordinal."""
     names = np.array([each.name for each in inputs.all], dtype=object)
-    splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is the last
+    splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
     with closing_table(TableFile(root, duplicates_file(name), DUPLICATES, files)) as table:
         for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
@@ -253,7 +258,7 @@ def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files:
 
 
 def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
-    """Return the entries of one data set for meta.json."""
+    """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
         what: {kind: int(sizes[what][drops.ordinals[drops.exact == (kind == "exact")]].sum()) for kind in ("exact", "near")}
@@ -285,7 +290,9 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
 
 
 def _cluster_sizes(drops: Drops) -> dict[str, int]:
-    """Return the number of clusters by size. A cluster is a kept document and its duplicates; single documents are not counted."""
+    """Return the number of clusters for each cluster size. A cluster is a kept document and its duplicates; single documents are not
+    counted.
+    """
     _, copies = np.unique(drops.because_ordinals, return_counts=True)
     sizes, clusters = np.unique(copies + 1, return_counts=True)
     return {str(size): count for size, count in zip(sizes.tolist(), clusters.tolist(), strict=True)}

@@ -1,8 +1,8 @@
-"""The graph of artifacts: everything that a root can hold, by key, in the order in which it is built.
+"""The graph of artifacts: everything that a root folder can hold, by key, in build order.
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
-Edges come only from `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
+Edges come only from the method `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Graph:
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
-        """Return the artifact that a build of a data set makes: its cache, or an empty one if it is switched off. Raises as `dataset`."""
+        """Return the artifact that a build of a data set makes: its cache, or an empty cache if it is switched off. Raises the errors of
+        `dataset`.
+        """
         dataset = self.dataset(name, run_settings)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
 
@@ -86,7 +88,7 @@ class Graph:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of everything in the configuration, switched off or not."""
+        """The keys of all artifacts in the configuration, also of artifacts that are switched off."""
         registry = self.registry
         return [
             "tokenizer",
@@ -98,7 +100,10 @@ class Graph:
         ]
 
     def readers(self, above: str, below: str) -> dict[str, list[str]]:
-        """Map each NAME of an artifact `above/NAME` to the names of the artifacts of kind `below` that are built from it."""
+        """Return a mapping from each input of kind `above` to the artifacts of kind `below` that are built from this input.
+
+        Both are given by name, without the kind.
+        """
         found: dict[str, list[str]] = {}
         for key in self.keys:
             if key.startswith(f"{below}/"):
@@ -133,7 +138,7 @@ class Graph:
         return state_of(self.dataset(name))
 
     def states(self) -> list[CacheState]:
-        """Return the state of every artifact in build order, then of the remaining folders, which another configuration made."""
+        """Return the state of every artifact, and of folders that another configuration made, in build order."""
         registry, root = self.registry, self.root
         states = [self.state("tokenizer"), *(self.state(f"corpus/{name}") for name in registry.prepared())]
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
@@ -149,8 +154,8 @@ class Graph:
     def order(self, only: Sequence[str] | None = None) -> list[str]:
         """Return the keys to build, in order: everything that is switched on, or the data sets and blends in `only` and their inputs.
 
-        An artifact that uses the inputs that exist, such as the drop lists, is built after its first inputs, and again after later ones. So
-        a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
+        Some artifacts, such as the drop lists, use the inputs that exist. Such an artifact is built after its first inputs, and again after
+        later inputs. So a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
         """
         registry = self.registry
         for name in only or ():
@@ -168,7 +173,10 @@ class Graph:
         return [*self._in_order(steps), *reports, *caches, *blends]
 
     def _read_by(self, keys: Collection[str]) -> set[str]:
-        """Return the inputs of these artifacts and, in turn, their inputs. Artifacts that use the inputs that exist add none."""
+        """Return the inputs of these artifacts, the inputs of those inputs, and so on.
+
+        The inputs of an artifact that uses the inputs that exist (`takes_what_is_there`) are not added.
+        """
         found: set[str] = set()
         left = list(keys)
         while left:
@@ -188,7 +196,7 @@ class Graph:
             return max((place for place, each in enumerate(order) if each == key), default=-1)
 
         def is_due(key: str) -> bool:
-            """Return whether one of its inputs was built after it."""
+            """Return whether an input of this artifact was built after the artifact."""
             return key in left and any(last(each) > last(key) for each in inputs[key])
 
         while left:

@@ -1,7 +1,8 @@
-"""The indices of a blend, in Megatron-LM's order. The directory of each is named after the hash of everything that decides it.
+"""The indices of a blend, in Megatron-LM's order.
 
-The runtime's index cache locks, stages and commits each index (niels_cache_runtime/megatron/index_cache.py), with the same code as other
-artifacts (format/commit.py). Whether an index was missing is known only after all indices are open.
+The directory of each index is named after the hash of everything that decides the index. The runtime's index cache
+(niels_cache_runtime/megatron/index_cache.py) locks, stages and commits each index, with the same code as for other artifacts
+(format/commit.py). This artifact can tell whether an index was missing only after it has opened all indices.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class BlendIndex(Artifact):
-    """The indices of one plan: of a table [blend.NAME], or of any other blend. plan None: take the plan of the table.
+    """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend. plan None: use the plan of the table.
 
-    `write` returns its record. indices: those of the data sets in their order, then that of the blend (a single data set without weights
-    has no blend index). hash: over all of them; it is the same as long as the samples of a run are the same.
+    The record is the result of `write`; it is not stored. indices: the indices of the data sets in their order, then the index of the blend
+    (a single data set without weights has no blend index). hash: one hash over all indices. It stays the same as long as the samples of a
+    run stay the same.
     """
 
     registry: Registry | None = None

@@ -1,14 +1,14 @@
 """The only way to build an artifact: decide, lock, check again, write to a staging directory, commit.
 
-    1  the revision of upstream     if upstream is not available, keep a finished build and warn
-    2  the fingerprint              over everything that decides the bytes
-    3  a cache hit                  without a lock, so a read-only cache can be a hit
-    4  a turn, and disk space       before anything is written
-    5  the lock                     wait for it if requested
-    6  a second check               after a wait, or if another build ended since the first check
-    7  the build                    a staging directory with its journal, write, the record, and the exchange
+    1  ask for upstream's revision  if upstream is not available, keep a finished build and warn
+    2  compute the fingerprint      of everything that decides the bytes
+    3  look for a cache hit         without a lock, so a cache in a read-only folder can be a hit
+    4  wait for a turn              and check the disk space, before anything is written
+    5  take the lock                wait for it if requested
+    6  check again                  after a wait, or if another build ended since the first check
+    7  build                        write to a staging directory with a journal, write the record, replace the old build
 
-A notebook, the command line and a Dagster run all use it.
+A notebook, the command line and a Dagster run all use `materialize`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def materialize(
 ) -> Outcome:
     """Build an artifact, or return a cache hit if the existing build is current.
 
-    force: always build, and do not resume. wait: if another process builds it, wait and check again instead of failing. waits_its_turn:
-    called once a build is known to be necessary; if it returns True, it had to wait, and the artifact is checked again. Raises
-    NielsCacheError, and Busy if another process builds the artifact. The last good build then stays.
+    force: always build, and do not resume.
+    wait: if another process is building the artifact, wait and check again instead of failing.
+    waits_its_turn: called when a build is known to be necessary. If `waits_its_turn` had to wait, it returns True, and the artifact is
+    checked again.
+    Raises NielsCacheError, and Busy if another process builds the artifact. The last good build then stays.
     """
     started = time.monotonic()
     with patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext():
@@ -68,7 +70,10 @@ def materialize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Missing:
-    """An artifact that must be built, and the values from which that was decided. place: of the directory at that time."""
+    """An artifact that must be built, and the values that led to this decision.
+
+    place: the value of `place_of` for the directory at the time of the decision.
+    """
 
     artifact: Artifact
     place: tuple[int, int] | None

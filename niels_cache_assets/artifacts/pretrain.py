@@ -66,7 +66,9 @@ class Pretrain(Dataset):
         )
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
-        """Return the documents of the corpus, whose splits are known, or those of the source."""
+        """Return the documents of the corpus if the data set has one; otherwise the documents of the source. The splits of a corpus are
+        known.
+        """
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
         if self.source.seeded_val_frac is None:

@@ -1,8 +1,8 @@
-"""The state of everything on disk, compared with the configuration. It is derived from meta.json and the sizes of files.
+"""The state of everything on disk, compared with the configuration. The state is derived from meta.json and the sizes of files.
 
-`niels-cache list`, `niels-cache status` and the check `caches_in_sync` show it for the tokenizer, corpora, duplicates and caches. Costs one
-or two small reads for each data set and a look at the size of each file. Nothing is hashed and upstream is not asked, so a changed source
-is not noticed. disk/staging.py tells which builds are running and how far they are.
+`niels-cache list`, `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
+This costs one or two small reads for each data set, and reading the size of each file. Nothing is hashed and upstream is not asked, so a
+changed source is not noticed. disk/staging.py tells which builds are running and how much of them is done.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,11 +42,11 @@ State = Literal[
     "no tokenizer",
     "other tokenizer",
     "other settings",
-    "other revision",  # than the last observed one of upstream; only Dagster finds this
-    "no corpus",  # or no drop list, its own or a member's, or one that is out of date
+    "other revision",  # upstream's last observed revision differs; only Dagster finds this
+    "no corpus",  # a corpus or drop list, of the data set or of a member, is missing or out of date
     "unreadable",
     "damaged",  # a file is missing, or its size differs from meta.json
-    "other data set",  # than the name of the folder
+    "other data set",  # meta.json names a different data set than the folder
     "unverifiable",  # made by another program, so there is nothing to compare
 ]
 Condition = Literal["complete", "stale", "missing", "broken", "off"]
@@ -77,14 +77,16 @@ _BUILT_KEYS = ("kind", "fingerprint", "dataset_revision", "tokenizer_sha256", "t
 _SFT_KEYS = ("train_examples", "val_examples")
 
 
-Judgement = tuple[State, str]  # and what to do; empty if nothing is to be done
+Judgement = tuple[State, str]  # the state, and what to do (empty if nothing needs to be done)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """The state of one directory. advice: what to do; empty if nothing is to be done.
+    """The state of one directory.
 
-    note: a remark about the existing files. name: that of the data set; for its inputs `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
+    advice: what to do; empty if nothing needs to be done.
+    note: a remark about the existing files.
+    name: the name of a data set; for an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
     """
 
     name: str
@@ -202,9 +204,10 @@ def _(report: CorpusReport) -> Judgement:
 
 @_judge.register
 def _(index: BlendIndex) -> Judgement:
-    """Return `in sync` if every index exists, because the hash of everything that decides an index is its name.
+    """Return `in sync` if every index exists. The name of an index is the hash of everything that decides it, so an existing index is
+    current.
 
-    Costs nothing if a member or any index is missing, else as much as `find_indices`.
+    If a member of the blend or an index is missing, this costs nothing; otherwise it costs as much as `find_indices`.
     """
     assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
@@ -240,14 +243,14 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
 
 
 def index_state(directory: Path) -> CacheState:
-    """Return the state of one index, whatever blend it belongs to."""
+    """Return the state of one index. The index may belong to any blend."""
     return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files"), named=True))
 
 
 def _state(
     name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
-    """Return a CacheState; errors while reading become a state. note: called with the meta.json of a complete directory."""
+    """Return a CacheState. An error while reading becomes a state. note: called with the meta.json of a complete directory."""
     try:
         state, advice = judge()
     except _Damaged as error:
@@ -259,7 +262,7 @@ def _state(
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
     if found.condition not in ("complete", "stale"):
         return found
-    with suppress(NielsCacheError):  # replaced in the meantime, or with an invalid value: then there is no note
+    with suppress(NielsCacheError):  # there is no note if the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
         found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
     return found
@@ -283,7 +286,7 @@ def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
 
 
 def _read_dataset(directory: Path, family: Family) -> Meta:
-    """Return a meta.json with every key that is needed here or by the commands that print it."""
+    """Return the meta.json of a cache. It has every key that this module and the commands that print the state need."""
     meta = _read_with(directory, ("built",), named=True)
     if is_foreign(meta) or not meta["built"]:
         return meta
@@ -295,11 +298,13 @@ class _Damaged(NielsCacheError):
 
 
 class _Misplaced(NielsCacheError):
-    """A folder that holds another data set than its name says."""
+    """A folder that holds a different data set than its name says."""
 
 
 def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
-    """Return the meta.json of a complete folder with these keys. named: the folder is FAMILY/NAME, and must hold the data set NAME."""
+    """Return the meta.json of a complete folder, which must have these keys. named: the folder is FAMILY/NAME, and must hold the data set
+    NAME.
+    """
     return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
 
 
@@ -309,7 +314,7 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _Misplaced(f"{path}: {problem}")
-    if is_foreign(meta) and named:  # only for tokens: a tokenizer and drop lists need keys that only niels-cache writes
+    if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes
         return meta
     lacking = [key for key in keys if key not in meta]
     if lacking:

@@ -1,4 +1,4 @@
-"""The tokenizer of a root: an imported model, or one trained on a sample of the configured data sets (tokenizer/training.py)."""
+"""The tokenizer in a root folder: an imported model, or a model trained on a sample of the configured data sets (tokenizer/training.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SAMPLE_NAME = "sample.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Artifact):
-    """The tokenizer. A trained one is kept until its own settings change, so new text does not make every cache stale."""
+    """The tokenizer of all data sets.
+
+    A trained model is kept until the settings in [tokenizer] or the seed change. So new text does not make every cache stale.
+    """
 
     registry: Registry
     root: Path
@@ -48,12 +51,12 @@ class Tokenizer(Artifact):
 
     @property
     def model(self) -> Path:
-        """The path of its model."""
+        """The path of the model file."""
         return self.directory / TOKENIZER_MODEL_NAME
 
     @property
     def is_imported(self) -> bool:
-        """Whether the model is given by the user and not trained here."""
+        """Whether the user supplies the model. Otherwise the model is trained here."""
         return self.registry.tokenizer.model is not None
 
     @property
@@ -86,7 +89,7 @@ class Tokenizer(Artifact):
         return {**identity, "code_version": CODE_VERSION}
 
     def needs_training(self, *, force: bool = False) -> bool:
-        """Return whether a build would train a model now. False for an imported model, and if the existing one is current."""
+        """Return whether a build would train a model now. False for an imported model, and if the existing model is current."""
         if self.is_imported:
             return False
         meta = None if force else self.finished()

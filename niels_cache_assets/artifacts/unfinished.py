@@ -1,8 +1,10 @@
-"""Whether the next build will resume an unfinished one. The answer comes from its journal and from files on this machine.
+"""The check whether the next build will resume an unfinished build. The check uses the journal of the unfinished build and files on this
+machine.
 
-`niels-cache status` shows it for each data set. The journal of the unfinished build is compared with the one that a build would write now,
-for the same revision. Upstream is not asked, so a changed source is not noticed, except local files of up to 256 MB, which are hashed.
-Costs as much as the start of a build, but only for data sets with an unfinished build.
+`niels-cache status` shows the result for each data set. The check compares the journal of the unfinished build with the journal that a
+build of the same revision would write now. The check does not ask upstream, so it does not notice a changed source. Local files of up to
+256 MB are an exception, because they are hashed. The check costs as much as the start of a build, but only for data sets with an unfinished
+build.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ _OTHER_BUILD = "it was made by another version of niels-cache, or by a run with 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """An interrupted build. stale: why the next build does not resume it, or None. sure: whether that is certain.
+    """An interrupted build.
 
-    Even then upstream may have changed. The next build finds that out.
+    stale: why the next build does not resume it; None if the next build resumes it.
+    sure: whether `stale` is certain, except for changes upstream. Upstream may have changed, and only the next build finds that out.
     """
 
     stale: str | None
@@ -106,7 +109,7 @@ class _Comparison:
         return Unfinished(stale="; ".join(differences(then, now)) or _OTHER_BUILD)
 
     def _revision_of_the_last(self) -> str | None:
-        """Return the revision of the finished build beside it."""
+        """Return the revision of the finished build of the same artifact."""
         with suppress(NielsCacheError):
             revision: str | None = read_meta(str(self.judged.directory / META_NAME)).get("dataset_revision")
             return revision
@@ -114,7 +117,7 @@ class _Comparison:
 
 
 def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
-    """Return the current revision in a tuple, or None if it needs the network or much time."""
+    """Return a tuple of the current revision, or None if finding the revision needs the network or much time."""
     if getattr(source, "members", None):
         return None
     urls = [file.url for file in source.input_files()]

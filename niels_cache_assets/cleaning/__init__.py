@@ -1,1 +1,4 @@
-"""Cleaning of documents: markup becomes text, then filters reject documents with a reason. All functions are pure, and use no files."""
+"""Cleaning of documents: markup is converted to text, then filters reject documents and give a reason.
+
+All functions are pure, and use no files.
+"""

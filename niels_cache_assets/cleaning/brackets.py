@@ -1,7 +1,8 @@
 """Matching of pairs of marks, and removal of the text that they enclose. `normalizers` defines which marks are markup.
 
-Matching uses a stack, so it takes time linear in the text. A pair may enclose at most `bound` characters, not counting inner pairs that are
-removed. If it encloses more, both marks count as unmatched and stay. So two stray marks cannot remove the prose between them.
+Matching uses a stack, so it takes time linear in the length of the text. A pair may enclose at most `bound` characters. Inner pairs that
+are removed do not count. If a pair encloses more characters, both marks count as unmatched and stay. So two stray marks cannot remove the
+prose between them.
 """
 
 import re
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 
-DEEPEST = 1_000  # marks that may be open at a time; if there are more, the outer ones count as unmatched
+DEEPEST = 1_000  # the most marks that may be open at a time; if more marks are open, the outer marks count as unmatched
 
 Span = tuple[int, int]  # (start, end)
 
@@ -18,12 +19,12 @@ _TEMPLATE_BRACES = re.compile(r"\{{2,}+|\}{2,}+")
 
 
 def paired(text: str, marks: re.Pattern[str], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
-    """Yield every pair of an opening mark (group `open`) and its closing mark, inner pairs before outer ones.
+    """Yield every pair of an opening mark (group `open`) and its closing mark, inner pairs before outer pairs.
 
-    If the marks have names (groups `name` and `closed`), a closing mark closes the last opened mark only if the names are equal. `wanted`:
-    a pattern that must match at the start of a pair.
+    If the marks have names (groups `name` and `closed`), a closing mark closes the last opened mark only if both names are equal. `wanted`
+    is a pattern that must match at the start of a pair.
     """
-    opened: deque[tuple[int, str, int]] = deque(maxlen=DEEPEST)  # (start, name, characters taken out before it)
+    opened: deque[tuple[int, str, int]] = deque(maxlen=DEEPEST)  # (start, name, characters removed before)
     named = "name" in marks.groupindex
     taken_out = 0
     for found in marks.finditer(text):
@@ -38,11 +39,11 @@ def paired(text: str, marks: re.Pattern[str], bound: int, wanted: re.Pattern[str
 
 
 def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
-    """Yield the spans of {{...}} and {{{...}}}, inner before outer. `name` must match after the opening braces.
+    """Yield the spans of {{...}} and {{{...}}}, inner spans before outer spans. `name` must match after the opening braces.
 
     In a longer run of braces, the braces next to the content belong to the span.
     """
-    opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters taken out before it, has a name)
+    opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters removed before, a name follows)
     taken_out = 0
     for found in _TEMPLATE_BRACES.finditer(text):
         end, braces = found.start(), found.end() - found.start()
@@ -62,7 +63,7 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
 
 
 def without(text: str, spans: Iterable[Span]) -> str:
-    """Return the text without the spans. Spans are disjoint or nested, inner before outer, in the order of their ends."""
+    """Return the text without the spans. The spans are disjoint or nested, and come in the order of their ends (so inner before outer)."""
     starts, ends = array("q"), array("q")
     for start, end in spans:
         while starts and starts[-1] > start:
@@ -82,7 +83,9 @@ def without(text: str, spans: Iterable[Span]) -> str:
 
 
 def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
-    """Return the result of `pattern.sub`, with less memory: `sub` keeps every piece of the text to the end, fifty bytes for each."""
+    """Return the result of `pattern.sub`, but use less memory. `sub` keeps every piece of the text until the end, with fifty bytes for
+    each.
+    """
     kept = StringIO()
     place = 0
     for found in pattern.finditer(text):

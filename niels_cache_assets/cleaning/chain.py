@@ -1,7 +1,7 @@
 """The cleaning chain: normalize a document, then run the filters. The first filter that rejects the document gives the reason.
 
-A Cleaner keeps no state between documents, so any process may clean any document. Cost: about 0.2 ms a kilobyte of text. The package
-`corpus` reads the documents and writes those that are kept.
+A Cleaner keeps no state between documents, so any process may clean any document. Cleaning takes about 0.2 ms a kilobyte of text. The
+package `corpus` reads the documents and writes the documents that are kept.
 """
 
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
@@ -14,7 +14,7 @@ from niels_cache_assets.documents import Document
 class Cleaner:
     """A cleaner of documents, with its settings. It can be pickled.
 
-    `plain_text`: documents are plain text already, so markup is not removed.
+    `plain_text`: True if documents are plain text already; then markup is not removed.
     """
 
     def __init__(self, settings: CleaningSettings, *, plain_text: bool = False) -> None:
@@ -24,7 +24,8 @@ class Cleaner:
     def clean(self, document: Document, report: CleaningReport | None = None) -> Document | Rejected:
         """Return the normalized document, or a rejection with its reason. `report`, if given, counts the result.
 
-        Afterwards the text, the title and the other strings hold no NULs, controls or lone surrogates, so they can be written as UTF-8.
+        In the result, the text, the title, the source id and the file name hold no NULs, controls or lone surrogates, so they can be
+        written as UTF-8.
         """
         title = None if document.title is None else replace_unreadable(document.title)
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)

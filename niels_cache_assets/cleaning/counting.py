@@ -1,8 +1,8 @@
-"""The report of cleaning: how many documents each reason rejected, and a seeded sample of them.
+"""The report of cleaning: how many documents were rejected for each reason, and a seeded sample of the rejected documents.
 
-Reports of consecutive chunks merge into the report of the whole input. An example is chosen by a keyed hash of its place in the input, so
-the result depends neither on the number of processes nor on the size of chunks. A report can be stored in a journal and restored. Memory:
-50 excerpts per reason.
+The reports of consecutive chunks merge into the report of the whole input. A hash with the seed as key, computed from a document's place in
+the input, decides whether the document becomes an example. So the result depends neither on the number of processes nor on the size of
+chunks. A report can be stored in a journal and restored. It takes the memory of 50 excerpts per reason.
 """
 
 import hashlib
@@ -23,10 +23,11 @@ UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
 
 class CleaningReport:
-    """Counts and examples of a chunk of the input. `first` is the number of its first document in the whole input.
+    """Counts and examples of a chunk of the input. `first` is the number of documents before this chunk in the whole input.
 
-    `documents` and `kept` are counts. `dropped` counts by reason. `languages` counts the results of the language identifier for the
-    documents that were passed to it ("und": not identified). It can be pickled.
+    `documents` and `kept` are the numbers of documents that were read and kept. `dropped` counts dropped documents by reason. `languages`
+    counts the results of the language identifier, for the documents that were passed to it ("und": not identified). A report can be
+    pickled.
     """
 
     def __init__(self, seed: int, first: int = 0) -> None:
@@ -68,9 +69,11 @@ class CleaningReport:
                 self._keep_example(heap, example)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the examples as rows of corpus.layout.REJECTED: by reason in the order of the filters, then in input order."""
+        """Return the examples as rows of corpus.layout.REJECTED. Rows are sorted by reason, in the order of the filters, then by place in
+        the input.
+        """
         known = [reason for reason in REASONS if reason in self._examples]
-        others = sorted(self._examples.keys() - set(REASONS))  # reasons of a caller
+        others = sorted(self._examples.keys() - set(REASONS))  # reasons that a caller defines
         return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
 
     def state(self) -> dict[str, Any]:

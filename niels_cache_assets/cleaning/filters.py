@@ -1,14 +1,15 @@
-"""Filters: each looks at one normalized document, and returns a rejection or None. The first rejection counts, so cheap filters run first.
+"""Filters. Each filter looks at one normalized document, and returns a rejection or None.
 
-A filter is a function of a document's facts and the settings, and one line of `_JUDGES`. Its name is its reason, and stands at the same
-place in REASONS of config/tables.py. Its threshold is in that module, too. Thresholds follow Gopher (Rae et al. 2021,
-https://arxiv.org/abs/2112.11446, table A1 of the appendix) if Gopher has the rule. All filters share these definitions: words are separated
-by white space (str.split), a letter is a character with str.isalpha, and empty lines do not count.
+The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document and the
+settings, and add one line to `_JUDGES`. The name of a filter is also its reason, and has the same position in REASONS of config/tables.py.
+The threshold of the filter is in that module, too. Thresholds follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of
+the appendix) if Gopher has the rule. All filters share these definitions: words are separated by white space (str.split), a letter is a
+character with str.isalpha, and empty lines do not count.
 
-Compact Language Detector 2 (Sites, 2013) identifies the language; the package `pycld2` contains its model. A comparison with others is in
-docs/log.md.
+Compact Language Detector 2 (CLD2; Sites, 2013) identifies the language; the package `pycld2` contains its model. docs/log.md compares CLD2
+with other identifiers.
 
-Cost: about 0.1 ms a kilobyte of a document that passes all filters. Half of it is for words and their pairs.
+The cost of a document that passes all filters is about 0.1 ms a kilobyte. Half of this time is spent on words and pairs of words.
 """
 
 import re
@@ -26,13 +27,13 @@ from niels_cache_assets.documents import Document
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # as in Gopher
 
-JUDGED_CHARACTERS = 1_000_000  # the words of a text take twenty times its memory; more text would hardly change the result
+JUDGED_CHARACTERS = 1_000_000  # a list of words takes twenty times the memory of the text; more text would hardly change the result
 
 _REDIRECT = re.compile(r"#redirect\b", re.IGNORECASE)
 _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
 )
-_DISAMBIGUATION_CHARACTERS = 500  # such a page has the phrase in its first sentence
+_DISAMBIGUATION_CHARACTERS = 500  # a disambiguation page has the phrase in its first sentence
 _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
 _BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
@@ -53,7 +54,7 @@ class Rejection:
 class Facts:
     """A document, and values that several filters need. Each value is computed when it is first used.
 
-    `text`: the first JUDGED_CHARACTERS of the document, so that a document of hundreds of megabytes does not need gigabytes.
+    `text` holds the first JUDGED_CHARACTERS of the document, so a document of hundreds of megabytes does not need gigabytes of memory.
     """
 
     def __init__(self, document: Document) -> None:
@@ -79,7 +80,10 @@ class Facts:
         return self._language is not None
 
     def language(self, characters: int) -> tuple[str | None, float]:
-        """Return (code or None, share) of the first `characters` characters. All filters pass the same `characters`."""
+        """Return (language code or None, share of the text in this language) for the first `characters` characters.
+
+        All filters pass the same number of `characters`.
+        """
         if self._language is None:
             self._language = identify_language(self.text[:characters])
         return self._language
@@ -125,7 +129,7 @@ def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the share of words that contain a letter."""
     words = len(facts.words)
-    # Words with an ASCII letter are quick to count, and usually enough.
+    # Words with an ASCII letter are quick to count. Usually they are enough to pass.
     at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
     if not words or at_least / words >= settings.min_alpha_word_share:
         return None
@@ -157,7 +161,8 @@ def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice.
 
-    Then, if they are set: Gopher's shares of characters in the most frequent 2-, 3- and 4-gram, and of repeated lines and paragraphs.
+    Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
+    repeated lines and repeated paragraphs.
     """
     pairs = len(facts.words) - 1
     found = _above("repetitive", _most_frequent_pair(facts.lower_words, settings.max_bigram_share), pairs, settings.max_bigram_share)
@@ -204,14 +209,14 @@ _JUDGES: tuple[Filter, ...] = (
     language_error,
     not_english,
 )
-FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # each under its name
+FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # (name, filter)
 
 
 def identify_language(text: str) -> tuple[str | None, float]:
     """Return (ISO 639 code, share of the text in that language), or (None, 0.0) if the text is too short or in no language.
 
-    Pass the beginning of a document: the whole argument is read, in tens of microseconds for 400 characters. The code has no script and no
-    country: zh, not zh-Hant.
+    Pass the beginning of a document: the whole argument is read, in tens of microseconds for 400 characters. The code contains no script
+    and no country: it is zh, not zh-Hant.
     """
     import pycld2
 
@@ -235,9 +240,10 @@ def _above(reason: str, count: float, total: int, limit: float) -> Rejection | N
 
 
 def _most_frequent_pair(words: list[str], limit: float) -> int:
-    """Return how often the most frequent pair of neighbours occurs; 0 if no pair can be above the limit, or if no pair occurs twice.
+    """Return how often the most frequent pair of neighbouring words occurs.
 
-    A pair is at most as frequent as each of its words, and few words are frequent enough. So only pairs of those are counted.
+    The result is 0 if no pair can be above the limit, or if no pair occurs twice. A pair is at most as frequent as each of its two words,
+    and few words are frequent enough. So only pairs of two such words are counted.
     """
     pairs = len(words) - 1
     frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
@@ -250,7 +256,10 @@ def _most_frequent_pair(words: list[str], limit: float) -> int:
 
 
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
-    """Return (characters in the most frequent n-gram, in all words). The longest of equal counts is used; 0 if none occurs twice."""
+    """Return (number of characters in the most frequent n-gram, number of characters in all words).
+
+    If several n-grams are the most frequent, the longest of them is used. The first number is 0 if no n-gram occurs twice.
+    """
     counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
     if most < 2:

@@ -1,10 +1,11 @@
-"""From markup to text: the wikitext and HTML that remain after a source's own conversion become plain prose.
+"""The conversion from markup to text. Wikitext and HTML that remain after a source's own conversion become plain prose.
 
-`normalize` runs NORMALIZERS in order. Each takes and returns a text, does not change its own output, and takes time linear in any text.
-Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested marks are removed in a fixed number
-of steps; then blanks replace the remaining marks (`_settled`). A text without markup costs a few searches for single characters. One stray
-mark removes no prose: a tag must have the form of a tag, and a pair of marks must not enclose more characters than its bound. Whole wiki
-pages are parsed by the source (wikipedia), which has a parser for them. Counting and rejecting are in `filters`.
+`normalize` runs NORMALIZERS in order. Each normalizer takes a text and returns a text, does not change its own output, and takes time
+linear in the length of the text. Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested
+marks are removed in a fixed number of steps; then blanks replace the remaining marks (`_settled`). For a text without markup, `normalize`
+searches only for a few single characters. One stray mark removes no prose, for two reasons: a tag must have the form of a tag, and a pair
+of marks must not enclose more characters than the bound for its kind. Whole wiki pages are parsed by the source `wikipedia`, which has its
+own parser. Counting and rejecting are in `filters`.
 
 Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML Living Standard.
 """
@@ -20,16 +21,16 @@ from html.entities import html5
 from niels_cache_assets.cleaning.brackets import paired, rewritten, templates, without
 from niels_cache_assets.config.tables import NORMALIZERS as NAMES
 
-# The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia: 1,500, 6,500, 13,900, 1,700 and 2,100.
+# The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia have 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
 LONGEST_TEMPLATE = 10_000
 LONGEST_TABLE = 20_000
 LONGEST_COMMENT = 5_000
 LONGEST_ELEMENT = 10_000
 
-PASSES = 4  # repetitions of a step; real pages need one, and one more to find that nothing is left
-REGIONS = 2  # places in one text that keep changing
-_MARGIN = 10  # characters before the first change: removed text may begin like the text after it
+PASSES = 4  # repetitions of a step; real pages need one pass that changes the text, and one pass that finds nothing more
+REGIONS = 2  # at most this many regions that keep changing are handled one by one
+_MARGIN = 10  # characters before the first difference that also count as changed, because removed text may begin like the text after it
 
 _ASCII_CONTROLS = bytes((*range(0x09), *range(0x0E, 0x20), 0x7F))
 _UNREADABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -38,11 +39,11 @@ _NONCHARACTERS = re.compile(
     "[" + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0x10000, 0x110000, 0x10000)) + "]"
 )
 
-_ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")  # text escaped n times: &amp;amp;lt;
+_ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")  # or escaped n times: &amp;amp;lt;
 
 _LINK_BRACKETS = re.compile(r"(?P<open>\[\[)|\]\]")
 _FILE_LINK = re.compile(r"\[\[[ \t_]*+(?:file|image|media|category)[ \t_]*+:", re.IGNORECASE)
-_TEMPLATE_NAME = re.compile(  # not {{ object.field }} of a web framework, and not {{1, 2}, {3, 4}}
+_TEMPLATE_NAME = re.compile(  # does not match {{ object.field }} of a web framework, nor {{1, 2}, {3, 4}}
     r"""\s{0,50}+(?![a-z_]\w*+\.\w)[\w#:!"'=&*~?+-][^{}|\[\]<>]{0,200}+(?=[|<]|\}\}|\{\{)"""
 )
 _TABLE_MARKS = re.compile(r"(?P<open>^[ \t:*]*+\{\|(?=[ \t]*+(?:$|<|[A-Za-z-]++[ \t]*+=)))|^[ \t]*+\|\}", re.MULTILINE)
@@ -82,7 +83,7 @@ _BARE_TAG = re.compile(
 )
 _POWER = re.compile(r"(?<=\d)<sup>\s{0,9}([+\-−]?\d{1,9})\s{0,9}</sup>", re.IGNORECASE)
 
-_MARKS = {  # without one of these, no markup begins
+_MARKS = {  # markup begins only with one of these
     "entities": r"&(?=[#A-Za-z])",
     "file_links": r"\[{2,}+",
     "templates": r"\{{2,}+",
@@ -102,7 +103,7 @@ Normalizer = Callable[[str], str]
 
 def replace_unreadable(text: str) -> str:
     """Replace NULs, other controls and noncharacters by blanks, and lone surrogates by U+FFFD. Every later tool accepts the result."""
-    if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # ten times faster than a search
+    if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # ten times faster than a search with a pattern
         return text
     text = _UNREADABLE.sub(lambda found: "\ufffd" if "\ud800" <= found.group() <= "\udfff" else " ", text)
     return _NONCHARACTERS.sub(" ", text) if _ABOVE_THE_FIRST_PLANE.search(text) else text
@@ -157,7 +158,7 @@ def unmark_headings(text: str) -> str:
 
 def collapse_blanks(text: str) -> str:
     """Replace every kind of line end by a newline, runs of blanks by one blank, and three or more newlines by two. Strip the text."""
-    for newline in _NEWLINES:  # replacing a missing character is fast; searching for any of several costs a hundred times as much
+    for newline in _NEWLINES:  # replacing a missing character is fast; a search for any of several characters costs a hundred times as much
         text = text.replace(newline, "\n")
     for blank in _BLANKS:
         text = text.replace(blank, " ")
@@ -179,13 +180,15 @@ _STEPS: tuple[Normalizer, ...] = (
     unmark_headings,
     collapse_blanks,
 )
-NORMALIZERS: tuple[tuple[str, Normalizer], ...] = tuple(zip(NAMES, _STEPS, strict=True))  # each under its name
+NORMALIZERS: tuple[tuple[str, Normalizer], ...] = tuple(zip(NAMES, _STEPS, strict=True))  # (name, normalizer)
 MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # not needed for plain text
 
 
 def normalize(text: str, skip: Collection[str] = ()) -> str:
-    """Run NORMALIZERS in order, without those in `skip`, until the text stays the same: removing one mark may reveal another
-    (`&l<b></b>t;`). Time: linear in the text. The function is idempotent.
+    """Run NORMALIZERS in order, without those in `skip`, until the text stays the same.
+
+    One round may not be enough, because removing one mark may reveal another mark (`&l<b></b>t;`). The time is linear in the length of the
+    text. The function is idempotent.
     """
 
     def one_round(text: str) -> str:
@@ -205,10 +208,11 @@ def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
 
 
 def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> str:
-    """Return the text after as many steps as change it. Time: a fixed number of steps.
+    """Return the text after repeating `step` until the text stays the same. At most a fixed number of steps is run.
 
-    Only a constructed text changes more than PASSES times. Then blanks replace the marks in the region that still changes and, if that does
-    not help, all marks. Without marks nothing begins, and nothing joins across the blanks, so two more steps are enough.
+    Only a text that was made for this purpose changes more than PASSES times. Then blanks replace the marks in the region that still
+    changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on both
+    sides apart, so two more steps are enough.
     """
     for _ in range(PASSES):
         before, text = text, step(text)
@@ -224,7 +228,9 @@ def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> s
 
 
 def _changing(before: str, after: str) -> tuple[int, int]:
-    """Return (start, end) in `before` of the part that differs from `after`: without their common beginning and end."""
+    """Return (start, end) of the part of `before` that differs from `after`. The common beginning and the common end do not belong to this
+    part.
+    """
     shared = min(len(before), len(after))
     start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
     behind = bisect_left(range(shared - start), True, key=lambda place: before[-place - 1 :] != after[-place - 1 :])
@@ -232,7 +238,10 @@ def _changing(before: str, after: str) -> tuple[int, int]:
 
 
 def _in_place_of_entity(found: re.Match[str]) -> str:
-    """Return the character that an entity stands for. Unknown names stay (html.unescape alone would read `&notit;` as `&not` and `it;`)."""
+    """Return the character that an entity stands for.
+
+    An unknown name stays. `html.unescape` alone would read `&notit;` as `&not` and `it;`.
+    """
     name = found.group(1) + ";"
     return replace_unreadable(html.unescape("&" + name)) if name[0] == "#" else html5.get(name, "&" + name)
 
@@ -258,7 +267,10 @@ def _without_tags(text: str) -> str:
 
 
 def _unmatched(text: str) -> bytearray | None:
-    """Return, for each character, whether an opening tag without attribute values or closing tag begins there; None if no tag does."""
+    """Return for each character whether an opening tag begins there that has neither attribute values nor a closing tag.
+
+    The result is None if the text has no tags to check.
+    """
     stays = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))
     for found in _BARE_TAG.finditer(text):

@@ -1,4 +1,4 @@
-"""The command line: `niels-cache`, the same as `python -m niels_cache_assets.cli`.
+"""The command line `niels-cache`. `python -m niels_cache_assets.cli` runs the same program.
 
     parser.py       the commands by group; wrong use is one line with the nearest valid choice
     commands/       one file for each command, with its help, options and code
@@ -9,8 +9,8 @@
     overrides.py    build-all's flags and --set as registry overrides
     reasons.py      the output that `clean` and `rejected` share
 
-Typing a command loads its module. Running it loads torch, dagster or pydantic. So help is fast. Nothing here reads a source or writes a
-cache.
+Typing a command loads only its module. torch, dagster and pydantic are loaded when the command runs, so that help is fast. Nothing here
+reads a source or writes a cache.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
-COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets it to request completions
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. --help and --version raise SystemExit, as in argparse.
+    """Run one command and return its exit code. --help and --version raise SystemExit.
 
-    If `argv` is None, this is the command line of this process. An interrupted build then ends the process at once.
+    If `argv` is None, use the command line of this process. In this case, an interrupted build ends the process at once.
     """
     loudness: Loudness = "normal"
     try:

@@ -1,7 +1,7 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion need only these modules, so they import nothing
-heavy at the top. The functions of a command import the modules that it needs to run.
+The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion need only this module, so it imports nothing
+heavy at the top. The functions in the module import everything that the command needs to run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ALL_HELP = "also list switched-off data sets; without a niels_cache.toml, list t
 SEED_HELP = "the same seed gives the same selection (default: a new one every time)"
 
 Choice = TypeVar("Choice", bound=str)
-Offered = Callable[[argparse.Namespace], Iterable[str]]  # given the options that are typed already
+Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options that are typed already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """Help and options of a command. The table in parser.py has its name and a one-line summary."""
 
-    examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse them
-    usage: str = ""  # its positionals and required options
-    description: str | None = None  # None: the summary of the table
-    add_options: Callable[[argparse.ArgumentParser], None] | None = None  # the command's own
+    examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse these lines
+    usage: str = ""  # the positional arguments and required options
+    description: str | None = None  # None: use the summary in the table
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options that only this command has
     offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # values for TAB, by argparse's `dest`
     has_caches: bool = True  # takes --cache-dir, --profile and --config
     has_json: bool = False  # takes --json
@@ -51,7 +51,7 @@ def add_settings_options(group: argparse._ActionsContainer) -> None:
 
 
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
-    """Return a function that offers names of the configuration to TAB. A wrong configuration offers none."""
+    """Return a function that offers names of the configuration to TAB. If the configuration is wrong, it offers no names."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
         from niels_cache_assets.config.registry import load_registry
@@ -74,14 +74,14 @@ def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
-    """Raise NielsCacheError for an invalid value, with the nearest valid one. `option` is empty for a positional argument."""
+    """Raise NielsCacheError for an invalid value, and suggest the nearest valid value. `option` is empty for a positional argument."""
     from niels_cache_assets.config.problems import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 
 
 def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `given`. Raise NielsCacheError, like `refuse`, if no choice does."""
+    """Return the choice that equals `given`. If there is none, raise the error of `refuse`."""
     for choice in choices:
         if choice == given:
             return choice
@@ -123,7 +123,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
-    """Return a number, such as a share from 0 to 1."""
+    """Return a number, such as a share from 0 to 1. The range is not checked here."""
     try:
         return float(text)
     except ValueError as error:

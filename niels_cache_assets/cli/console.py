@@ -1,7 +1,7 @@
-"""Output of the command line: results on stdout, progress and errors on stderr, and the form of tables.
+"""The output of the command line. Results go to stdout, progress and errors go to stderr. The look of tables is defined here.
 
-Rich prints no colours if NO_COLOR is set or the output is not a terminal. --quiet and --verbose are stored in a context variable of the
-running command.
+Rich prints no colours if NO_COLOR is set or the output is not a terminal. The choice of --quiet or --verbose is stored in a context
+variable while the command runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Loudness = Literal["quiet", "normal", "verbose"]
 
 _loudness: ContextVar[Loudness] = ContextVar("loudness", default="normal")
 _SHRUNK_WIDTH = 6
-_PIPE_WIDTH = 240  # a file or pipe has no width; tables are only as wide as their content
+_PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as wide as their content
 
 
 def print_error(message: str) -> None:
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def speaking(loudness: Loudness) -> Iterator[None]:
-    """Set how much the command in this block prints on stderr."""
+    """Set how much the command prints on stderr inside this `with` block."""
     token = _loudness.set(loudness)
     try:
         yield
@@ -66,14 +66,16 @@ def explain(message: str) -> None:
 
 
 def output() -> Console:
-    """Return a console for stdout. It highlights nothing by itself, ignores markup in names, and escapes what stdout cannot encode."""
+    """Return a console for stdout. The console highlights nothing by itself, ignores markup in names, and escapes characters that stdout
+    cannot encode.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     return _console(stderr=False, quiet=False)
 
 
 def diagnostics() -> Console:
-    """Return a console for progress on stderr. It prints nothing with --quiet."""
+    """Return a console for progress on stderr. The console prints nothing with --quiet."""
     return _console(stderr=True, quiet=is_quiet())
 
 
@@ -87,7 +89,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main() handles it; Rich would exit with 1, which means a failed build here
+            raise BrokenPipeError  # main() handles this error; Rich would exit with 1, which means a failed build here
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return PipeConsole(
@@ -96,7 +98,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
 
 def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Collection[str] = ()) -> Table:
-    """Return a table. `right` columns are right-aligned. On a narrow terminal, `shrinking` columns fold and the others keep their width."""
+    """Return a table. `right` columns are right-aligned. On a narrow terminal, only `shrinking` columns fold."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,6 @@
-"""The start of every command: the registry and cache root of --config, --profile and --cache-dir, and the caches in that root."""
+"""The start of every command. The functions turn --config, --profile and --cache-dir into the registry (the configuration) and the cache
+root, and find the caches in this root.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
 
 
 def _refuse_inside(root: Path) -> None:
-    """Raise NielsCacheError if the path is a file or is inside a cache. Otherwise caches would be built inside another cache."""
+    """Raise NielsCacheError if the cache root is a file or is inside a cache. This keeps a build from writing into a finished cache."""
     found = describe(root)
     if found.kind == "file":
         raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")
@@ -58,7 +60,9 @@ def _refuse_inside(root: Path) -> None:
 
 
 def refuse_path(given: str) -> None:
-    """Raise NielsCacheError with the right arguments if a path is given in place of a name. Accept anything that is not a path."""
+    """Raise NielsCacheError if a path is given in place of a name. The message has the right arguments. Return for anything that is not a
+    path.
+    """
     found = describe(given)
     if found.kind in ("missing", "nothing", "file"):
         return
@@ -75,7 +79,10 @@ def tell_advice(registry: Registry) -> None:
 
 
 def is_listed(state: CacheState, registry: Registry) -> bool:
-    """Return whether a list shows this without --all: it is not switched off, and without a niels_cache.toml it is built or being built."""
+    """Return whether a list without --all shows this cache.
+
+    A list omits a cache that is switched off. Without a niels_cache.toml, a list shows only caches that are built or being built.
+    """
     if state.state in ("disabled", "switched off"):
         return False
     if state.kind == "tokenizer" or not registry.is_fallback:
@@ -90,7 +97,7 @@ def left_out_words(count: int, registry: Registry) -> str:
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:
-    """Return places by name: the tokenizer, every configured data set in order, then other data sets that are built below `root`."""
+    """Return places by name: the tokenizer, every configured data set in order, then further data sets that are built below `root`."""
     places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
     places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
     others = [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
@@ -101,10 +108,10 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
 
 
 def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
-    """Return the cache with this name. It must exist and have one of these kinds.
+    """Return the cache with this name. The cache must exist and have one of these kinds.
 
-    Raise NielsCacheError for an unknown name (with the nearest one), another kind, a cache that is not built (with the command that builds
-    it), or a folder that holds another data set.
+    Raise NielsCacheError for an unknown name (the message suggests the nearest name), for a different kind, for a cache that is not built
+    (the message gives the command that builds it), and for a folder that holds a different data set.
     """
     places = find_places(registry, root)
     if name not in places:

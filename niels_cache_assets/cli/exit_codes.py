@@ -1,4 +1,4 @@
-"""The exit codes of the command line: one table for the code, the help and the documentation. They do not change."""
+"""The exit codes of the command line, which do not change. The code, the help and the documentation share this table."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def run_of(arguments: argparse.Namespace) -> CoreRun:
 
 
 def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | None, Blend | None, Blend | None]]:
-    """Return the blend of all parts, or those of train, valid and test."""
+    """Return (the blend of all parts, (the blends of train, valid and test)). A blend that is not given is None."""
     given = [name for name in ("data_path", "blend", "per_split_data_args_path") if getattr(arguments, name) is not None]
     if any(getattr(arguments, name) is not None for name in _PER_SPLIT):
         given.append(next(name for name in _PER_SPLIT if getattr(arguments, name) is not None))
@@ -79,7 +79,7 @@ def _parse(words: Sequence[str] | None, where: str) -> Blend | None:
 
 
 def _read_per_split(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
-    """Read JSON with train, valid and test: each is a list of words, one string of words, or null."""
+    """Read JSON with the keys train, valid and test. Each value is a list of words, one string of words, or null."""
     content = parse_json(read_text(path, "give a JSON file with train, valid and test"), path)
     blends: list[Blend | None] = []
     for part in get_args(Part):

@@ -1,10 +1,10 @@
 """The flags of build-all and `--set` as nested overrides for `load_registry`.
 
-A flag is one line of `FLAGS`: an option and the key that it sets. This module only parses values. The registry checks the type and range of
-every key.
+A flag is one line of `FLAGS`, with an option and the key that this option sets. This module only parses values. The registry checks the
+type and range of every value.
 
-The table is not generated from the models of the settings: flags have their own names and texts, only a few keys have a flag, and help must
-not wait for pydantic.
+`FLAGS` is not generated from the pydantic models of the settings, for three reasons. Flags have their own names and texts. Only a few keys
+have a flag. Help must not wait for the import of pydantic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _OF_NEW_TABLES = ("source", "weights")  # the required key of a data set, or of 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Nested tables, and the option that set each of their keys ("build.seed"), for `load_registry`."""
+    """Overrides for `load_registry`. `tables`: the nested tables. `options`: for each key such as "build.seed", the option that set this
+    key.
+    """
 
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """The attribute of argparse. Unlike the name of the option, it cannot clash with other options of a command."""
+        """The `dest` of argparse. It contains the table, so that it cannot clash with options of a command."""
         return f"{self.table}.{self.key}"
 
     @property
@@ -149,7 +151,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
 )
 
-# These apply to all matching tables, so they are resolved when the registry is known.
+# These two flags apply to all matching tables, so they are resolved when the registry is known.
 SHUFFLE_BUFFER = _count(
     "--shuffle-buffer",
     "pretrain.*",
@@ -161,7 +163,7 @@ SFT_VAL_FRAC = _share("--sft-val-frac", "sft.*", "val_frac", "share of SFT examp
 
 
 def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
-    """Return the overrides of the flags and of --set; --set has priority. `registry` is the configuration without them.
+    """Return the overrides of the flags and of --set; --set has priority. `registry` is the configuration without overrides.
 
     Raise NielsCacheError for a flag of a data set that is not configured, and for a --set without table, key or value.
     """
@@ -213,9 +215,10 @@ def _four_tokens(tokens: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the path of each --set (table, then the data set or blend if there is one, then the key) and its value.
+    """Return the path and the value of each --set. A path is the table, then the data set or blend if there is one, then the key.
 
-    A path may go into a key that is itself a table (`pretrain.notes.cleaning.min_words`). The other entries of that table stay.
+    If the value of a key is a table, a path may select one entry (`pretrain.notes.cleaning.min_words`). The remaining entries of this table
+    stay unchanged.
     """
     from niels_cache_assets.config.problems import refuse_choice
 
@@ -247,13 +250,15 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
 
 
 def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
-    """Return the longest configured name at the start of these parts, or else all but the last part. Names may have dots."""
+    """Return the longest configured name at the start of these parts. If there is none, return all parts except the last. Names may have
+    dots.
+    """
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((name for name in names if name in known), ".".join(parts[:-1]))
 
 
 def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
-    """Apply the value of a flag to all these data sets, except those with the same key in --set."""
+    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for it."""
     value = getattr(arguments, flag.dest)
     if value is None:
         return

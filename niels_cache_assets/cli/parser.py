@@ -1,7 +1,7 @@
 """The commands by group, and one-line errors for wrong use with the nearest valid choice.
 
-The help and options of a command are in its own module, which is loaded when you type the command. The list of commands needs none of these
-modules.
+The help and options of a command are in its own module, which is loaded when you type the command. The list of all commands is printed
+without loading these modules.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises NielsCacheError, and does not accept abbreviated options, so that a typo gets the nearest choice."""
+    """A parser that raises NielsCacheError for wrong use. It accepts no abbreviated options. So the message for a typo can suggest the
+    nearest option.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
@@ -93,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _TopParser(_Parser):
-    """A parser whose help lists the commands by group, which argparse cannot do."""
+    """A parser whose help lists the commands by group. argparse itself cannot do this."""
 
     def format_help(self) -> str:
         def listed(title: str, rows: dict[str, str]) -> str:
@@ -108,7 +110,7 @@ class _TopParser(_Parser):
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     """Return the parsed command line; the module of its `.command` runs it. Without a command, print help and return None.
 
-    Raise NielsCacheError for wrong use, SystemExit after --help and --version.
+    Raise NielsCacheError for wrong use, and SystemExit after --help and --version.
     """
     top, commands = build_parsers(argv[:1])
     if not argv:
@@ -143,7 +145,7 @@ def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:
-    """Raise NielsCacheError for an option before the command: it belongs after the command, or it is misspelt."""
+    """Raise NielsCacheError for an option before the command. Such an option belongs after the command or is misspelt."""
     option = argv[0].partition("=")[0]
     name = next((word for word in argv if word in commands), None)
     if any(option in parser._option_string_actions for parser in commands.values()):
@@ -159,7 +161,7 @@ def load(name: str) -> ModuleType:
 def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command line, and the parsers of its commands by name.
 
-    Only `wanted` commands are loaded, or all if it is None. The parsers of the others have no options.
+    Only `wanted` commands are loaded, or all commands if `wanted` is None. A command that is not loaded has a parser without options.
     """
     top = _TopParser(prog=PROGRAM)
     top.add_argument("--version", action=_Version)
@@ -199,7 +201,7 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
 
 
 class _Version(argparse.Action):
-    """The option --version. Other commands do not import importlib.metadata."""
+    """The option --version. importlib.metadata is imported only if the option is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")

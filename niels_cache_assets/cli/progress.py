@@ -1,10 +1,10 @@
-"""Progress of a command: bars on a terminal, otherwise a line every ten seconds.
+"""The progress of a command, shown as bars on a terminal, otherwise as a line every ten seconds.
 
     build_listener      builds: a bar for each data set; or a line at its start, every ten seconds, and at its end
     transfer_progress   bytes that are read or copied     transfer_steps   the same, for several steps
     array_progress      entries of arrays that are built
 
-Memory use costs one read of /proc or one system call.
+Showing the memory use costs one read of /proc or one system call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OnStep = Callable[[str, int, int], None]
 
 @contextmanager
 def build_listener(console: Console) -> Iterator[LaunchListener]:
-    """Yield the listener for this console, or the quiet one with --quiet."""
+    """Yield the listener that suits this console, or the quiet listener with --quiet."""
     if is_quiet():
         yield QuietListener()
         return
@@ -64,7 +64,7 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
 
 
 def outcome_line(result: LaunchResult) -> str:
-    """Return `built in 4.2 s`. For a failure the message follows; the table at the end repeats it."""
+    """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
         return state
@@ -72,7 +72,7 @@ def outcome_line(result: LaunchResult) -> str:
 
 
 class _MemoryColumn(TextColumn):
-    """Memory of this process, beside each unfinished bar. Builds run in this process."""
+    """A column with the memory of this process, beside each unfinished bar. Builds run in this process."""
 
     def __init__(self) -> None:
         super().__init__("", style="dim")
@@ -82,7 +82,7 @@ class _MemoryColumn(TextColumn):
 
 
 class BarListener:
-    """Rich bars. A bar pulses while the share is unknown."""
+    """A listener that shows bars of Rich. A bar pulses while the share is unknown."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self.bars = Progress(
@@ -103,7 +103,7 @@ class BarListener:
 
     def progressed(self, name: str, progress: HowFar) -> None:
         task, pace = self._tasks[name]
-        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar shows it
+        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar shows the share
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
@@ -114,7 +114,7 @@ class BarListener:
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
-            return  # never started; the table at the end has the reason
+            return  # this build never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
         if result.state == "failed":
             self.bars.update(task, detail="[red]failed[/red]")
@@ -124,7 +124,7 @@ class BarListener:
 
 
 class QuietListener:
-    """Only warnings. The table at the end lists failures."""
+    """A listener that prints only warnings. The table at the end lists failures."""
 
     def started(self, name: str, family: str) -> None: ...
 
@@ -138,7 +138,7 @@ class QuietListener:
 
 
 class LineListener:
-    """Plain lines, for logs and CI."""
+    """A listener that prints plain lines, for logs and CI."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
@@ -169,13 +169,15 @@ class LineListener:
 
 @contextmanager
 def transfer_progress(doing: str, clock: Clock = time.monotonic) -> Iterator[OnProgress]:
-    """Yield a function to call with bytes done and bytes in all. `doing` labels the line, such as `exporting notes`."""
+    """Yield a function to call with the number of finished bytes and of all bytes. `doing` labels the line, such as `exporting notes`."""
     with transfer_steps(doing, clock) as on_step:
         yield partial(on_step, doing)
 
 
 def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
-    """Yield a function to call with a step, such as `exporting notes`, its bytes done and its bytes in all. `first` is the first step."""
+    """Yield a function to call with a step, such as `exporting notes`, and its number of finished bytes and of all bytes. `first` is the
+    first step.
+    """
 
     def amount(done: int, total: int) -> str:
         return f"{done / max(total, 1):.0%}, {file_size(done)} of {file_size(total)}"
@@ -184,7 +186,7 @@ def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContext
 
 
 def array_progress(clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
-    """Yield a function to call with the array that is being built, its entries done and its entries in all."""
+    """Yield a function to call with the name of the array that is being built, and its number of finished entries and of all entries."""
     return _steps("opening", (MofNCompleteColumn(),), lambda done, total: f"{done:,} of {total:,}", clock)
 
 
@@ -222,7 +224,7 @@ def peak_memory() -> str:
 
 
 def memory_now() -> str | None:
-    """Return `512 MB`, or None without /proc, which only Linux has."""
+    """Return the memory of this process, such as `512 MB`. Return None if there is no /proc, which only Linux has."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return file_size(int(file.read().split()[1]) * resource.getpagesize())

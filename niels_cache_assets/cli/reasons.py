@@ -1,4 +1,4 @@
-"""Reasons of dropped documents, as `clean` and `rejected` print them: counts, and examples with the measured value."""
+"""The reasons of dropped documents, for the output of `clean` and `rejected`: counts, and examples with the measured value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
 def check_reason(reason: str, known: Iterable[str]) -> None:
-    """Raise NielsCacheError for an unknown reason, with the nearest one. A reason without documents is valid."""
+    """Raise NielsCacheError for an unknown reason, and suggest the nearest reason. A reason without documents is valid."""
     from niels_cache_assets.cleaning.filters import REASONS
 
     choices = list(dict.fromkeys([*known, *REASONS]))
@@ -33,7 +33,10 @@ def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
 
 
 def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
-    """Print the number of kept documents, and of dropped ones by reason. `by_source` were dropped while reading, before the chain."""
+    """Print the number of kept documents, and the number of dropped documents for each reason.
+
+    `by_source`: the number of documents for each reason that the source dropped while reading, before the cleaning chain.
+    """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
     table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
@@ -44,7 +47,7 @@ def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int]
 
 
 def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
-    """Print `count` examples of each reason, or of one reason, evenly spread over all, with the measured value."""
+    """Print `count` examples of each reason, or only of `reason`. The examples are spread evenly over all, and have the measured value."""
     from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # an example has no more text than this
 
     for row in chosen_examples(examples, count=count, reason=reason):
@@ -53,7 +56,7 @@ def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], 
 
 
 def chosen_examples(examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> list[Example]:
-    """Return `count` examples of each reason, or of one reason, ordered by reason."""
+    """Return `count` examples of each reason, or only of `reason`, ordered by reason."""
     return [row for name in sorted(examples) if reason in (None, name) for row in spread(examples[name], count)]
 
 

@@ -1,7 +1,7 @@
 """The fingerprint of anything that can be built: one sha256 over everything that decides its bytes. This module loads no code that builds.
 
-A key that was added to a released table counts only if it differs from its default (`settings_that_count`). So older caches stay valid. If
-you change the default of such a key, raise the code version of everything that the key decides.
+A key that was added to a released table counts only if its value differs from its default (`settings_that_count`). So older caches stay
+valid. If you change the default of such a key, raise the code version of everything that the key decides.
 """
 
 import inspect
@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 
-# Keys that count even at their defaults, by table (sources: by kind), because fingerprints had them from the start.
-# Never add a key to a released table. A new kind lists all of its keys.
+# For each table (for sources: each kind), the keys that count even at their defaults, because fingerprints had them from the start.
+# Never add a key to a table that has been released. A new kind lists all of its keys.
 _FIRST_KEYS: dict[str, str] = {
     "fineweb_edu": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
     " val_tokens",
@@ -44,7 +44,7 @@ _FIRST_KEYS: dict[str, str] = {
 
 
 def fingerprint_of(settings: dict[str, Any]) -> str:
-    """Return 64 hex digits: the sha256 over the canonical JSON of everything that decides the bytes."""
+    """Return the sha256 over the canonical JSON of everything that decides the bytes, as 64 hex digits."""
     return sha256_text(canonical_json(settings))
 
 

@@ -1,4 +1,7 @@
-"""Merging of tables: the user's file over a profile, the keys of the catalog below both, and flags over all. No value is checked here."""
+"""The merging of tables. The user's file overrides a profile, flags override both, and the keys of the catalog have the lowest priority.
+
+No value is checked here.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
-ONE_KEY = frozenset({"files", "path"})  # a source kind has one of them, and accepts the other name
-_NAMED = (*FAMILIES, "blend")  # the user chooses the names of their tables
+ONE_KEY = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
+_NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 
 
 Tables = dict[str, Any]
 
 
 def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
-    """Return the user's tables, and add the keys of the catalog to each one that names a shipped data set.
+    """Return the user's tables. Add the keys of the catalog to each table that names a shipped data set.
 
-    A table gets these keys if it has no `source` and the profile has no such table. `advice` gets a line for each of them.
+    A table gets these keys if it has no `source` and the profile has no table of this name. For each such table, `advice` gets a line.
     """
     found = dict(user)
     for family in FAMILIES:
@@ -61,7 +64,10 @@ def read_tables(path: Path, remedy: str) -> Tables:
 
 
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
-    """Return both layers, merged by key, so a user can set one key of a shipped data set. Another `source` replaces the whole table."""
+    """Return both layers, merged key by key, so a user can set one key of a shipped data set.
+
+    If the table of a data set in `above` has a different `source`, it replaces the whole table in `below`.
+    """
     merged = dict(below)
     for section, tables in above.items():
         if section not in _SECTIONS:
@@ -83,14 +89,14 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
     """Return the old table with the keys of the new table added or replaced.
 
-    `files` and `path` both say where the data is, so either of them in the new table replaces the one in the old table.
+    `files` and `path` both say where the data is. So if the new table has one of these keys, the old table loses both.
     """
     gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 
 def absolute_paths(tables: Tables) -> Tables:
-    """Resolve paths from the command line: they are relative to the working directory, not to the configuration file."""
+    """Resolve paths from the command line. They are relative to the working directory, not to the folder of the configuration file."""
 
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
-"""Error messages for the configuration: for names that are not configured, and for values of a table. Each says what to type.
+"""Error messages for the configuration: for names that are not configured, and for values of a table. Each message says what to type.
 
-All such messages are here, for niels_cache.toml, --set, flags and run configurations. Messages of our own validators are used unchanged.
+All such messages are here, whether the value comes from niels_cache.toml, --set, a flag or a run configuration. Messages of our own
+validators are used unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ Spell = Callable[[str, str], str]
 
 
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
-    """Raise NielsCacheError for a name that is not valid, with the nearest valid one. `elsewhere`: text to add if no valid name is near."""
+    """Raise NielsCacheError for an invalid name.
+
+    The message suggests the nearest valid name. If no valid name is near, the message lists all valid names, followed by the text
+    `elsewhere`.
+    """
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
@@ -58,7 +63,9 @@ def refuse_unknown(
     elsewhere: str = "",
     families: Iterable[Family] = FAMILIES,
 ) -> NoReturn:
-    """Raise NielsCacheError for a name that is not configured. `names`: all configured names. `families`: those that are valid here."""
+    """Raise NielsCacheError for a name that is not configured. `names`: all configured names. `families`: the families whose data sets are
+    valid here.
+    """
     choices, names = list(choices), set(names)
     addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
     near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
@@ -74,13 +81,14 @@ def in_a_file(key: str, value: str) -> str:
 
 
 def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
-    """Return a clause for each problem of `table`. Each begins with a blank. If there are unknown keys, only these are reported.
+    """Return a clause for each problem of `table`. Each clause begins with a blank.
 
-    `spell`: returns how you type a key and its value (as TOML) in the place that the table came from.
+    If there are unknown keys, only unknown keys are reported. `spell` returns how the user types a key and its value (as TOML) in the place
+    that the table came from.
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
-    told: dict[str, str] = {}  # for a union, pydantic has an error for each of its types
+    told: dict[str, str] = {}  # for a union, pydantic reports an error for each type of the union
     for each in problems:
         path = _path(each, model)
         told.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))
@@ -88,7 +96,7 @@ def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapp
 
 
 def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Return the keys and item numbers of a location only: for a union, pydantic adds the names of its types."""
+    """Return only the keys and item numbers of the location of a problem. For a union, pydantic also adds the names of types."""
     if not problem["loc"]:
         return ()
     first, *rest = problem["loc"]
@@ -124,7 +132,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
 
 
 def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
-    """Return for example `must be a list of texts`; None for a kind of error that no field of ours has."""
+    """Return a text such as `must be a list of texts`; None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
         _, name, words = _BOUNDS[kind]
@@ -198,7 +206,7 @@ def _metadata(annotation: Any) -> Sequence[Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """Return the types that the annotation allows, without None and without their metadata."""
+    """Return the types that the annotation allows, without None and without the metadata of the types."""
     if get_origin(annotation) is Annotated:
         return _members(annotation.__origin__)
     if get_origin(annotation) in (Union, types.UnionType):
@@ -207,7 +215,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
-    """Return the type of an item of a list, or of a value of a table."""
+    """Return the type of the item of a list, or of the value of a table, that `path` leads to."""
     for _ in path:
         member = next(iter(_members(annotation)), Any)
         arguments = get_args(member)
@@ -216,7 +224,7 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 
 def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """Return the value of the key that the user probably meant, as TOML; None if it cannot be guessed."""
+    """Return the value that the user probably meant for the key, as TOML; None if it cannot be guessed."""
     takes = _taking(field, model)
     for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
@@ -227,7 +235,7 @@ def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: Field
 
 
 def _meant(given: Any) -> Iterator[Any]:
-    """Yield the same value in other types."""
+    """Yield the given value in other types."""
     if isinstance(given, str):
         with suppress(ValueError):
             yield parse_toml(f"value = {given.strip()}")["value"]
@@ -249,7 +257,7 @@ def _meant(given: Any) -> Iterator[Any]:
 
 
 def _allowed_near(given: Any, annotation: Any) -> list[Any]:
-    """Return the nearest allowed text."""
+    """Return the allowed text that is nearest to the given value, alone and in a list; empty if no text is near."""
     choices = _choices(annotation)
     near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
     return [near[0], [near[0]]] if near else []
@@ -306,7 +314,7 @@ def _of_pattern(metadata: Sequence[Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _toml(value)  # as it was written
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _toml(value)  # without underscores in numbers
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 

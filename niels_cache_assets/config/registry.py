@@ -1,10 +1,12 @@
-"""The registry: all data sets and settings, typed, from the user's niels_cache.toml and, if one is chosen, a shipped profile.
+"""The registry: all data sets and settings, typed. They come from the user's niels_cache.toml and from a shipped profile, if the user chose
+a profile.
 
-A project consists of the data sets that its file names. There are these layers, and a later one overrides keys of an earlier one: the
+A project consists of the data sets that its file names. Settings come in layers, and a later layer overrides keys of an earlier layer: the
 chosen profile, the user's file, `--set` and flags. Without a file, the default profile is used. A table that names a shipped data set and
-has no `source` inherits the keys of the catalog. A table with a `source`, and without a profile below it, inherits nothing. Partition keys
-are the names of the tables, in order. A table that lacks a required setting (roam without a path), or that is disabled, stays in the
-registry but is not a partition. This module opens no source.
+has no `source` inherits the keys of the catalog. A table inherits nothing if it has a `source` and no profile has a table of this name.
+
+Partition keys are the names of the tables, in order. A table that lacks a required setting (roam without a path), or that is disabled,
+stays in the registry but is not a partition. This module opens no source.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ ROOT_VARIABLE = "NIELS_CACHE_ROOT"
 FALLBACK_PROFILE = PROFILES[0]
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_LONGEST_NAME = 200  # file names contain it, and may have 255 bytes
+_LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # the most problems of a table in one message
 
@@ -54,14 +56,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """The origin of tables, for messages, and the folder of their relative paths. `options`: keys that a command-line option set."""
+    """The origin of tables, for messages. `base_dir` is the folder that relative paths refer to. `options`: keys that a command-line option
+    set.
+    """
 
     where: str
     base_dir: str = "."
     options: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, label: str, key: str) -> str:
-        """Return the file or option to name in a message about a key. Without a key, the message is about several keys of the table."""
+        """Return the file or option that a message about a key must name. Without a key, the message is about several keys of the table."""
         keys = ONE_KEY if key in ONE_KEY else (key,)
         for said, option in self.options.items():
             if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
@@ -73,8 +77,10 @@ class _Origin:
 class Registry:
     """The whole configuration.
 
-    origin: the file (or profile) that messages name. profile: the profile below the file; None if there is no profile. is_fallback: neither
-    a file nor a profile was named, so the default profile is used. advice: a line for each table that should be more explicit.
+    origin: the file (or profile) that messages name.
+    profile: the profile whose tables the file overrides; None if there is no profile.
+    is_fallback: True if neither a file nor a profile was named, so the default profile is used.
+    advice: a line for each table that should be more explicit.
     """
 
     build: BuildSettings
@@ -93,13 +99,13 @@ class Registry:
 
     @property
     def settings_origin(self) -> str:
-        """The origin and its profile: `profile quickstart`, `niels_cache.toml`, `niels_cache.toml on profile default`."""
+        """The origin and the profile as text: `profile quickstart`, `niels_cache.toml` or `niels_cache.toml on profile default`."""
         below = f"profile {self.profile}"
         return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
 
     @property
     def without_file(self) -> str:
-        """The message for `is_fallback`: there is no configuration file, so the default profile is used."""
+        """The message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
         above = _file_above()
         mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
@@ -107,7 +113,9 @@ class Registry:
 
     @property
     def elsewhere(self) -> str:
-        """The text to add to the message for an unknown name if `is_fallback` is set: the right file may be in another folder."""
+        """The text to add to the message for an unknown name. It is empty unless `is_fallback` is set; then the right file may be
+        elsewhere.
+        """
         if not self.is_fallback:
             return ""
         named = f"--config {_file_above() or 'FILE'}"
@@ -117,11 +125,11 @@ class Registry:
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, family: Family) -> list[str]:
-        """Return the names that can be built, in order: enabled, and with all required settings."""
+        """Return the names of the data sets that can be built, in order. They are enabled and have all required settings."""
         return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
 
     def switched_off(self) -> list[str]:
-        """Return the names with enabled = false, in order."""
+        """Return the names of the data sets with enabled = false, in order."""
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
@@ -138,24 +146,29 @@ class Registry:
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
-        """Return the thresholds for a pretrain data set: [cleaning], changed by its own `cleaning`."""
+        """Return the thresholds for a pretrain data set: [cleaning], changed by the key `cleaning` of the data set."""
         return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
-        """Return the enabled data sets that cannot be built yet, each with the setting to add."""
+        """Return the enabled data sets that cannot be built yet, and for each the setting to add."""
         every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
         missing = {name: source.missing_setting() for name, source in every if source.enabled}
         return {name: reason for name, reason in missing.items() if reason is not None}
 
     def family_of(self, name: str) -> Family:
-        """Return the family of a configured data set. Raises NielsCacheError for an unknown name, with the nearest valid one."""
+        """Return the family of a configured data set. Raises NielsCacheError for an unknown name; the message suggests the nearest valid
+        name.
+        """
         for family in FAMILIES:
             if name in self.datasets(family):
                 return family
         self.refuse_data_set(self.origin, "no data set", name)
 
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
-        """Raise NielsCacheError for a name that is not configured, with the table to add if the catalog has it, or the nearest choice."""
+        """Raise NielsCacheError for a name that is not configured.
+
+        The message gives the table to add if the catalog has this data set, and otherwise the nearest of `choices`.
+        """
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
@@ -173,12 +186,12 @@ def load_registry(
 ) -> Registry:
     """Read the user's file and the profile, and apply `overrides` (nested tables; their paths are relative to the working directory).
 
-    `config`: the argument, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if one
-    of the first two names it. `profile`: the argument, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the file; else no
-    profile if there is a file, and "default" if there is no file.
+    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if
+    `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
+    file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
 
-    Raises NielsCacheError with the file, table, key and the nearest valid choice. For a key in `options` ("build.seed"), it names that
-    option.
+    Raises NielsCacheError, which names the file, the table, the key and the nearest valid choice. If the key ("build.seed") is in
+    `options`, the message names that option instead of the file.
     """
     chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named = config or os.environ.get(CONFIG_VARIABLE)
@@ -194,7 +207,7 @@ def load_registry(
     origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
     shipped = profile_tables(wanted or FALLBACK_PROFILE)
     if wanted is None:
-        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build], the place of caches
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
     tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
@@ -202,7 +215,7 @@ def load_registry(
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
-    """Return a copy of a table with the given keys replaced, and validate it again. None means: keep the value of the registry."""
+    """Return a copy of a table with the given keys replaced, and validate it again. The value None keeps the value of the registry."""
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
@@ -210,7 +223,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
-    """Return the root of the caches: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
+    """Return the root folder of the caches: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
     variable = os.environ.get(ROOT_VARIABLE)
     if variable and registry.profile == "quickstart":
         variable = os.path.join(variable, "quickstart")  # quickstart must never share a tokenizer with the real caches
@@ -218,7 +231,7 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
 
 
 def is_valid_name(name: str) -> bool:
-    """Return whether a data set may have this name. It becomes the name of a folder, and a part of asset keys and addresses."""
+    """Return whether a data set may have this name. The name becomes the name of a folder, and a part of asset keys and addresses."""
     return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
 
 
@@ -288,13 +301,15 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
 
 
 def _catalog_hint(name: str) -> str:
-    """Return a hint if the name of a table without `source` is similar to one of the catalog."""
+    """Return a hint if the name of a table without `source` is similar to a name in the catalog."""
     near = difflib.get_close_matches(name, catalog(), n=1)
     return f"; the nearest table of the catalog is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
-    """Raise NielsCacheError if an interleave and its member both use dedup: each would lose the documents that are in the other."""
+    """Raise NielsCacheError if an interleave and its member both use dedup. Each of the two would lose the documents that the other one
+    has.
+    """
     source = registry.pretrain[name]
     if not isinstance(source, Interleave) or "dedup" not in source.prepare:
         return
@@ -326,7 +341,7 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
 
 
 def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
-    """Return the problems in one line: file, table, keys, the problem, and what to type."""
+    """Return one line with the file, the table, the keys, the problems, and what to type."""
     first = error.errors()[0]["loc"]
     where = origin.of(label, str(first[0]) if first else "")
     option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None
@@ -334,7 +349,7 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
     def spell(key: str, value: str) -> str:
         if option is None:
             return in_a_file(key, value)
-        if option.endswith("--set"):  # the option of `clean` takes keys of one table
+        if option.endswith("--set"):  # the --set of the command `clean` takes keys of one table
             return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
         return f"{option} {value}"
 

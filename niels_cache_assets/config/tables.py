@@ -1,6 +1,6 @@
 """The schemas of the tables that are not data sets: [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster].
 
-The table of a data set has the schema of its source. This module opens no file.
+The schema for the table of a data set is defined by the source of the data set. This module opens no file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.sources.types import ConfigPath
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
-MEGATRON_SURPLUS = 0.005  # the default of its --mid-level-dataset-surplus
+MEGATRON_SURPLUS = 0.005  # the default of Megatron-LM's --mid-level-dataset-surplus
 ALL_TRAIN = "1"
-MAX_EPOCHS = 4.0  # up to this number, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
+MAX_EPOCHS = 4.0  # up to this number of epochs, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
 
 REASONS = (  # names of the filters, in the order in which they run
     "redirect",
@@ -151,7 +151,7 @@ class CleaningSettings(_Table):
         return self
 
     def with_changes(self, changes: dict[str, Any]) -> Self:
-        """Return these settings with some keys replaced, validated again (pydantic.ValidationError)."""
+        """Return these settings with some keys replaced. Validates them again, and raises pydantic.ValidationError if they are invalid."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
 
@@ -195,7 +195,7 @@ class BlendSettings(_Table):
     @field_validator("split")
     @classmethod
     def _a_split(cls, value: str) -> str:
-        """Check a split as `split_ranges` of the runtime does. That function would load torch."""
+        """Check the form of a split. `split_ranges` of the runtime makes the same check, but it would load torch."""
         parts = value.split(",")
         if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
             raise ValueError('give the weights of train, valid and test, such as "99,1,0"')

@@ -1,20 +1,22 @@
-"""A TOML parser with two additions: it limits the size of numbers, and skips a byte order mark, which some editors write."""
+"""A TOML parser with two additions. It limits the size of numbers, and it skips a byte order mark, which some editors write."""
 
 import json
 import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-_MOST_BITS = 1024  # schemas check the range of a key; this only rejects integers that are too long to show
+_MOST_BITS = 1024  # schemas check the range of each key; this limit only rejects integers that are too long to show
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for an overlong number."""
+    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for a number with too many
+    digits.
+    """
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError as error:  # Python converts no decimal number of more than 4,300 digits
+    except ValueError as error:  # Python refuses to convert a decimal number of more than 4,300 digits
         raise ValueError("a whole number has more than 64 bits") from error
     for key, number in _whole_numbers(tables):
         if number.bit_length() > _MOST_BITS:
@@ -23,7 +25,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield every whole number with its key. There is no recursion, because a table may be nested thousands of levels deep."""
+    """Yield every whole number with its key. It does not use recursion, because a table may be nested thousands of levels deep."""
     left: list[tuple[str, Any]] = list(tables.items())
     while left:
         key, value = left.pop()

@@ -1,1 +1,1 @@
-"""The corpus of a data set with `prepare`: cleaned documents and signatures on disk, duplicates over all of them, reports."""
+"""The corpus of a data set with `prepare`: cleaned documents and their signatures on disk, the search for duplicates, and reports."""

@@ -1,4 +1,7 @@
-"""The identity of a cache: a finished cache with the same fingerprint over it needs no build."""
+"""The identity of a cache: everything that decides its bytes.
+
+A finished cache with the same fingerprint over its identity needs no build.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ def cache_identity(
     siblings: Mapping[str, PretrainSource],
     prepared: PreparedCorpus | None,
 ) -> dict[str, Any]:
-    """Everything that decides a cache's bytes.
+    """Return everything that decides the bytes of a cache.
 
-    `siblings`: the pretrain tables, those with a corpus as what reads it. `prepared`: the corpus that is read instead of the source; its
-    content and drop list count then, and nothing of how they came about.
+    `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
+    read instead of the source. Then the content of the corpus and its drop list count, but not how they were made.
     """
     members = getattr(source, "members", {}) if prepared is None else {}
     return {
@@ -51,7 +54,7 @@ def _decontamination(source: Source) -> dict[str, Any]:
 
 
 def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
-    """Whether a corpus is read instead of this source."""
+    """Return whether a corpus is read instead of this source."""
     return isinstance(source, PretrainSource) and bool(source.prepare)
 
 
@@ -62,5 +65,7 @@ def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
 
 
 def val_may_come_late(source: PretrainSource) -> bool:
-    """Whether a document of val may come after the first document of train. With token budgets it may not: val comes first."""
+    """Return whether a document of val may come after the first document of train. This cannot happen with token budgets, because val comes
+    first.
+    """
     return source.has_own_splits or source.seeded_val_frac is not None

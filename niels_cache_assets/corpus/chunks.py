@@ -1,7 +1,7 @@
-"""The work on a chunk of documents (convert, clean, sign, count), and the sum of its counts.
+"""The work on a chunk of documents (convert, clean, sign, count), and the sums of the counts of chunks.
 
-The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. It uses no file.
-Memory: the chunk, twice.
+The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. The work uses no file.
+It takes twice the memory of the chunk.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.dedup.signatures import Signer
 
-LENGTH_BINS = 40  # bin b of a histogram: 2**(b-1) <= characters < 2**b; bin 0 is the empty text
+LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTotals:
-    """Sums over texts; `bytes` as UTF-8. `lengths`: (LENGTH_BINS,) int64, the number of texts in each range of lengths."""
+    """Sums over texts. `bytes` counts bytes of UTF-8. `lengths`: (LENGTH_BINS,) int64, the number of texts in each range of lengths."""
 
     documents: int
     characters: int
@@ -63,7 +63,7 @@ class TextTotals:
 
 
 class Chunk(NamedTuple):
-    """Documents of a source before `convert`. `first`: the place of the first one in the source."""
+    """Documents of a source before `convert`. `first` is the place of the first document of the chunk in the source."""
 
     first: int
     documents: list[Document]
@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:
-    """The result for a chunk. `rows`, `hashes`, `digests` and `slots` belong to the documents that stay (see CorpusWriter.write)."""
+    """The result for a chunk. `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write)."""
 
     dropped_by_source: Counter[str]
     report: CleaningReport
@@ -90,10 +90,10 @@ class PreparedChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkWork:
-    """The work on a chunk, as a picklable function. It is sent with every chunk, so it holds settings only. Heavy objects are made once in
-    each worker.
+    """The work on a chunk, as a picklable function.
 
-    `cleaning` None: documents are not cleaned. `num_perm` and `ngram` None: they are not signed.
+    An instance is sent with every chunk, so it holds only settings. Each worker makes the heavy objects (cleaner, signer) once. If
+    `cleaning` is None, documents are not cleaned. If `num_perm` or `ngram` is None, documents are not signed.
     """
 
     source: PretrainSource
@@ -142,9 +142,10 @@ class ChunkWork:
 
 @dataclass(kw_only=True)
 class CorpusCounts:
-    """Sums over the chunks so far. `dropped_by_source`: documents that `convert` dropped; the report of the stream has the others.
+    """Sums over the chunks so far.
 
-    `splits`: upstream's splits of the documents that stay ("unknown": without a split).
+    `dropped_by_source` counts documents that `convert` dropped; the report of the stream counts documents that the source dropped earlier.
+    `splits` counts the documents that stay by upstream's split ("unknown": upstream gives no split).
     """
 
     report: CleaningReport
@@ -200,7 +201,7 @@ class CorpusCounts:
         )
 
 
-@lru_cache(maxsize=2)  # one for plain text, one for markup
+@lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
 def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 

@@ -1,6 +1,6 @@
-"""The settings that decide a corpus, and those that decide the drop lists over several corpora.
+"""The settings that decide a corpus, and the settings that decide the drop lists of several corpora.
 
-Thresholds of duplicates and the split of documents do not belong to a corpus: they are applied later.
+Thresholds for duplicates and the split of documents do not belong to a corpus, because they are applied later.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages"}
 
-DROP_LISTS_VERSION = "1"  # raise it by hand when other documents are dropped for the same signatures and settings
-HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out other documents for the val of its members
+DROP_LISTS_VERSION = "1"  # raise it by hand when the same signatures and settings lead to different dropped documents
+HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out different documents for the val of its members
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
@@ -46,16 +46,19 @@ def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
 
 
 def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
-    """Return the settings that decide which documents without their own split are val; None if token budgets, or upstream alone, decide."""
+    """Return the settings that decide which documents without a split of their own go to val.
+
+    None if token budgets decide the split, or if upstream alone decides it.
+    """
     return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
 def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
-    """Return the settings that decide which documents a mixture holds out for the val of its members, for fingerprints. `seed`: that of the
-    mixture's build.
+    """Return the settings that decide which documents a mixture holds out for the val of its members. They are part of fingerprints.
 
-    The documents and val_frac of its members are part of its revision, and not repeated here. So the result is empty for every other
-    source, and for a mixture of members without val_tokens and without decontaminate: older caches of these stay valid.
+    `seed` is the seed of the mixture's build. The documents and val_frac of the members are part of the mixture's revision, so they are not
+    repeated here. The result is empty for every source that is not a mixture, and for a mixture whose members have neither val_tokens nor
+    decontaminate. So older caches of such sources stay valid.
     """
     members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
     rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member))}
@@ -75,7 +78,9 @@ def needs_tokenizer(registry: Registry, name: str) -> bool:
 
 
 def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
-    """Return the tokenizer if a data set's corpus depends on it, else None. Raises NielsCacheError if it is not built yet."""
+    """Return the tokenizer if a data set's corpus depends on it, and otherwise None. Raises NielsCacheError if the tokenizer is not built
+    yet.
+    """
     if not needs_tokenizer(registry, name):
         return None
     try:
@@ -92,9 +97,9 @@ def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, t
 
 
 def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
-    """Return everything that decides a corpus's bytes. The members of an interleave are in its revision.
+    """Return everything that decides the bytes of a corpus. The revision of an interleave covers its members.
 
-    `tokenizer_sha256`: that of its `corpus_tokenizer`; None if it has no such tokenizer.
+    `tokenizer_sha256`: the sha256 of the model that `corpus_tokenizer` returns; None if `corpus_tokenizer` returns None.
     """
     source = registry.pretrain[name]
     identity = source.identity()
@@ -114,13 +119,15 @@ def corpus_made_of(registry: Registry, name: str, *, revision: str | None, token
 
 
 def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
-    """Return the tables of a mixture's members. Its revision is not requested again, and changed tables give other splits."""
+    """Return the tables of a mixture's members. They are needed because the revision is not requested again, and changed tables change the
+    splits.
+    """
     members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
     return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:
-    """Return the table of a data set with a corpus. Raises NielsCacheError for an unknown name, and for one without `prepare`."""
+    """Return the table of a data set with a corpus. Raises NielsCacheError for an unknown name, and for a data set without `prepare`."""
     if name not in registry.pretrain:
         refuse_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
     source = registry.pretrain[name]
@@ -133,13 +140,13 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
 
 
 def require_unchanged(directory: Path, meta: Meta) -> None:
-    """Raise NielsCacheError if the meta.json of the folder is not the given one, which was read from it before."""
+    """Raise NielsCacheError if the meta.json in the folder differs from `meta`, which was read from this folder earlier."""
     if read_meta(str(directory / META_NAME))["meta_sha256"] != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
 
 
 def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:
-    """Return everything that decides the lists of these corpora, for their meta.json. `missing`: data sets without a corpus."""
+    """Return everything that decides the drop lists of these corpora, for their meta.json. `missing`: the data sets without a corpus."""
     return {
         **dedup_identity(registry.dedup),
         "order": [*corpora],
@@ -151,14 +158,14 @@ def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing
 
 
 def dedup_order(registry: Registry) -> list[str]:
-    """Return the data sets with "dedup" in the order in which the first copy is kept: [dedup] priority, then table order."""
+    """Return the data sets with "dedup" in the order of comparison: by [dedup] priority, then by table order. The first copy is kept."""
     names = registry.prepared("dedup")
     first = [name for name in registry.dedup.priority if name in names]
     return [*first, *(name for name in names if name not in first)]
 
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
-    """Return `settings` of [dedup], and the given or computed `bands` and `rows`. `dedup_order` decides which copy is kept."""
+    """Return the `settings` of [dedup], and `bands` and `rows`, given or computed. `dedup_order` gives the order of the corpora."""
     from niels_cache_assets.dedup.bands import choose_bands
 
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
@@ -166,7 +173,7 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
-    """Return the first difference between the lists and the configuration, as the end of "the duplicates were found ..."."""
+    """Return the first difference between the drop lists and the configuration, as words that end "the duplicates were found ..."."""
     if any(meta[key] != wanted[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"
     if meta["order"] != wanted["order"]:

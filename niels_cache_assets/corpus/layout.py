@@ -1,4 +1,4 @@
-"""The folders of a corpus, and the columns of its files. Only the asset package reads them; training does not."""
+"""The folders of a corpus, and the columns of its files. Only the asset package reads these files; training does not."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ DOCUMENTS = {
     "row": "int64",
     "split": "string",  # upstream's split, or null
     "characters": "int64",
-    "bytes": "int64",  # of the text as UTF-8
+    "bytes": "int64",  # number of bytes of the text in UTF-8
 }
 REJECTED = {
     "reason": "string",
@@ -25,10 +25,10 @@ REJECTED = {
     "excerpt": "string",  # the beginning of the document, after normalization
 }
 DUPLICATES = {
-    "ordinal": "int64",  # the dropped document in this data set's corpus
+    "ordinal": "int64",  # the ordinal of the dropped document in this data set's corpus
     "split": "string",
     "kind": "string",  # exact or near
-    "similarity": "double",  # 1 if exact; else estimated from signatures, or measured with verify = "jaccard"
+    "similarity": "double",  # 1 for an exact duplicate; otherwise estimated from signatures, or measured with verify = "jaccard"
     "because_dataset": "string",
     "because_ordinal": "int64",
     "because_split": "string",
@@ -37,7 +37,7 @@ REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
 REPORT_NAME = "report.json"
-TEXT_BYTES_PER_FILE = 128_000_000  # the most that a kill loses: a minute of work on one core
+TEXT_BYTES_PER_FILE = 128_000_000  # a killed build loses at most this much text: a minute of work on one core
 
 
 def documents_file(index: int) -> str:
@@ -56,10 +56,10 @@ def corpus_dir(root: str | Path, name: str) -> Path:
 
 
 def duplicates_dir(root: str | Path) -> Path:
-    """Return the folder of the drop lists: <data set>.parquet each, and meta.json."""
+    """Return the folder of the drop lists. It holds one file <data set>.parquet for each data set, and meta.json."""
     return Path(root) / "duplicates"
 
 
 def reports_dir(root: str | Path, name: str) -> Path:
-    """Return the folder of report.json and plots of a data set's corpus."""
+    """Return the folder of the report of a data set's corpus: report.json and plots."""
     return Path(root) / "reports" / "corpus" / name

@@ -1,7 +1,7 @@
-"""The order over several corpora in which the first copy is kept, and the dropped documents in it: from positions to (corpus, ordinal).
+"""The order of the documents of several corpora, and the conversion of positions in this order to (corpus, ordinal).
 
-Memory: 5 bytes a document, about 100 for each dropped document while they are sorted, and one or two blocks of signatures (8 MB of 128
-slots).
+Of several duplicates, the document that comes first in this order is kept. Memory: 5 bytes a document, about 100 bytes for each dropped
+document while the dropped documents are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import Dropped
     from niels_cache_assets.dedup.signatures import Signatures
 
-_BLOCK = 16_384  # documents whose signatures are read at once: 8 MB of 128 slots
+_BLOCK = 16_384  # number of documents whose signatures are read at once: 8 MB with 128 slots
 
 
 class ArrayRows:
-    """The (n, width) array of a .npy file, open for reading rows. A context manager: it keeps its file, even if another one replaces it.
+    """The (n, width) array of a .npy file, open for reading rows. It is a context manager.
 
-    The file is read, not memory-mapped: scattered rows of a map keep the pages around each of them in memory, soon the whole file. Memory:
-    the returned rows. Cost: one system call for each run of consecutive rows.
+    The file stays open, so it can be read even if a new file replaces it. The file is not memory-mapped: reading scattered rows of a memory
+    map would keep the pages around each row in memory, and soon the whole file. Memory: the returned rows. Cost: one system call for each
+    run of consecutive rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +68,9 @@ class ArrayRows:
         return int(self._width)
 
     def __getitem__(self, rows: NDArray[np.integer[Any]]) -> NDArray[Any]:
-        """Return (len(rows), width), in the order of `rows`, (n,) integers. Raises NielsCacheError for a row that is not in the file."""
+        """Return an array (len(rows), width) with the rows in the order of `rows`, (n,) integers. Raises NielsCacheError for a row that
+        does not exist.
+        """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()
         out = np.empty((len(rows), self._width), dtype=self._dtype)
@@ -95,8 +98,8 @@ class ArrayRows:
 class Input:
     """One corpus.
 
-    `splits`: (documents,) int8, see prepared. `order`: (documents,) uint32, the ordinals of its documents: first all of val, then the
-    others, each group in input order.
+    `splits`: (documents,) int8, see `document_splits`. `order`: (documents,) uint32, the ordinals of the documents. All documents of val
+    come first, then all remaining documents; both parts are in input order.
     """
 
     name: str
@@ -115,15 +118,16 @@ class Input:
                 yield Signatures(digests=digests[rows], slots=slots[rows])
 
     def slots(self) -> ArrayRows:
-        """Return the slots of all documents, by ordinal."""
+        """Return the slots of all documents. Row i belongs to the document with ordinal i."""
         return ArrayRows(self.directory / SIGNATURES_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drops:
-    """Dropped documents, (n,) each: ordinal and split of the document; corpus, ordinal and split of the kept one; kind and similarity.
+    """The dropped documents, in arrays of shape (n,), sorted by corpus, then by ordinal.
 
-    They are sorted by corpus, then by ordinal.
+    `corpora`, `ordinals` and `splits` describe the dropped document. The three fields `because_...` describe the kept document that is the
+    reason. `exact` is True for an exact duplicate, and False for a near duplicate. `similarity` is the similarity of the two documents.
     """
 
     corpora: np.ndarray
@@ -148,7 +152,7 @@ class Drops:
 
 
 class Inputs:
-    """The corpora, in the order in which the first copy is kept."""
+    """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept."""
 
     def __init__(self, registry: Registry, root: Path, metas: dict[str, Meta]) -> None:
         self.all: list[Input] = []
@@ -161,7 +165,10 @@ class Inputs:
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
     def drops(self, dropped: Dropped) -> Drops:
-        """Return the result of `keep_first` by corpus and ordinal. Similarities that it did not measure are estimated from signatures."""
+        """Return the result of `keep_first`, with positions converted to corpus and ordinal.
+
+        If `keep_first` did not measure a similarity, it is estimated from the signatures.
+        """
         corpora, ordinals = self.places(dropped.ordinals)
         because_corpora, because_ordinals = self.places(dropped.because)
         drops = Drops(
@@ -178,7 +185,7 @@ class Inputs:
         return drops
 
     def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (corpus, ordinal) of positions in the order over all, int16 and int64 (n,)."""
+        """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
         ordinals = np.empty(len(positions), dtype=np.int64)
         for corpus, each in enumerate(self.all):

@@ -1,9 +1,10 @@
-"""An open prepared data set: its corpus without its drop list, each document with its split.
+"""An open prepared data set: its corpus without the documents in its drop list, and the split of each document.
 
-A cache of a data set with `prepare` is built from it instead of the source, and mixtures read it (`PreparedMember`). reading.py checks that
-it is what the configuration asks for. Everything that is read belongs to the meta.json that was opened: a file of a corpus, or a drop list,
-that was replaced since then is an error, and data are never mixed. Memory: one row group of text (2 MB), and two bytes per document of the
-corpus. Parquet is decompressed at some hundred megabytes a second; nothing is cleaned or compared here.
+A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source, and mixtures read it through a PreparedMember.
+reading.py checks that corpus and drop list are what the configuration asks for. Everything that is read belongs to the meta.json that was
+opened. If a file of the corpus or the drop list was replaced since then, an error is raised, so old and new data are never mixed. Memory:
+one row group of text (2 MB), and two bytes per document of the corpus. Parquet is decompressed at some hundred megabytes a second; nothing
+is cleaned or compared here.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from niels_cache_runtime.format.meta import Meta
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNKNOWN = -1  # no split yet: token budgets decide when the cache is built
-_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # index UNKNOWN (-1) is the last
-_COLUMNS = ["text", "source_id", "file", "row", "title"]  # the fields of a Document, in its order
+UNKNOWN = -1  # no split yet; token budgets decide the split when the cache is built
+_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # index UNKNOWN (-1) selects the last element
+_COLUMNS = ["text", "source_id", "file", "row", "title"]  # the first fields of a Document, in the order of its fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus:
-    """A corpus and its drop list. To open it, two small files are read; `splits` and `gone` are computed when needed.
+    """A corpus and its drop list. Opening reads two small files; `splits` and `gone` are computed when needed.
 
-    `duplicates`: meta.json of the drop lists; None without "dedup", or if duplicates are to stay.
+    `duplicates`: the meta.json of the drop lists; None without "dedup", or if duplicates stay.
     """
 
     name: str
@@ -55,7 +56,7 @@ class PreparedCorpus:
 
     @property
     def drops(self) -> dict[str, Any] | None:
-        """The entry of this data set in the meta.json of the drop lists."""
+        """The entry of this data set in the meta.json of the drop lists; None if duplicates stay."""
         return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
@@ -65,23 +66,26 @@ class PreparedCorpus:
 
     @property
     def dropped(self) -> Counter[str]:
-        """The number of dropped documents for each reason: of the source, of cleaning and of the drop list."""
+        """The number of dropped documents for each reason. The source, cleaning and the drop list each have their own reasons."""
         drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
         return +Counter({**self.meta["dropped"], **drops})
 
     @property
     def drop_sha256(self) -> str | None:
-        """The sha256 over the ordinals of the drop list; None without a drop list."""
+        """The sha256 of the ordinals in the drop list; None without a drop list."""
         return self.drops["drop_sha256"] if self.drops else None
 
     @cached_property
     def splits(self) -> np.ndarray:
-        """(documents,) int8, index into SPLITS or UNKNOWN, of every document of the corpus."""
+        """The split of every document of the corpus: (documents,) int8, an index into SPLITS, or UNKNOWN."""
         return document_splits(self.meta, self.directory, self.source, self.seed)
 
     @cached_property
     def gone(self) -> np.ndarray:
-        """(documents,) bool: on the drop list. Raises NielsCacheError if the drop list was replaced since it was opened."""
+        """Whether each document is in the drop list: (documents,) bool.
+
+        Raises NielsCacheError if the drop list was replaced since it was opened.
+        """
         gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
         if self.duplicates is not None:
             path = self.duplicates_directory / duplicates_file(self.name)
@@ -93,7 +97,10 @@ class PreparedCorpus:
         return gone
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides the documents and their splits, for the fingerprint of a cache that is built from them."""
+        """Return everything that decides the documents and their splits.
+
+        The result is part of the fingerprint of each cache that is built from these documents.
+        """
         return {
             "content_sha256": self.meta["content_sha256"],
             "drop_sha256": self.drop_sha256,
@@ -101,9 +108,10 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[list[Document]]:
-        """Yield `documents`, and report the drops and facts of the whole corpus as a source does, however much of it is read.
+        """Yield the batches of `documents`, and report drops, facts and places in `context.report`, like any source.
 
-        It reports places, and can start at them. The `row` of a place is the ordinal of a document, which gives the file and row group.
+        The drops and facts are those of the whole corpus, even if only a part of it is read. A stream can start at a reported place. The
+        `row` of a place is the ordinal of a document, which determines the file and the row group.
         """
         if context.start is None:
             context.report.dropped.update(self.dropped)
@@ -115,14 +123,16 @@ class PreparedCorpus:
     def documents(self) -> Iterator[list[Document]]:
         """Yield the documents that stay, in the order of the corpus, in batches of about 2 MB of text.
 
-        Raises NielsCacheError for files that cannot be read, and before a file that belongs to another corpus now. A file stays open until
-        it is read to its end, even if another one replaces it.
+        Raises NielsCacheError if a file cannot be read, and before it reads a file of a corpus that has replaced this one. A file that is
+        open is still read to its end if it is replaced.
         """
         for _, batch in self._batches(0):
             yield batch
 
     def _batches(self, start: int) -> Iterator[tuple[int, list[Document]]]:
-        """Yield (ordinal after its row group, documents of it that stay) from the row group that begins at `start`."""
+        """Yield (ordinal after a row group, documents of this row group that stay). Begin with the row group whose first ordinal is
+        `start`.
+        """
         for first, table in self._groups(start=start):
             end = first + len(table)
             stays = ~self.gone[first:end]
@@ -131,7 +141,7 @@ class PreparedCorpus:
                 yield end, batch
 
     def select(self, ordinals: np.ndarray) -> list[Document]:
-        """Return the documents with these ascending ordinals, including those on the drop list."""
+        """Return the documents with these ascending ordinals, including documents in the drop list."""
         selected: list[Document] = []
         for first, table in self._groups(ordinals):
             inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
@@ -144,8 +154,9 @@ class PreparedCorpus:
         return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
 
     def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (ordinal of the first row, columns of a document) of the row groups from ordinal `start` on, in order. With `wanted`
-        (ascending ordinals), yield only those that have one of them.
+        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` on, in order.
+
+        With `wanted` (ascending ordinals), only row groups that contain one of these ordinals are yielded.
         """
         first = 0
         for path in document_files(self.directory, self.meta):
@@ -163,9 +174,10 @@ class PreparedCorpus:
 
 
 class PreparedMember(PretrainSource):
-    """A source that streams a prepared data set. It opens the data set when it is first used, and keeps it.
+    """A source that streams a prepared data set. It opens the data set at the first use, and keeps it open.
 
-    So its identity and every stream belong to one corpus and one drop list. If these change meanwhile, it raises an error.
+    So the identity and every stream belong to one corpus and one drop list. If the corpus or the drop list is replaced meanwhile, reading
+    raises an error.
     """
 
     source: Literal["prepared"] = "prepared"
@@ -180,7 +192,7 @@ class PreparedMember(PretrainSource):
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether documents have splits of their own. Always True: they have those of the corpus, so val_frac is not applied."""
+        """Whether documents have their own splits. Always True: each document has its split in the corpus, so val_frac is not applied."""
         return True
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
@@ -194,14 +206,18 @@ class PreparedMember(PretrainSource):
 
     @property
     def prepared(self) -> PreparedCorpus:
-        """The data set that it streams."""
+        """The data set that this source streams."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
 
 
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
-    """Return (documents,) int8, index into SPLITS or UNKNOWN: upstream's split, or a seeded share (splits.val_mask) of the others."""
+    """Return the split of every document of a corpus: (documents,) int8, an index into SPLITS, or UNKNOWN.
+
+    A document has the split that upstream gives it. If the source has a seeded val_frac, splits.val_mask divides the documents without such
+    a split.
+    """
     splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
@@ -218,7 +234,7 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
 
 
 def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
-    """Return `characters` and `bytes` of every document, (documents,) int64 each."""
+    """Return the numbers of `characters` and `bytes` of every document, (documents,) int64 each."""
     parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
     for path in document_files(directory, meta):
         with _open_part(path, meta) as parquet:
@@ -229,7 +245,7 @@ def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
 
 
 def ordinals_sha256(ordinals: np.ndarray) -> str:
-    """Return the sha256 that identifies a drop list: over its ordinals as little-endian int64."""
+    """Return the sha256 that identifies a drop list. It is computed over the ordinals as little-endian int64."""
     return hashlib.sha256(ordinals.astype("<i8").tobytes()).hexdigest()
 
 
@@ -263,7 +279,7 @@ def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
 
 @contextmanager
 def _of_meta(directory: Path, meta: Meta) -> Iterator[None]:
-    """Report that the folder was replaced if a file of it cannot be read for that reason."""
+    """Raise an error that says that the folder was replaced, if this is why a file of the folder cannot be read."""
     try:
         yield
     except NielsCacheError:

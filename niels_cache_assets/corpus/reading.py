@@ -1,6 +1,6 @@
-"""Opening of prepared data sets: the corpus and its drop list, if they are what the configuration asks for.
+"""Opening of prepared data sets. The functions check that the corpus and its drop list are what the configuration asks for.
 
-Cost: two small reads, and one for each data set with "dedup". prepared.py reads the documents.
+Cost: two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def open_prepared(
     build: BuildSettings | None = None,
     minus_duplicates: bool = True,
 ) -> PreparedCorpus:
-    """Return the prepared data set that the configuration asks for. `source`: the table of the data set. `build`: the table [build]. Both
-    as they are for this run.
+    """Return the prepared data set that the configuration asks for.
 
-    Raises NielsCacheError if its corpus or (with "dedup") its drop list is missing or out of date. The message says what to materialize.
+    `source` is the table of the data set, and `build` is the table [build], with the settings for this run; None means the values of the
+    registry. Raises NielsCacheError if the corpus or (with "dedup") the drop list is missing or out of date. The message says what to
+    materialize.
     """
     source, build = source or registry.pretrain[name], build or registry.build
     corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
@@ -48,12 +49,17 @@ def open_prepared(
 
 
 def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[list[Document]]:
-    """Return the documents of a prepared data set that stay, with their split, in batches. Raises as `open_prepared` does."""
+    """Return the documents of a prepared data set that stay, in batches. Each document has its split.
+
+    Raises the errors of `open_prepared`.
+    """
     return open_prepared(registry, name, root=root).documents()
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
-    """Return all pretrain tables by name; those with a corpus are replaced by a reader of it. This is `siblings` of a StreamContext."""
+    """Return all pretrain tables by name, for `siblings` of a StreamContext. A table that has a corpus is replaced by a reader of its
+    corpus.
+    """
     return {
         name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if source.prepare else source
         for name, source in registry.pretrain.items()

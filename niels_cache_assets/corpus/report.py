@@ -1,7 +1,7 @@
 """The report of a prepared data set, in numbers: stages, reasons, lengths, duplicates.
 
-Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads, and no document is read. The checks
-judge the numbers, not this module.
+Everything comes from the meta.json of the corpus and of the drop lists. So a report costs a few small reads, and reads no document.
+Dagster's checks judge these numbers, not this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "3"  # raise it by hand when a report or a plot changes for the same corpus
-CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number
+CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number of tokens
 
 _S_CURVE_STEPS = 100
 
@@ -29,10 +29,10 @@ Report = dict[str, Any]
 def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     """Return the report of a prepared data set, as plain data.
 
-    `funnel`: documents, characters, bytes and estimated tokens after each stage. `reasons`: documents for each reason, and their share of
-    all documents of the source. `lengths`: documents per power of two of characters, from `from` up to but not including `below`.
-    `duplicates`: None without "dedup". `replaced`, `not_text`: bytes and documents that are not text, as in facts of meta.json, if there
-    are any.
+    `funnel`: the numbers of documents, characters, bytes and estimated tokens after each stage. `reasons`: the number of documents dropped
+    for each reason, and their share of all documents of the source. `lengths`: a histogram of documents by number of characters; a bin goes
+    from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". `replaced`, `not_text`: the
+    bytes and documents that are not text, copied from `facts` of meta.json if it has them.
 
     Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message says what to materialize.
     """
@@ -60,7 +60,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
 
 def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
-    """Return the number of documents that stay, by split; "unknown" if token budgets decide when the cache is built."""
+    """Return the number of documents that stay, for each split. "unknown" counts documents whose split token budgets decide later."""
     counts = Counter(prepared.splits[~prepared.gone].tolist())
     return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[UNKNOWN]}
 
@@ -71,9 +71,9 @@ def documents_given(meta: Meta) -> int:
 
 
 def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the documents for each reason, and their share of all documents of the source; most frequent first.
+    """Return the number of documents dropped for each reason, and their share of all documents of the source; most frequent reason first.
 
-    `stage`: the step that dropped them. A reason that both the source and cleaning use counts for the source.
+    `stage` is the step that dropped the documents. A reason that both the source and cleaning use counts for the source.
     """
     given = documents_given(meta)
     by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
@@ -90,13 +90,13 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """Return the share in the wanted languages, of the documents with a language; None without such documents."""
+    """Return the share of documents in the wanted languages, among documents with a known language; None if there are no such documents."""
     asked = sum(languages.values())
     return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 
 
 def estimated_tokens(characters: int) -> int:
-    """Return the approximate number of tokens of so many characters of English."""
+    """Return the approximate number of tokens of an English text with this number of characters."""
     return round(characters / CHARACTERS_PER_TOKEN)
 
 
@@ -123,7 +123,10 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, A
 
 
 def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return the bins from the shortest to the longest document. Bin b: 2**(b-1) <= characters < 2**b; the first: the empty text."""
+    """Return the bins of a histogram, from the shortest to the longest document.
+
+    Bin b holds documents with 2**(b-1) <= characters < 2**b. The first bin (b = 0) holds empty texts.
+    """
     filled = [index for index, counts in enumerate(zip(lengths["before"], lengths["after"], strict=True)) if any(counts)]
     return [
         {"from": 2 ** (index - 1) if index else 0, "below": 2**index, "before": lengths["before"][index], "after": lengths["after"][index]}
@@ -155,5 +158,5 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
 
 
 def plot_names(report: Report) -> list[str]:
-    """Return the plots of such a report, in the order to show them."""
+    """Return the file names of the plots of this report, in the order to show them."""
     return ["funnel.png", "reasons.png", "lengths.png", *(["duplicates.png"] if report["duplicates"] else [])]

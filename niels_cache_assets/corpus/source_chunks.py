@@ -1,8 +1,8 @@
-"""The unconverted documents of a source, in chunks of 256 documents or about a megabyte. The chunks do not depend on the source's batches.
-Each chunk has its position in the stream.
+"""The unconverted documents of a source, in chunks of 256 documents or about a megabyte.
 
-Chunks are made before the earlier ones are finished, so each has its own position. A stream that is resumed there gives the same chunks as
-a pass from the beginning. Memory: a chunk, and a small object for each one in flight.
+Chunks do not depend on the batches of the source. New chunks are made before earlier chunks are finished, so each chunk has its own
+position in the stream. A stream that resumes at a position gives the same chunks as a pass from the beginning. Memory: a chunk, and a small
+object for each chunk that is not finished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from niels_cache_assets.streaming.types import Mark
 
 
 class SourceChunks:
-    """The chunks after `reached`, to iterate once. `context.report` is then the same as in a pass from the beginning."""
+    """The chunks after `reached`. The chunks can be iterated only once.
+
+    At the end, `context.report` is the same as after a pass from the beginning.
+    """
 
     def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
         self._feed: Feed[Documents] = Feed(source.unconverted, context)
@@ -41,5 +44,5 @@ class SourceChunks:
             yield Chunk(position.items - len(chunk), list(chunk))
 
     def next_reached(self) -> Reached:
-        """Each call moves on by one chunk, and returns the position after that chunk."""
+        """Return the position after the next chunk. Each call moves on by one chunk, in the order in which the chunks were yielded."""
         return self._under_way.popleft()

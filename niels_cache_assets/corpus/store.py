@@ -1,7 +1,8 @@
 """The files of a corpus, written from start to end: documents in parquet, digests and signatures as arrays, rejected examples.
 
-A file of documents ends with a chunk, and a build can be resumed after it: parquet files cannot be extended, the arrays can. Memory: one
-row group of documents (2 MB of text, or 16,384 documents), for a corpus and texts of any size. `artifacts/corpus.py` decides the content.
+A file of documents ends at the end of a chunk, and a build can resume there. A build cannot resume inside a file of documents, because a
+parquet file cannot be extended. The arrays can be extended. Memory: one row group of documents (2 MB of text, or 16,384 documents),
+whatever the size of the corpus and of its texts. `artifacts/corpus.py` decides the content.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes
 from niels_cache_runtime.format.layout import META_NAME
 
-TEXT_BYTES_PER_GROUP = 2_000_000  # small, because a reader of one document decompresses its row group
+TEXT_BYTES_PER_GROUP = 2_000_000  # small, because reading one document decompresses its whole row group
 ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text
 
 _HASHES_NAME = f"{SCRATCH_NAME}/hashes"  # hashes of the documents, back to back, until the corpus is complete
@@ -59,22 +60,28 @@ def is_corpus_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The state after the last complete file of documents: how many `documents` and such files (`tables`) there are."""
+    """The state after the last complete file of documents: the number of `documents`, and the number of such files (`tables`)."""
 
     documents: int = 0
     tables: int = 0
 
 
 class CorpusWriter:
-    """A writer of documents, in files of about 128 MB of text, with digests and signatures. As a context manager it closes its files."""
+    """A writer of documents, in files of about 128 MB of text, with digests and signatures. It is a context manager, which closes the
+    files.
+    """
 
     def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and signatures. `there`: the state of `root`; `files`: its finished files."""
+        """Open the files to write.
+
+        `num_perm`: the number of slots of a signature; None to write no digests and signatures. `there`: the state of `root` if a build
+        resumes. `files`: the finished files in `root`.
+        """
         self._root = root
         there = there or Written()
         self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
         self._table: TableFile | None = None
-        self._text_bytes = 0  # bytes in the open file, without the waiting rows
+        self._text_bytes = 0  # bytes of text in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
         self._hashes_files: Files = {}
@@ -98,9 +105,10 @@ class CorpusWriter:
             part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
-        """Append a chunk of documents. Return whether a file of documents ended with it, so that all documents are in finished files.
+        """Append a chunk of documents. Return whether a file of documents ended with this chunk.
 
-        `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
+        If the result is True, all documents so far are in finished files. `hashes`: the `document_hash` of each document, back to back.
+        `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; both are None without dedup.
         """
         self._hashes.append(hashes)
         if rows and self._digests is not None and self._slots is not None:
@@ -123,7 +131,7 @@ class CorpusWriter:
     def checkpoint(self) -> tuple[Written, Sizes]:
         """Put everything on the disk after a finished file of documents.
 
-        Return the state to resume from, and how many bytes each unfinished file has.
+        Return the state to resume from, and the number of bytes of each unfinished file.
         """
         sizes = Sizes()
         for part in self._growing:
@@ -138,7 +146,9 @@ class CorpusWriter:
 
     @property
     def content_sha256(self) -> str:
-        """The sha256 over the hash of every document, in order, independent of the writer of parquet files. Use it after `seal`."""
+        """The sha256 over the hashes of all documents, in order. It does not depend on the version of the parquet writer. Use it after
+        `seal`.
+        """
         return str(self._hashes_files[_HASHES_NAME]["sha256"])
 
     def _flush(self) -> None:
@@ -158,7 +168,7 @@ class CorpusWriter:
 
 
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
-    """Write rejected.parquet from rows by column name. Without rows it has its columns, too."""
+    """Write rejected.parquet. Each row maps column names to values. Without rows, the file still has its columns."""
     held = list(rows)
     with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in held] for name in REJECTED)
@@ -167,7 +177,7 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
 def document_hash(row: DocumentRow) -> bytes:
     """Return the sha256 of one row.
 
-    For every field, its length is hashed first, and then its UTF-8 bytes. Null differs from the empty string.
+    For each field, the length of the value is hashed first, and then its UTF-8 bytes. Null and the empty string give different hashes.
     """
     digest = hashlib.sha256()
     for value in row:

@@ -1,7 +1,8 @@
-"""The shingle sets that `verify = "jaccard"` compares, of documents of several corpora, made in one pass over their texts.
+"""The shingle sets that `verify = "jaccard"` compares, for documents of several corpora. They are made in one pass over the texts.
 
-Each text is read and shingled once, in the order of the corpora, on all cores. The sets are written to a file of 8 bytes a word. Memory: 40
-bytes for each of the documents, a few row groups of text, and 64 MB of recently used sets.
+A shingle is a run of consecutive words. Each text is read and shingled once, in the order of the corpora, on all cores. The sets are
+written to a file, which needs 8 bytes a word. Memory: 40 bytes for each of the documents, a few row groups of text, and 64 MB of recently
+used sets.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _CACHE_BYTES = 64 << 20
 class ShingleFile:
     """The shingle sets of some documents. The key is the position of a document in the order of all corpora.
 
-    It is a context manager, because it holds its file open.
+    A ShingleFile is a context manager, because it holds its file open.
     """
 
     def __init__(self, inputs: Inputs, positions: NDArray[np.uint32], *, ngram: int, path: Path) -> None:
-        """`positions`: (n,) ascending. Writes `path`; the caller removes it."""
+        """Read the texts at `positions` ((n,) ascending) and write their shingle sets to `path`. The caller removes the file."""
         self._positions = positions
         self._cache: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
         self._cache_bytes = 0
@@ -44,7 +45,7 @@ class ShingleFile:
         order = np.lexsort((ordinals, corpora))
         self._place_in_file = np.empty(len(order), dtype=np.uint32)
         self._place_in_file[order] = np.arange(len(order), dtype=np.uint32)
-        self._ends = np.zeros(len(order) + 1, dtype=np.int64)  # in shingles; the first is the start of the file
+        self._ends = np.zeros(len(order) + 1, dtype=np.int64)  # places in the file, in shingles; element 0 is the start of the file
         wanted = [(each, np.sort(ordinals[corpora == corpus])) for corpus, each in enumerate(inputs.all)]
         del corpora, ordinals, order
         self._file = open(path, "w+b")  # noqa: SIM115  (closed by __exit__)
@@ -61,11 +62,11 @@ class ShingleFile:
         self._file.close()
 
     def similarity(self, position: int, other: int) -> float:
-        """Return the exact Jaccard similarity of two of the documents."""
+        """Return the exact Jaccard similarity of the documents at two positions."""
         return jaccard(self[position], self[other])
 
     def __getitem__(self, position: int) -> NDArray[np.uint64]:
-        """Return sorted unique shingle hashes, (n,) uint64."""
+        """Return the sorted unique shingle hashes of one document, (n,) uint64."""
         held = self._cache.get(position)
         if held is not None:
             self._cache.move_to_end(position)
@@ -98,7 +99,9 @@ class ShingleFile:
 
 
 def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
-    """Yield the texts of ascending ordinals, by row group. Row groups without any of them are not read."""
+    """Yield the texts of the documents with these ascending ordinals, one list for each row group. Row groups without such documents are
+    not read.
+    """
     first = 0
     for path in document_files(corpus.directory, corpus.meta):
         with open_documents(path) as parquet:

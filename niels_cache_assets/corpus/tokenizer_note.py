@@ -1,6 +1,7 @@
-"""The note of `status` about a trained tokenizer: the data sets of its sample, and those that were left out and can be read now.
+"""The note of `status` about a trained tokenizer. It names the data sets in the training sample, and the data sets that were left out.
 
-Cost: a small read for each data set that was left out; if it reads local files, also its first document. The hub is never asked.
+The note also tells which of the data sets that were left out can be read now. Cost: a small read for each data set that was left out, and
+the first document if the data set reads local files. The hub is never asked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and e
 
 
 def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
-    """Return `trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
+    """Return a text like `trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
     trained_on = meta.get("trained_on")
     if not isinstance(trained_on, dict):
         return None
@@ -40,21 +41,22 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
 
 
 def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table in `trained_on`; empty if it is not a table. Nothing else checks its form."""
+    """Return a table in `trained_on`; empty if the value is not a table. No other code checks the form of this value."""
     value = trained_on.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def _how_it_was_read(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
-    """Return ` (prepared)` or a similar note; nothing for a data set without `prepare`, which can only be read as raw text."""
+    """Return ` (prepared)` or a similar note. Return "" for a data set without `prepare`, which can only be read as raw text."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
     return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")
 
 
 def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
-    """Return whether there is evidence on this machine: a cache that was built with this tokenizer, a corpus, or local files.
+    """Return whether something on this machine shows that the data set can be read.
 
-    A source that failed after its first documents would fail again, as far as its files can show.
+    Such evidence is a cache that was built with this tokenizer, a corpus, or local files. Local files do not count for a source that failed
+    after its first documents. Such a source would fail again, and reading its first document would not show this.
     """
     if name not in [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]:
         return False
@@ -84,11 +86,11 @@ def _has_corpus(registry: Registry, root: Path, name: str) -> bool:
 
 
 def _gives_text(registry: Registry, name: str) -> bool:
-    """Return whether its files are on this machine and begin with readable text."""
+    """Return whether the files of the data set are on this machine and begin with readable text."""
     source = registry.source(name)
     if "://" in str([getattr(source, key, None) for key in PATH_KEYS]):
         return False
     try:
         return bool(source.input_files()) and next(raw_texts(source, StreamContext(seed=registry.build.seed)), None) is not None
-    except Exception:  # a source may raise anything; then it cannot be read now
+    except Exception:  # a source may raise any exception; then it cannot be read now
         return False

@@ -1,10 +1,10 @@
-"""The training text of a tokenizer: the first `sample_bytes` of every data set, one line of text a line.
+"""The training text of a tokenizer: the first `sample_bytes` of every data set. Each line of a text is one line of the file.
 
-A data set with `prepare` contributes the documents of its corpus: cleaned, without its drop list, and only those of train. If it has no
-current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from its members, and a member with a corpus
-contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed in this way, so it gives the same text when
-the tokenizer is trained again. A data set that cannot be read, for any reason, is left out, with a warning and a record. Cost: only the
-needed part of each data set is read. Text is written to disk.
+A data set with `prepare` contributes the documents of its corpus that go to train. These documents are cleaned, and documents in the drop
+list are left out. If the data set has no current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from
+its members. A member with a corpus contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed from its
+members. So the mixture gives the same text when the tokenizer is trained again. A data set that cannot be read, for any reason, is left
+out, with a warning and a record. Cost: only the needed part of each data set is read. Text is written to disk.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from niels_cache_runtime.errors import NielsCacheError
 Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
 
-_LONGEST_PIECE = 16  # characters; the limit of SentencePiece
+_LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
 
 
 def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
     """Write the sample to the file `sample`, and return `trained_on` for meta.json.
 
-    `beginnings`: filled with the beginning of each data set's text. Raises NielsCacheError if there is no text at all, and if a data set in
-    [tokenizer] train_on is available and cannot be read.
+    `beginnings`: the function adds the beginning of each data set's text to it. Raises NielsCacheError if there is no text at all, and if a
+    data set in [tokenizer] train_on is available but cannot be read.
     """
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
@@ -86,7 +86,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
 
 
 def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit if there is one."""
+    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit if there is a blank."""
     data = line.encode()
     start = 0
     while len(data) - start > max_bytes:
@@ -99,7 +99,7 @@ def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]
 
 
 def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Iterator[str]:
-    """Yield every document, or message, of a source."""
+    """Yield the text of every document or message of a source."""
     if isinstance(source, PretrainSource):
         for batch in source.documents(context):
             for document in batch:
@@ -112,9 +112,10 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
 
 
 class _Lines:
-    """The lines of one data set, each with its newline, as bytes. If it cannot be read, they end, and `error` is the reason.
+    """The lines of one data set, each with its newline, as bytes.
 
-    `opened`: its `revision` is known. `read_as`: the kind of text that was read. `facts`: those of the source's report.
+    If the data set cannot be read, the lines end, and `error` is the reason. `opened`: whether the `revision` is known. `read_as`: the kind
+    of text that was read. `facts`: the facts in the source's report.
     """
 
     def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
@@ -133,7 +134,7 @@ class _Lines:
                 line = next(lines)
             except StopIteration:
                 return
-            except Exception as error:  # any error of a source; errors of the sample's own file are not raised in this loop
+            except Exception as error:  # catches any error of a source; errors of the sample file are not raised in this loop
                 self.error = error
                 return
             yield line
@@ -177,7 +178,7 @@ class _Lines:
 
 
 def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | str:
-    """Return the corpus of a data set, without its duplicates if these are known; or the reason why it is not read."""
+    """Return the corpus of a data set, or the reason why it is not read. Duplicates are left out if they are known."""
     if needs_tokenizer(registry, name):
         return "its corpus is made after the tokenizer; set `prepare` for its members to train on their prepared documents"
     try:
@@ -191,7 +192,7 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
 
 
 class _TrainOfMember(PreparedMember):
-    """A reader of train only. Without the tokenizer, a mixture cannot leave out the documents that a token budget gives to val."""
+    """A reader that yields only train. Without the tokenizer, a mixture cannot leave out documents that a token budget gives to val."""
 
     def documents(self, context: StreamContext) -> Iterator[Documents]:
         return batched(_of_train(self.prepared))
@@ -204,12 +205,12 @@ def _member_of_train(prepared: PreparedCorpus) -> PreparedMember:
 def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     """Yield the documents that go to train.
 
-    If token budgets decide, only the tokenizer can find the end of val. Therefore the longest possible val is skipped: val_tokens pieces of
-    maximal length, but at most half of the text.
+    If token budgets decide the split, only the tokenizer can find the end of val. Therefore the longest possible val is skipped. This val
+    has val_tokens pieces of maximal length, but it is never more than half of the text.
     """
     source = prepared.source
     batches = map(DocumentBatch.of, prepared.documents())
-    if source.builder_shuffle:  # then val comes first
+    if source.builder_shuffle:  # with a shuffle, val comes first in the shuffled order
         batches = shuffled(batches, buffer_size=source.builder_shuffle, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
     for document in chain.from_iterable(batches):
@@ -220,5 +221,5 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
 
 
 def _as_built(text: str) -> str:
-    """Return a text as the builders will encode it; a lone surrogate becomes `?`."""
+    """Return a text in the form that the builders will encode. A lone surrogate becomes `?`."""
     return normalize_newlines(text).encode(errors="replace").decode()

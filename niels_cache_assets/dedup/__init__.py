@@ -1,1 +1,4 @@
-"""Exact and near duplicates: canonical text, MinHash signatures, LSH bands, and the choice of the copy to keep. No data sets."""
+"""The search for exact and near duplicates: canonical text, MinHash signatures, LSH bands, and the choice of the copy to keep.
+
+This package knows documents only as signatures and texts; it does not know data sets.
+"""

@@ -1,7 +1,8 @@
 """Locality-sensitive hashing of MinHash slots: the numbers of bands and rows, the probability of a match, and the hash of each band.
 
-Two documents of similarity s share one band of `rows` slots with probability s^rows, and at least one of `bands` bands with probability 1 -
-(1 - s^rows)^bands, the S-curve (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4).
+A band consists of `rows` slots of a signature. Two documents of similarity s agree in all slots of a given band with probability s^rows.
+They agree in at least one of `bands` bands with probability 1 - (1 - s^rows)^bands. As a function of s, this is the S-curve (Leskovec,
+Rajaraman, Ullman, Mining of Massive Datasets, 3.4).
 """
 
 from functools import lru_cache
@@ -12,12 +13,12 @@ from numpy.typing import NDArray
 from niels_cache_assets.dedup.hashing import MIX_1, NO_SHINGLE, SHINGLE_BASE, mix_array
 from niels_cache_runtime.errors import NielsCacheError
 
-NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles, which is in no bucket
-_STEPS = 10_000  # steps of the integrals below
+NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles; such a document is in no bucket
+_STEPS = 10_000  # number of steps of the integrals in `choose_bands`
 
 
 def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability that two documents of this similarity share at least one band, elementwise, float64."""
+    """Return the probability that two documents of a given similarity share at least one band. Works elementwise; float64."""
     return 1 - (1 - similarity**rows) ** bands
 
 
@@ -25,9 +26,9 @@ def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[n
 def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
     """Return (bands, rows) with bands x rows <= num_perm whose S-curve is nearest to a step at the threshold.
 
-    The usual weighting minimizes the sum of two halves: the area of false positives (below the threshold, under the curve) and that of
-    false negatives (above the threshold, over the curve). If two are equal, the one with fewer bands is chosen. The result is 8 x 16 for
-    0.85 and 128 slots.
+    The distance to the step is the sum of two areas with equal weight. The area of false positives is below the threshold and under the
+    curve. The area of false negatives is above the threshold and over the curve. If two choices have the same distance, the choice with
+    fewer bands wins. The result is 8 x 16 for 0.85 and 128 slots.
     """
     if not 0 < threshold < 1:
         raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
@@ -46,9 +47,10 @@ def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
 
 
 def band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    """Return (documents, bands) uint64 from (documents, num_perm) uint32: equal if all slots of the band are; NO_BUCKET without shingles.
+    """Return the hash of each band of each document, (documents, bands) uint64, from slots, (documents, num_perm) uint32.
 
-    Slots beyond bands x rows are not used. Two different bands have the same hash with probability 2^-64.
+    Two documents have the same hash of a band if all slots of the band are equal. A document without shingles has the hash NO_BUCKET. Slots
+    beyond bands x rows are not used. Two different bands have the same hash with probability 2^-64.
     """
     if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
         raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")

@@ -1,11 +1,13 @@
-"""Buckets: the documents that share the hash of a band, or of the digest. They are computed band by band, in files, so a kill loses little.
+"""Buckets of documents. The documents in a bucket share the hash of a band, or the digest. (Digests are treated as band 0.)
 
-1. `signatures` come in blocks, once; their band hashes and digests go to files in `scratch`.
-2. For each band: sort its hashes, number the buckets with more than one document, write (documents,) uint32 bucket numbers.
+1. `signatures` are read once, in blocks; their band hashes and digests are written to files in `scratch`.
+2. For each band, the hashes are sorted, buckets with more than one document are numbered, and the bucket number of each document is written
+   ((documents,) uint32).
 
-`record` is called after each step. The steps that it recorded last are passed as `done` to the next run. Cost: sorting, n log n. Memory:
-about 50 bytes a document while a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 for each band that was not recorded. The
-choice of the documents to keep is in greedy.py.
+Everything is computed band by band, in files, so a killed run loses little. `record` is called after each step. The last steps that
+`record` put on the disk are passed as `done` to the next run. The time is that of sorting, n log n. Memory: about 50 bytes a document while
+a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 bytes a document for each band that was not recorded. The choice of the
+documents to keep is in greedy.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,9 +31,10 @@ _HASH_BYTES, _BUCKET_BYTES = 8, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The progress. `documents`: the number of documents in the files of `scratch`. `bands`: the number of bands whose buckets are made.
+    """The progress of a run.
 
-    The first band is that of the digests.
+    `documents`: the number of documents in the files of `scratch`. `bands`: the number of bands whose buckets are finished. The digests
+    count as the first band.
     """
 
     documents: int
@@ -39,12 +42,15 @@ class Steps:
 
 
 Record = Callable[[Steps, list[Path]], bool]
-"""A function of the steps and the files that they need. It returns True if it has put both on the disk."""
+"""A function that takes the steps and the files that they need. It returns True if it has put both on the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """The buckets of `documents` in the bands 0 (the digests) to `bands`. `count`: buckets of all bands, and bucket 0 (no bucket)."""
+    """The buckets of `documents` in the bands 0 (the digests) to `bands`.
+
+    `count`: the number of buckets in all bands, plus one for bucket 0, which means "no bucket".
+    """
 
     scratch: Path
     documents: int
@@ -52,7 +58,7 @@ class Buckets:
     count: int
 
     def digests(self) -> NDArray[np.uint8]:
-        """Return the digests, (documents, 20), as a memory map."""
+        """Return the digests, (documents, 20) uint8, as a memory map."""
         return np.memmap(self.scratch / _DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
     def sizes(self) -> NDArray[np.uint32]:
@@ -63,7 +69,9 @@ class Buckets:
 
     @contextmanager
     def files(self) -> Iterator[list[BinaryIO]]:
-        """Yield one file of each band, (documents,) uint32, open for reading: the bucket of each document, 0 for no bucket."""
+        """Yield a list of files open for reading, one for each band. A file holds the bucket of each document, (documents,) uint32, 0 for
+        no bucket.
+        """
         with ExitStack() as stack:
             yield [stack.enter_context(open(self.scratch / _numbers(band), "rb")) for band in range(self.bands + 1)]
 
@@ -76,9 +84,10 @@ def hashes_bytes(documents: int, *, bands: int) -> int:
 def number_buckets(
     signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record
 ) -> Buckets:
-    """Run both steps. `done`: the last steps that `record` put on the disk; then the signatures are not read.
+    """Run both steps, and return the buckets.
 
-    Raises NielsCacheError if bands and rows do not fit the signatures, or from 2^32 / (bands + 1) documents on.
+    `done`: the last steps that `record` put on the disk. If `done` is given, the signatures are not read again. Raises NielsCacheError if
+    bands and rows do not fit the signatures, and for 2^32 / (bands + 1) documents or more.
     """
 
     def after(steps: Steps) -> bool:
@@ -131,7 +140,7 @@ def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scrat
             for start in range(0, len(block), _AT_ONCE):
                 digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
                 digests_file.write(digests.data)
-                # Eight bytes distinguish digests, except for a deliberate collision. The pass compares all twenty bytes.
+                # Eight bytes distinguish digests, except after a deliberate collision. greedy.py compares all twenty bytes.
                 hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
                 hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
                 for file, column in zip(hash_files[1:], hashes.T, strict=True):
@@ -141,13 +150,14 @@ def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scrat
 
 
 def _number_band(scratch: Path, band: int, *, first: int) -> int:
-    """Read (documents,) uint64 hashes, write the bucket of each document and the sizes of the buckets. Return the number of buckets.
+    """Number the buckets of one band, and return how many there are.
 
-    Buckets are numbered from `first`; 0 means no bucket. A bucket is a hash that more than one document has. NO_BUCKET makes no bucket,
-    except among the digests, where every hash counts.
+    Reads the hashes, (documents,) uint64. Writes the bucket of each document, and the sizes of the buckets. Buckets are numbered from
+    `first`; 0 means no bucket. A bucket is a hash that more than one document has. The hash NO_BUCKET makes no bucket, except among the
+    digests, where it is an ordinary hash.
     """
     hashes = np.fromfile(scratch / _hashes(band), dtype=np.uint64)
-    order = np.argsort(hashes)  # not stable: which number a bucket gets depends on its hash alone
+    order = np.argsort(hashes)  # the sort need not be stable, because the number of a bucket depends only on its hash
     hashes = hashes[order]
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
     sizes = np.diff(starts, append=len(hashes))

@@ -1,17 +1,20 @@
 """The canonical text of a document, which defines "the same text": lower case, no punctuation, collapsed white space.
 
-There is one rule per code point, in one table that the pure Python path and the compiled kernel share (`code_points`):
+Each code point has one rule. All rules are in one table (`code_points`), which the pure Python code and the compiled kernel share:
 
 * removed: Unicode's punctuation (P*), the ASCII symbols of `string.punctuation` ($+<=>^`|~), control characters except white space (NULs),
   format characters (soft hyphen, zero width joiners, byte order mark), lone surrogates. Nothing replaces them: `don't` becomes `dont`.
-* blank: white space, the separators Zs, Zl, Zp and the white space among the control characters. A run becomes one blank, none at the ends.
-* anything else stays, in lower case if that is one code point: other symbols, digits, combining marks, emoji.
+* blank: white space, the separators Zs, Zl, Zp and the white space among the control characters. A run of them becomes one blank. At the
+  beginning and the end of a text they are removed.
+* All other code points stay: other symbols, digits, combining marks, emoji. A code point becomes lower case if its lower case is also one
+  code point.
 
 Categories and case are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which every Python has. So digests and signatures do not depend on
-the Python version; later code points stay unchanged. Composed and decomposed accents stay different: there is no normalization (NFC).
+the Python version. Code points that Unicode added later stay unchanged. There is no normalization (NFC), so composed and decomposed accents
+stay different.
 
-Cost: about 0.1 s for the table, once a process; 6 us/KB of ASCII, 60 us/KB otherwise, in pure Python. For many documents use
-`signatures.Signer`, whose kernel computes the same text. There is no hashing here.
+Cost: the table takes about 0.1 s once a process. In pure Python, ASCII text takes 6 us/KB, and other text 60 us/KB. For many documents use
+`signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
 """
 
 import string
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 REMOVED = 0
 BLANK = ord(" ")
 CODE_POINTS = 0x110000
-# Ideographs, Hangul, private use, unassigned: most code points, and all of them stay. A test checks this.
+# Most code points are here: ideographs, Hangul, private use, unassigned. All of them stay. A test checks this.
 _UNCHANGED = (
     (0x3400, 0xD800),
     (0xE000, 0xFB00),
@@ -35,7 +38,7 @@ _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
 
 
 def canonical_code_point(code_point: int) -> int:
-    """Return what replaces a code point: REMOVED, BLANK, itself or its lower case. A lookup table is made of it."""
+    """Return the replacement of a code point: REMOVED, BLANK, the code point itself or its lower case. `code_points` stores all results."""
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)
@@ -52,7 +55,7 @@ def canonical_code_point(code_point: int) -> int:
 
 @lru_cache(maxsize=1)
 def code_points() -> NDArray[np.uint32]:
-    """Return (0x110000,) uint32, read-only: `canonical_code_point` of every code point. It is computed once a process."""
+    """Return a table with `canonical_code_point` of every code point: (0x110000,) uint32, read-only. It is computed once a process."""
     table = np.arange(CODE_POINTS, dtype=np.uint32)
     start = 0
     for first, end in _UNCHANGED:
@@ -63,7 +66,7 @@ def code_points() -> NDArray[np.uint32]:
 
 
 class _Translation(dict[int, str | None]):
-    """The table in the form that `str.translate` takes, with the code points that occurred."""
+    """The table in the form that `str.translate` takes. It contains only the code points that have occurred so far."""
 
     def __missing__(self, code_point: int) -> str | None:
         canonical = int(code_points()[code_point])
@@ -82,7 +85,7 @@ _translation = _Translation()
 
 
 def canonical_text(text: str) -> str:
-    """Return the canonical form of a text: words of at least one character with one blank between them, or "" if nothing remains."""
+    """Return the canonical form of a text: words with one blank between them, or "" if nothing remains."""
     if text.isascii():
         table, removed = _ascii_translation()
         return b" ".join(text.encode("ascii").translate(table, removed).split()).decode("ascii")

@@ -1,14 +1,14 @@
-"""The choice of duplicates to drop. In order, a document is dropped if a kept earlier one shares a band (or, for exact duplicates, the
-digest).
+"""The choice of duplicates to drop. Documents are visited in order; a document is dropped if an earlier kept document matches it.
 
-The result is that of inserting one document after the other into an index, but no index is needed. buckets.py finds which documents share a
-hash, in files. Then one pass goes over the bucket numbers of all bands, in order. For each bucket it remembers the first kept document
-(with `verify`, the first 64). `signatures` come in the order that decides which document is first.
+Two documents match if they share a band (and, with `verify`, are similar enough), or if they have the same digest (exact duplicates). The
+result is the same as if the documents were inserted one after another into an index, but no index is needed. First, buckets.py finds which
+documents share a hash, in files. Then one pass reads the bucket numbers of all bands, in order of the documents. The pass remembers the
+first kept document of each bucket (with `verify`, the first 64). The order of `signatures` decides which document is first.
 
-Cost: that of the buckets and one pass. No step is quadratic, however many documents are equal. Memory: that of buckets.py, then 4 bytes a
-bucket and 13 for each dropped document. `verify` takes 17 bytes a bucket, 4 for each document that may be compared, and the memory of the
-similarity. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes a document and band). There are no texts
-here: the caller defines the similarity.
+Cost: the cost of the buckets, and one pass. No step is quadratic, even if many documents are equal. Memory: first the memory of buckets.py,
+then 4 bytes a bucket and 13 bytes for each dropped document. `verify` takes 17 bytes a bucket, 4 bytes for each document that may be
+compared, and the memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes a
+document and band). This module reads no texts: the caller defines the similarity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from niels_cache_assets.dedup.signatures import Signatures, compiled
 from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
 
-MEMBERS_COMPARED = 64  # the most members of a bucket that `verify` compares
+MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
 _NO_DOCUMENT = 0xFFFFFFFF
 _AT_ONCE = 1 << 16
 _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the columns of Dropped, for some of the documents
@@ -34,8 +34,8 @@ _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the 
 class Verify:
     """An additional condition: documents that share a band must also reach a similarity of `threshold`.
 
-    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32. The function that it
-    returns is then called for pairs of them. Documents with the same digest are compared as one document, the first of them, so many copies
+    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32. It returns a function,
+    which is then called for pairs of these ordinals. Of documents with the same digest, only the first is compared, so many equal copies
     cost as much as two.
     """
 
@@ -47,8 +47,8 @@ class Verify:
 class Dropped:
     """The dropped documents in order: arrays of shape (n,).
 
-    `ordinals` and `because` (the earliest kept document that is the reason) are uint32. `exact` is bool: the digests are equal.
-    `similarity` is float32: 1 if exact, the measured value with `verify`, else NaN.
+    `ordinals` and `because` are uint32; `because` is the earliest kept document that is the reason. `exact` is bool: whether the digests
+    are equal. `similarity` is float32. It is 1 for exact duplicates and the measured value with `verify`; otherwise it is NaN.
     """
 
     documents: int
@@ -71,10 +71,11 @@ def keep_first(
     done: Steps | None = None,
     record: Record = lambda steps, files: False,
 ) -> Dropped:
-    """Return the documents to drop. Signatures come in the order in which the first one is kept; `ordinals` count from 0 in that order.
+    """Return the documents to drop. The order of the signatures decides which copy is kept; `ordinals` count from 0 in this order.
 
-    `scratch` is an existing folder; the caller removes its content. A document with the digest of an earlier kept one is dropped without
-    `verify`. `done` and `record` are those of `number_buckets`; the later steps are repeated. Raises NielsCacheError as that function does.
+    `scratch` is an existing folder; the caller removes its content. If an earlier kept document has the same digest, a document is dropped
+    without `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated. Raises the errors of
+    `number_buckets`.
     """
     buckets = number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record)
     if buckets.documents == 0:
@@ -86,7 +87,9 @@ def keep_first(
 
 
 def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """Yield the ordinal of the first column, and bucket numbers: (bands + 1, up to _AT_ONCE) uint32. Row 0 belongs to the digests."""
+    """Yield (ordinal of the first column, bucket numbers). The bucket numbers are (bands + 1, up to _AT_ONCE) uint32; row 0 is for the
+    digests.
+    """
     start = 0
     while (block := np.stack([np.fromfile(file, dtype=np.uint32, count=_AT_ONCE) for file in files])).size:
         yield start, block
@@ -94,7 +97,7 @@ def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]
 
 
 def _drop(files: Sequence[BinaryIO], digests: NDArray[np.uint8], buckets: int) -> list[_Columns]:
-    """Run the pass without `verify`: it remembers the first kept document of each bucket."""
+    """Run the pass without `verify`. It remembers the first kept document of each bucket."""
     first_kept = np.full(buckets, _NO_DOCUMENT, dtype=np.uint32)
     found = []
     for start, block in _blocks(files):
@@ -114,7 +117,10 @@ def _keep_block(
     because: NDArray[np.uint32],
     exact: NDArray[np.bool_],
 ) -> None:
-    """Loop over (bands + 1, n) bucket numbers. Numba compiles these plain loops. Row 0 belongs to the digests."""
+    """Fill `because` and `exact` for one block of bucket numbers, (bands + 1, n).
+
+    Row 0 belongs to the digests. The loops are plain, because numba compiles them.
+    """
     for column in range(block.shape[1]):
         ordinal = start + column
         twin = first_kept[block[0, column]]
@@ -138,7 +144,7 @@ def _keep_block(
 def _drop_verified(
     files: Sequence[BinaryIO], digests: NDArray[np.uint8], sizes: NDArray[np.uint32], verify: Verify, scratch: Path
 ) -> list[_Columns]:
-    """Run the pass with `verify`: a file holds the first MEMBERS_COMPARED kept documents of each bucket."""
+    """Run the pass with `verify`. A file holds the first MEMBERS_COMPARED kept documents of each bucket."""
     room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
     if room[-1] == 0:
         return []
@@ -184,9 +190,9 @@ def _drop_verified(
 
 
 def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the documents that are in some bucket of a band, and are the first with their digest.
+    """Return the documents that are in a bucket of some band, and are the first with their digest.
 
-    Set the first document of each bucket of digests.
+    Also sets `first_of`: the first document of each bucket of digests.
     """
     found = [np.empty(0, dtype=np.uint32)]
     for start, block in _blocks(files):
@@ -201,7 +207,10 @@ def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: N
 def _representatives(
     start: int, buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Return the document that represents each document from `start` on, (n,) uint32: the first with its digest, usually itself."""
+    """Return for each document from `start` on the first document with the same digest, (n,) uint32.
+
+    Usually this is the document itself.
+    """
     ordinals = np.arange(start, start + len(buckets), dtype=np.uint32)
     shared = np.flatnonzero(buckets)
     first = first_of[buckets[shared]]

@@ -1,16 +1,19 @@
-"""The definition of the numbers in a signature, in plain Python and numpy. `kernels` computes the same faster; a test compares them.
+"""The definition of the numbers in a signature, in plain Python and numpy. `kernels` computes the same numbers faster; a test compares
+them.
 
-* word hash: the UTF-8 bytes of a word in little-endian blocks of eight, the last shorter, perhaps empty; h = (h ^ block) * WORD_FACTOR
-  from WORD_START, then `mix`. A word has no NUL, so that words of up to seven bytes cannot collide.
-* shingle hash, uint64: `mix` of the polynomial in SHINGLE_BASE over the hashes of `ngram` words in a row, the first at the highest power.
-  A text of fewer words is one shingle of all its words; a text without words has no shingle.
-* slot k, uint32: the least (x ^ XORS[k]) * FACTORS[k] over all shingles, x the upper half of the shingle's hash, at most LAST_SLOT_VALUE:
-  MinHash (Broder 1997) by permutations of 32 bits. All slots are NO_SHINGLE if there is no shingle.
+* word hash: the UTF-8 bytes of a word are split into little-endian blocks of eight bytes; the last block is shorter, and may be empty. The
+  hash h begins as WORD_START. Each block changes it to (h ^ block) * WORD_FACTOR, and `mix` ends it. A word contains no NUL, so words of up
+  to seven bytes cannot collide.
+* shingle hash, uint64: a shingle is a run of `ngram` consecutive words. Its hash is `mix` of the polynomial in SHINGLE_BASE whose
+  coefficients are the word hashes; the first word has the highest power. A text with fewer words is one shingle of all its words. A text
+  without words has no shingle.
+* slot k, uint32: the minimum of (x ^ XORS[k]) * FACTORS[k] over all shingles, but at most LAST_SLOT_VALUE. x is the upper half of the
+  shingle's hash. This is MinHash (Broder 1997) with permutations of 32 bits. All slots are NO_SHINGLE if there is no shingle.
 
-All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014). The constants of the slots are the stream
-of splitmix64 from SLOT_SEED, the same on every machine. Those of 16 slots are the first of those of 128.
+All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014). The constants of the slots are the output
+of splitmix64 from SLOT_SEED, and are the same on every machine. The constants of 16 slots are the first constants of 128 slots.
 
-Cost: about 0.35 ms/KB of text, about fifty times that of the kernels (benchmarks/dedup.py).
+Cost: about 0.35 ms/KB of text, about fifty times the cost of the kernels (benchmarks/dedup.py).
 """
 
 from functools import lru_cache
@@ -26,14 +29,14 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 SLOT_SEED = 42
 LAST_SLOT_VALUE = 0xFFFFFFFE
-NO_SHINGLE = 0xFFFFFFFF  # never a slot of a text with words
-PADDING = 8  # blanks after the last canonical text: the kernels read a word eight bytes at a time
+NO_SHINGLE = 0xFFFFFFFF  # a text with words never has this slot value
+PADDING = 8  # number of blanks after the last canonical text, because the kernels read a word eight bytes at a time
 _MASK = 0xFFFFFFFFFFFFFFFF
-_SHINGLES_AT_ONCE = 1024  # the pure path takes this x num_perm x 4 bytes
+_SHINGLES_AT_ONCE = 1024  # the pure Python code takes this x num_perm x 4 bytes of memory
 
 
 def mix(value: int) -> int:
-    """Return the finalizer of splitmix64: a bijection of 64-bit integers in which every bit depends on every bit."""
+    """Return `value` after the finalizer of splitmix64. This is a bijection of 64-bit integers in which every bit depends on every bit."""
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)
@@ -48,7 +51,7 @@ def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=8)
 def slot_constants(num_perm: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return XORS and FACTORS (odd, so that multiplying is a bijection): (num_perm,) uint32 each, read-only."""
+    """Return XORS and FACTORS, (num_perm,) uint32 each, read-only. FACTORS are odd, so multiplying by them is a bijection."""
     stream = [mix((SLOT_SEED + SHINGLE_BASE * (index + 1)) & _MASK) for index in range(num_perm)]
     xors = np.array([value >> 32 for value in stream], dtype=np.uint32)
     factors = np.array([value & 0xFFFFFFFF | 1 for value in stream], dtype=np.uint32)
@@ -65,7 +68,7 @@ def word_hash(word: bytes) -> int:
 
 
 def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
-    """Return (words - ngram + 1,) uint64: the hash of each shingle of a canonical text, in text order, with repetitions."""
+    """Return the hash of each shingle of a canonical text, in text order, with repetitions: (words - ngram + 1,) uint64."""
     words = canonical.split(b" ") if canonical else []
     hash_of = {word: word_hash(word) for word in set(words)}
     hashes = np.array([hash_of[word] for word in words], dtype=np.uint64)
@@ -79,7 +82,7 @@ def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
 
 
 def slots_of(shingles: NDArray[np.uint64], num_perm: int) -> NDArray[np.uint32]:
-    """Return (num_perm,) uint32: the MinHash of shingles given by their hashes."""
+    """Return the MinHash of shingles, (num_perm,) uint32. The shingles are given by their hashes."""
     xors, factors = slot_constants(num_perm)
     slots = np.full(num_perm, LAST_SLOT_VALUE if len(shingles) else NO_SHINGLE, dtype=np.uint32)
     values = (shingles >> np.uint64(32)).astype(np.uint32)

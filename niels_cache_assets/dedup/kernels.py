@@ -1,12 +1,12 @@
-"""The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Import it only if numba is installed.
+"""The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Import this module only with numba
+installed.
 
-Documents come as one array of UTF-8 bytes and the end of each document in it. Each canonical text is followed by a blank, so the next one
-begins at end + 1. PADDING more blanks follow the last, because a word is read eight bytes at a time. `canonical` and `hashing` define the
-values, in plain Python that computes the same. If you change a value here, change it there, and raise SIGNATURE_VERSION.
+Documents are given as one array of UTF-8 bytes, and the end of each document in this array. A blank follows each canonical text, so the
+next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `canonical` and
+`hashing` define the values, in plain Python. If you change a value here, change it there too, and raise SIGNATURE_VERSION.
 
-Positions are unsigned, because numba then does not check whether they count from the end.
-
-All functions release the GIL. `signatures.compiled` describes when they are compiled, and the cost.
+Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
+release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing
 _ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
 _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
-_BUFFER = 4096  # shingles that wait in the first-level cache for the slots
+_BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
 
 
 @njit(cache=True, nogil=True)
@@ -34,7 +34,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _continued(source, position):  # type: ignore[no-untyped-def]
-    """Return the six bits of a UTF-8 continuation byte."""
+    """Return the six value bits of a UTF-8 continuation byte."""
     return np.uint32(source[position] & np.uint8(0x3F))
 
 
@@ -46,22 +46,23 @@ def canonicalize(
     canonical: NDArray[np.uint8],
     canonical_ends: NDArray[np.int64],
 ) -> None:
-    """Write the canonical text of each document, and all blanks after it.
+    """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
 
-    `canonical` has room for `source`, a blank for each document, and PADDING: no code point grows (a test checks this).
+    `canonical` has room for `source`, a blank for each document, and PADDING. That is enough, because no code point grows (a test checks
+    this).
     """
     position = _ZERO
     write = _ZERO
     for document in range(len(ends)):
         end = np.uint64(ends[document])
         begin = write
-        after_blank = True  # so a blank at the beginning is removed, too
+        after_blank = True  # so a blank at the beginning of a text is removed, too
         while position < end:
             byte = source[position]
             if byte < 0x80:
                 position += _ONE
                 mapped = table[byte]
-                # Without a branch, because no processor can predict which bytes are punctuation or blanks.
+                # There is no branch here, because no processor can predict which bytes are punctuation or blanks.
                 canonical[write] = np.uint8(mapped)
                 is_blank = mapped == 32
                 write += np.uint64((mapped != 0) & (is_blank <= (not after_blank)))
@@ -117,7 +118,10 @@ def canonicalize(
 
 @njit(cache=True, nogil=True)
 def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyped-def]
-    """Lower the slots, one at a time, so that the minimum stays in registers. The compiler processes eight shingles at a time."""
+    """Lower each slot to the minimum over the waiting shingles.
+
+    The outer loop is over slots, so the minimum stays in a register. The compiler processes eight shingles at a time.
+    """
     for slot in range(len(slots)):
         xor = xors[slot]
         factor = factors[slot]
@@ -130,7 +134,7 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _block(canonical, position):  # type: ignore[no-untyped-def]
-    """Return eight bytes, little-endian. Compiled, this is one load."""
+    """Return eight bytes as a little-endian integer. The compiler turns this into one load instruction."""
     block = np.uint64(canonical[position])
     block |= np.uint64(canonical[position + np.uint64(1)]) << np.uint64(8)
     block |= np.uint64(canonical[position + np.uint64(2)]) << np.uint64(16)
@@ -144,14 +148,17 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _first_blank(block):  # type: ignore[no-untyped-def]
-    """Return a word whose lowest set bit is the highest bit of the first blank, or 0: Mycroft's test for a zero byte, without branches."""
+    """Return an integer whose lowest set bit is the highest bit of the first blank in `block`; 0 if `block` has no blank.
+
+    This is Mycroft's test for a zero byte. It has no branches.
+    """
     difference = block ^ _BLANKS
     return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
 
 
 @njit(cache=True, nogil=True)
 def _next_word(canonical, position):  # type: ignore[no-untyped-def]
-    """Return the hash of the word that begins at a position, and the position after the blank that ends it."""
+    """Return the hash of the word that begins at a position, and the position after the blank that ends the word."""
     value = _WORD_START
     block = _block(canonical, position)
     blank = _first_blank(block)
@@ -160,7 +167,7 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
         position += _EIGHT
         block = _block(canonical, position)
         blank = _first_blank(block)
-    before = ((blank - _ONE) & ~blank) >> _S7  # all bits of the bytes before the blank, and no others
+    before = ((blank - _ONE) & ~blank) >> _S7  # all bits of the bytes before the blank are set, and no other bits
     value = (value ^ (block & before)) * _WORD_FACTOR
     length = ((before & _LOW_BITS) * _LOW_BITS) >> _S56
     return _mix(value), position + length + _ONE
@@ -168,7 +175,10 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
-    """Move the polynomial one word further. `window`: a ring of the last words (0 at the start); `leaving`: place of the oldest one."""
+    """Move the polynomial one word further.
+
+    `window`: the last words, in a ring buffer (0 at the start). `leaving`: the index of the oldest word in `window`.
+    """
     rolling = rolling * _BASE + word - window[leaving] * leaving_power
     window[leaving] = word
     leaving += _ONE
@@ -187,7 +197,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
 def shingle(
     canonical: NDArray[np.uint8], ends: NDArray[np.int64], ngram: int, shingles: NDArray[np.uint64], shingle_ends: NDArray[np.int64]
 ) -> None:
-    """Write the hash of every shingle, in text order. `shingles` has room for one per word."""
+    """Write the hash of every shingle, in text order. `shingles` has room for one hash per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position, filled = _ZERO, _ZERO
     for document in range(len(ends)):
@@ -214,7 +224,7 @@ def sign(
     factors: NDArray[np.uint32],
     slots: NDArray[np.uint32],
 ) -> None:
-    """Write (documents, num_perm) uint32 slots of canonical texts. It needs 16 KB, for documents of any size."""
+    """Write the slots of canonical texts, (documents, num_perm) uint32. This needs 16 KB of memory, for documents of any size."""
     values = np.empty(_BUFFER, dtype=np.uint32)
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position = _ZERO

@@ -1,14 +1,15 @@
-"""Signatures of texts: SHA-1 of the canonical text for exact duplicates, MinHash slots for near ones, shingle hashes for exact similarity.
+"""Signatures of texts. A signature has a SHA-1 of the canonical text for exact duplicates, and MinHash slots for near duplicates.
 
     signer = Signer(num_perm=128, ngram=5)
     signer.sign(texts)  ->  Signatures(digests, slots)
 
-`canonical` and `hashing` define the numbers. They are the same for every process, machine, Python and hash seed, with numba (`kernels`) or
-without. A text without words has no shingle: its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Only its
-digest can equal another one.
+Shingle hashes, for the exact similarity, are computed too. `canonical` and `hashing` define all these numbers. They do not depend on the
+process, the machine, the version of Python, the hash seed, or whether numba is installed (`kernels`). A text without words has no shingle.
+So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Only its digest can equal the digest of another
+text.
 
-Cost: about 6 us/KB of text (benchmarks/dedup.py); the kernels release the GIL. Memory: a copy of the texts as UTF-8 and one as canonical
-text, in groups of about a megabyte; a longer text is a group. The slots need no additional memory.
+Cost: about 6 us/KB of text (benchmarks/dedup.py); the kernels release the GIL. Memory: two copies of a group of texts, one as UTF-8 and one
+as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.
 """
 
 import hashlib
@@ -31,7 +32,11 @@ _CHARACTERS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Signatures:
-    """Signatures of n documents. digests: (n, 20) uint8, SHA-1 of the canonical UTF-8 text; slots: (n, num_perm) uint32, MinHash."""
+    """Signatures of n documents.
+
+    digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8.
+    slots: (n, num_perm) uint32, MinHash.
+    """
 
     digests: NDArray[np.uint8]
     slots: NDArray[np.uint32]
@@ -42,7 +47,12 @@ class Signatures:
 
 @dataclass(frozen=True, kw_only=True)
 class Shingles:
-    """Shingles of n documents. digests: (n, 20) uint8; hashes: (total,) uint64, in text order with repetitions; ends: (n,) int64."""
+    """Shingles of n documents.
+
+    digests: (n, 20) uint8.
+    hashes: (total,) uint64, the shingle hashes of all documents, in text order with repetitions.
+    ends: (n,) int64, the end of each document in `hashes`.
+    """
 
     digests: NDArray[np.uint8]
     hashes: NDArray[np.uint64]
@@ -52,20 +62,20 @@ class Shingles:
         return len(self.ends)
 
     def of(self, index: int) -> NDArray[np.uint64]:
-        """Return the shingle set of the index-th document, sorted and unique, as `jaccard` takes it."""
+        """Return the shingle set of the index-th document, sorted and unique, in the form that `jaccard` takes."""
         return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """Settings to sign texts: `num_perm` slots over shingles of `ngram` words. `pure`: do not use numba, even if it is installed."""
+    """The settings to sign texts: `num_perm` slots, and shingles of `ngram` words. `pure`: do not use numba, even if it is installed."""
 
     num_perm: int = 128
     ngram: int = 5
     pure: bool = False
 
     def sign(self, texts: Sequence[str]) -> Signatures:
-        """Return signatures of texts, in order. NULs and lone surrogates are no error: the canonical text does not contain them."""
+        """Return signatures of texts, in order. Texts may have NULs and lone surrogates; the canonical text does not contain them."""
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
@@ -75,7 +85,7 @@ class Signer:
         return Signatures(digests=digests, slots=slots)
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
-        """Return digests and all shingle hashes of texts, in order: 8 bytes a word."""
+        """Return digests and all shingle hashes of texts, in order. The hashes take 8 bytes a word."""
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         hashes = [np.empty(0, dtype=np.uint64)]
         ends = np.zeros(len(texts), dtype=np.int64)
@@ -94,7 +104,7 @@ class Signer:
         return self.shingle([text]).of(0)
 
     def sign_canonical(self, texts: Sequence[str]) -> NDArray[np.uint32]:
-        """Return (n, num_perm) uint32: only the slots, of texts that are already canonical (`canonical_text`)."""
+        """Return only the slots, (n, num_perm) uint32, of texts that are already canonical (`canonical_text`)."""
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
             self._slots(*_with_blanks([text.encode() for text in texts[start:end]]), slots[start:end])
@@ -105,7 +115,7 @@ class Signer:
         return numba_is_there() and not self.pure
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the canonical texts as UTF-8 with a blank after each (and PADDING), and the end of each text, before the blank."""
+        """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text; PADDING more follow the last text."""
         if not self._compiled:
             return _with_blanks([canonical_text(text).encode() for text in texts])
         from niels_cache_assets.dedup import kernels
@@ -124,7 +134,7 @@ class Signer:
             return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
         from niels_cache_assets.dedup import kernels
 
-        words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one
+        words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one word
         shingles = np.empty(words, dtype=np.uint64)
         shingle_ends = np.empty(len(ends), dtype=np.int64)
         kernels.shingle(canonical, ends, self.ngram, shingles, shingle_ends)
@@ -141,9 +151,9 @@ class Signer:
 
 
 def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
-    """Return |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`); 0.0 if one or both are empty.
+    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
 
-    O(n log m), n the smaller one.
+    The result is 0.0 if one or both arrays are empty. The time is O(n log m), where n is the length of the shorter array.
     """
     if len(shingles) > len(others):
         shingles, others = others, shingles
@@ -155,7 +165,10 @@ def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
 
 
 def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return (n,) float64: the share of equal slots, row by row, 0 without words. It estimates J with variance J(1-J)/num_perm."""
+    """Return the share of equal slots in each row, (n,) float64; 0 for texts without words.
+
+    This share estimates the Jaccard similarity J with variance J(1-J)/num_perm.
+    """
     equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
     return equal.mean(axis=1)
 
@@ -170,9 +183,9 @@ def numba_is_there() -> bool:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the compiled function. If numba is not installed, return the function itself, which gives the same results.
 
-    Compiled code releases the GIL. It is cached on disk beside the module (or in the user's cache folder if that folder is read-only). So
-    numba compiles once for each machine and numba version: about four seconds in the first process. In later processes, the import of numba
-    and the first result take about a second. Nothing is imported before the first call.
+    Compiled code releases the GIL. It is cached on disk beside the module (or in the user's cache folder if the module's folder is
+    read-only). So numba compiles once for each machine and numba version, which takes about four seconds in the first process. In later
+    processes, the import of numba and the first result take about a second. Numba is not imported before the first call.
     """
     if not numba_is_there():
         return function
@@ -183,7 +196,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts. The texts of one range have about a megabyte together."""
+    """Yield ranges of texts as (start, end). The texts of one range have about a megabyte together."""
     start = size = 0
     for index, text in enumerate(texts):
         if size and size + len(text) > _CHARACTERS_AT_ONCE:

@@ -1,4 +1,4 @@
-"""The Dagster side: assets, checks, jobs, resources, the instance and the launcher.
+"""Everything that uses Dagster: assets, checks, jobs, resources, the instance and the launcher.
 
     assembly --> assets/, checks/, jobs, sensors, automation      every definition over one registry
     keys, config, resources, progress, turns                      shared by the definitions
@@ -6,5 +6,5 @@
     metadata/    the UI's view of an asset     ui/    the web UI and its guard     home/    the instance and its records
 
 Only this package and definitions.py import dagster. This package does not read, split, tokenize or write text. It resolves settings, calls
-the plain code beside it, and reports the result.
+the modules that do this work, and reports the result.
 """

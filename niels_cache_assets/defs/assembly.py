@@ -1,7 +1,7 @@
-"""Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools.
+"""All Dagster definitions for one registry (a loaded configuration). The import of this module loads no registry. definitions.py loads it.
 
-Every asset shows owners and tags of [dagster], the location of the caches, and links to the code that makes it. A link opens the local file
-(the UI opens it in an editor) or, with `repository`, the same line on the web. An external asset has no code; it links to the
+Every asset shows the owners and tags of [dagster], the location of the caches, and links to the code that makes the asset. A link opens the
+local file in an editor. If `repository` is set, a link opens the same line on the web. An external asset has no code, so its link opens the
 configuration.
 """
 
@@ -35,10 +35,10 @@ _ROOT = re.compile(r'"cache(?=[/"])')
 
 
 def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
-    """Return all definitions over a registry (default: the one for the environment and the working directory).
+    """Return all definitions for a registry. By default, load the registry from the environment and the working directory.
 
     `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration that
-    cannot be read. Without a configuration, the default profile is used, and a line in the log says so.
+    cannot be read. If there is no configuration, the default profile is used, and a line in the log reports this.
     """
     if registry is None:
         registry = load_registry()
@@ -71,7 +71,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
 
 
 def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """Return the assets with owners, tags, links and the real cache root, which replaces `cache` in the code of their descriptions."""
+    """Return the assets with owners, tags and links. In the code of their descriptions, the real cache root replaces `cache`."""
     settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
@@ -80,7 +80,7 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     owned = dg.map_asset_specs(present, assets)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)  # code references are beta, and an asset works without them
+        warnings.simplefilter("ignore", dg.BetaWarning)  # code references are a beta feature; an asset also works without them
         linked: list[Asset] = list(dg.with_source_code_references(owned))  # type: ignore[arg-type]
         if settings.repository is not None:
             anchor = dg.AnchorBasedFilePathMapping(_ANCHOR, f"{_ANCHOR.parent.name}/{_ANCHOR.name}")

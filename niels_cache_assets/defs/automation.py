@@ -1,7 +1,8 @@
-"""Automatic builds of small SFT data sets when their inputs change: by the sensor `sft_automation`, which is off by default.
+"""Automatic builds of small SFT data sets when their inputs change. The sensor `sft_automation` starts the builds. It is off by default.
 
-They depend on data versions, so a retrained tokenizer with the same bytes starts nothing. The sensor never starts the first build of a data
-set, and ignores changes from before it was turned on. Pretrain data sets take too long; only a person starts them.
+The sensor compares data versions, so a retrained tokenizer with the same bytes starts no build. The sensor never starts the first build of
+a data set, and ignores changes from before it was turned on. Builds of pretrain data sets take too long, so only a person starts such a
+build.
 """
 
 import warnings
@@ -20,7 +21,7 @@ Asset = dg.AssetsDefinition | dg.AssetSpec
 
 
 class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
-    """A condition that is true for partitions of these names. Dagster's own conditions apply to all partitions of an asset."""
+    """A condition that is true for the partitions with these names. Dagster's own conditions apply to all partitions of an asset."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -34,9 +35,9 @@ class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
 
 
 class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
-    """A condition that is true for partitions whose upstream was observed at another version since the last tick.
+    """A condition that is true for a partition if a changed version of its upstream was observed after the last tick.
 
-    Dagster's own condition on inputs considers materializations, but a change of upstream is recorded as an observation.
+    Dagster's own condition on inputs considers only materializations, but a change of upstream is recorded as an observation.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -59,7 +60,8 @@ class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
 
 
 def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """Return the assets with a condition on the SFT data sets. It is on one of their three assets, because a build makes all three.
+    """Return the assets, with an automation condition for the SFT data sets. Only one of the three SFT assets has the condition, because a
+    build makes all three.
 
     Raises NielsCacheError if automatic_sft of [dagster] names no SFT data set.
     """
@@ -68,7 +70,8 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
             refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
     conditions = dg.AutomationCondition
     changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
-    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # only a build marks it
+    # Upstream is ignored here, because only a build records it as materialized.
+    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
     condition = eager & ~conditions.missing() & conditions.all_deps_blocking_checks_passed()
     if registry.dagster.automatic_sft is not None:

@@ -1,4 +1,6 @@
-"""The run configuration that the launchpad shows. None, or -1 for a budget, stands for the registry's value; the registry checks others."""
+"""The run configuration that the launchpad shows. None, or -1 for a budget, stands for the value in the registry. The registry checks all
+remaining values.
+"""
 
 from typing import Any
 
@@ -32,7 +34,7 @@ class FamilyConfig(_BuildConfig):
     val_frac: float | None = Field(None, description=f"Share that goes to val, at least 0 and below 1. {_REGISTRY}")
 
     def run_settings(self) -> dict[str, Any]:
-        """Return the settings of this run that differ from the registry's."""
+        """Return the settings that this run overrides."""
         given = self.model_dump(exclude={"force", "wait"})
         return {key: value for key, value in given.items() if value is not None and not (key in _BUDGETS and value == AS_CONFIGURED)}
 

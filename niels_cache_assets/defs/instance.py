@@ -1,4 +1,4 @@
-"""The documented path of `niels_cache_assets.defs.home.instance`, also for `python -m`. The code is there."""
+"""The documented import path for `niels_cache_assets.defs.home.instance`, also for `python -m`. The code is in that module."""
 
 from niels_cache_assets.defs.home.instance import *  # noqa: F403
 

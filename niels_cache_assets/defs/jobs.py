@@ -1,6 +1,6 @@
-"""Named jobs: one for each task that a person starts. Each materializes its assets and runs their checks.
+"""Named jobs. There is one job for each task that a person starts. A job materializes its assets and runs their checks.
 
-Two of them have nightly schedules as examples, which you can turn on or copy. They are off by default.
+As examples, two jobs have nightly schedules that you can turn on or copy. The schedules are off by default.
 """
 
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ _NIGHTLY = {
 
 
 def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
-    """Return all jobs. Those for corpora and indices exist only if there are such assets."""
+    """Return all jobs. The jobs for corpora and indices exist only if there are such assets."""
     jobs = {
         keys.TOKENIZER_JOB: ([keys.TOKENIZER], _TOKENIZER),
         keys.FAMILY_JOBS["pretrain"]: (keys.family_keys("pretrain"), _PRETRAIN),
@@ -60,7 +60,7 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
     def observe_revisions(context: dg.OpExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> None:
-        with briefly():  # a build retries for longer
+        with briefly():  # a build retries longer than this observation
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))

@@ -8,7 +8,7 @@ from niels_cache_runtime.format.layout import Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
-STREAM_POOL = "source_stream"  # its limit is the number of streams at a time; no op is in it (turns.py)
+STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at a time; no op is in the pool (turns.py)
 
 STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}
@@ -40,7 +40,7 @@ def family_keys(family: Family) -> list[AssetKey]:
 
 
 def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition:
-    """Return one partition for each data set that can be built. It may be empty: the definitions still load."""
+    """Return one partition for each data set that can be built. The result may be empty, and the definitions still load."""
     return StaticPartitionsDefinition(registry.partition_keys(family))
 
 

@@ -1,7 +1,7 @@
-"""Builds from a program, through Dagster: one run for each data set in this process, recorded for the UI.
+"""Builds that a program starts through Dagster. Each data set is one run in this process, and the runs are recorded for the UI.
 
-`niels-cache build-all` uses it. It has the same assets, checks, jobs and instance as the UI, but no retry, and needs no daemon. The
-listener prints lines and progress bars; Dagster itself writes nothing to the console here.
+`niels-cache build-all` uses the launcher. The launcher has the same assets, checks, jobs and instance as the UI. It does not retry, and it
+needs no daemon. A listener prints lines and progress bars. Dagster itself writes nothing to the console here.
 """
 
 import time
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import dagster as dg
-from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in it; no public name
+from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in this class, which has no public name
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.execute_in_process import merge_run_tags
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI finds the runs of a job by these
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI needs these to find the runs
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact
@@ -41,7 +41,7 @@ LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
-_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: the family in the list, its job, and the op with the results
+_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: family in the results, job, and op with the results
     _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER.path[-1]),
     "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
     _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
@@ -52,20 +52,20 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: the 
 }
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-# Captured compute logs would redirect stdout and stderr, which the listener's progress bars need.
+# No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
 _INSTANCE_OVERRIDES = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
 }
-# A retry by the daemon would use the code server's settings and cache root, which may differ from those of this program.
+# A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
 _NO_RETRY = {MAX_RETRIES_TAG: "0"}
 _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """The result for one data set, or for one step before it. `message`: why it failed or was skipped, or a remark.
+    """The result of building one data set, or of one step before it. `message`: why the build failed or was skipped, or a remark.
 
-    `meta` is the current meta.json; of a report its report.json; of an index None.
+    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, it is None.
     """
 
     name: str
@@ -78,7 +78,7 @@ class LaunchResult:
 
 
 class LaunchListener(Protocol):
-    """A receiver of events while they happen, in this process's main thread."""
+    """A receiver of events during a launch. Its methods are called in the main thread of this process."""
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 
@@ -98,19 +98,21 @@ def launch_builds(
     wait: bool = False,
     listener: LaunchListener,
 ) -> list[LaunchResult]:
-    """Build the tokenizer and every data set, or those in `only`, in the registry's order, and verify each.
+    """Build and verify the tokenizer and every data set, or only the data sets in `only`, in the order of the registry.
 
-    First come the corpora of data sets that are prepared or mixed from prepared ones, and the duplicates over all. Then come the tokenizer,
-    which is trained on them, the corpora of mixtures that need it, the reports of corpora, the caches, and the indices of blends (`only`
-    may name blends, too). If anything was built, or no report exists, the reports over everything are written.
+    The steps have this order. First come the corpora of prepared data sets and of their mixtures, and the search for duplicates in all
+    corpora. Then comes the tokenizer, which is trained on the corpora. Then come the corpora of mixtures that need the tokenizer, the
+    reports of corpora, the caches, and the indices of blends (`only` may also name blends). At the end, the reports about everything are
+    written, if anything was built or no report exists.
 
-    A failure does not stop the others. A cache is skipped if the tokenizer or its corpus is missing, a blend if a member is missing. The
-    tokenizer is always checked, but trained again only on request (`force` without `only`, or with the tokenizer in it). An imported one
-    needs no corpus and comes first. A data set that another process is building fails, or is waited for (`wait`).
+    If one build fails, the remaining builds still run. A cache is skipped if the tokenizer or its corpus is missing. A blend is skipped if
+    one of its data sets is missing. The tokenizer is always checked, but trained again only on request (`force` without `only`, or with the
+    tokenizer in `only`). An imported tokenizer needs no corpus and comes first. If a different process is building a data set, its build
+    here fails, or waits if `wait` is set.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
-    (sources/inputs.py). Raises KeyboardInterrupt when interrupted: the run ends as canceled, and the files on disk stay as they were.
-    Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full; that ends the launch.
+    (sources/inputs.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
+    Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
     found = graph(registry, root)
     order = found.order(only)
@@ -133,7 +135,9 @@ def launch_builds(
 
 
 def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> None:
-    """Record in a Dagster home that the index of a blend exists, by a run that finds it. Raises NielsCacheError if that fails."""
+    """Record in a Dagster home that the index of a blend exists. A run that finds the index does this. Raises NielsCacheError if the run
+    fails.
+    """
     with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
         launcher = _Launcher(registry, root, instance, _Nobody(), wait=True)
         launcher.launch(graph(registry, root).index(name), force=False)
@@ -167,7 +171,7 @@ class _ListenerSink(ProgressSink):
 
 @dataclass(frozen=True)
 class _Step:
-    """The run that builds an artifact. `op` gets `force` if it has settings; its last materialization holds the result."""
+    """The run that builds an artifact. The last materialization of `op` holds the result. If `op` has settings, it gets `force`."""
 
     artifact: Artifact
     name: str
@@ -185,8 +189,8 @@ class _Launcher:
         self._listener = listener
         self._wait = wait
         self.results: list[LaunchResult] = []
-        self._lacking: dict[str, str] = {}  # key of a missing artifact: the reason, for artifacts that need it
-        self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
+        self._lacking: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
+        self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
@@ -195,7 +199,7 @@ class _Launcher:
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
-        if kind in ("corpus", "report"):  # their caches report the missing input
+        if kind in ("corpus", "report"):  # the caches of these artifacts report the missing input
             has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
                 return
@@ -232,7 +236,7 @@ class _Launcher:
         return f"pretrain/{member}" in self._lacking or member not in self._registry.partition_keys("pretrain")
 
     def write_reports(self) -> None:
-        """Write the reports over everything. The listener hears only of a failure, because they are not a data set."""
+        """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
         run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
@@ -254,7 +258,7 @@ class _Launcher:
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a run and return its result. Raises KeyboardInterrupt if it was interrupted, after it has ended as canceled."""
+        """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
@@ -264,7 +268,9 @@ class _Launcher:
         return run
 
     def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Do the same as execute_in_process, and record the job of the run. A run without a job is on no timeline and below no job."""
+        """Execute a job like Dagster's execute_in_process, and also record the job of the run. Without this record, the UI shows the run on
+        no timeline and below no job.
+        """
         in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
         run = self._instance.create_run_for_job(
             job_def=in_process,
@@ -277,10 +283,10 @@ class _Launcher:
 
 
 def _step(artifact: Artifact) -> _Step:
-    """Return the run that builds an artifact. Data sets are listed by name, everything else by key."""
+    """Return the run that builds an artifact. A data set is listed by its name. Every remaining artifact is listed by its key."""
     kind, _, name = artifact.key.partition("/")
     partition: str | None = name
-    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # there is only one of each
+    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # these artifacts have no partitions
         kind, partition = artifact.key, None
     family, job, op = _RUNS[kind]
     listed_as = name if kind in FAMILIES else artifact.key
@@ -288,7 +294,7 @@ def _step(artifact: Artifact) -> _Step:
 
 
 def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Return the warning of a run and the failures of checks that do not block, except those about other data sets."""
+    """Return the warning of a run and the failures of its checks that do not block. Omit the check that covers all data sets."""
     said = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
@@ -302,7 +308,7 @@ def _was_interrupted(run: dg.JobExecutionResult) -> bool:
 
 
 def _why_failed(run: dg.JobExecutionResult) -> str:
-    """Return one line: the failure of a check, else the error of the step that failed first."""
+    """Return the reason in one line. It is the failure of a check if there is one, otherwise the error of the first failed step."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
             return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"

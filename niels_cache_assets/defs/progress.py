@@ -1,6 +1,7 @@
-"""Reports of a running build: to Dagster every ten seconds and at the end, to a listener in this process always.
+"""Reports of a running build. Dagster gets a report every ten seconds and at the end. A listener in this process gets every report.
 
-A log line and an observation are rows in Dagster's database (milliseconds, kilobytes), so they are throttled by time.
+Each log line and each observation is a row in Dagster's database. A row costs milliseconds and kilobytes, so reports to Dagster are
+throttled by time.
 """
 
 import time
@@ -14,7 +15,7 @@ from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, d
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
-_WARNING = "WARNING: "  # the plain code marks important log lines with it
+_WARNING = "WARNING: "  # the code outside of defs/ marks important log lines with this prefix
 
 
 class ProgressSink:
@@ -29,7 +30,7 @@ class ProgressSink:
 
 @contextmanager
 def readable_failures() -> Iterator[None]:
-    """Turn NielsCacheError into a failure that shows only its message and is never retried. Other errors keep their traceback."""
+    """Turn NielsCacheError into a failure that shows only its message and is never retried. All remaining errors keep their traceback."""
     try:
         yield
     except NielsCacheError as error:
@@ -37,7 +38,7 @@ def readable_failures() -> Iterator[None]:
 
 
 def told(metadata: Mapping[str, Any]) -> str:
-    """Return the result of a build in one line, from the metadata of its materialization. For a cache hit it begins with `hit`."""
+    """Return the result of a build in one line, from the metadata of its materialization. The line of a cache hit begins with `hit`."""
     said = [str(metadata["state"])]
     said += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
     said += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
@@ -45,9 +46,9 @@ def told(metadata: Mapping[str, Any]) -> str:
 
 
 class BuildReporter:
-    """Passes the callbacks of one build to Dagster and to the sink.
+    """A reporter that passes the callbacks of one build to Dagster and to the sink.
 
-    `observed`: the asset for observations of long builds, in the partition of this run, if any.
+    `observed`: the asset that gets the observations of a long build, in the partition of this run if it has one.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BuildReporter:
         self._throttle: Throttle | None = None  # set when the first chunk arrives
 
     def log(self, message: str) -> None:
-        if message.startswith(DEBUG):  # only for the run's log, which has no lines below INFO because of dagster.yaml
+        if message.startswith(DEBUG):  # a line only for the run's log; dagster.yaml hides lines below INFO there
             self._context.log.info(message.removeprefix(DEBUG))
             return
         if message.startswith(_WARNING):
@@ -78,11 +79,11 @@ class BuildReporter:
         self._sink.logged(self._name, message)
 
     def note(self, message: str) -> None:
-        """Write to the run's log only: the listener gets this in another way."""
+        """Write a line only to the log of the run. The listener gets this information in a different way."""
         self.log(f"{DEBUG}{self._name}: {message}")
 
     def tell(self, metadata: Mapping[str, Any]) -> None:
-        """Write the result in one line, from the metadata of the materialization: `hit (0.1 s): 1.2 MB: ...`."""
+        """Write the result in one line, such as `hit (0.1 s); 1.2 MB ...`, from the metadata of the materialization."""
         self.note(told(metadata))
 
     def warn(self, message: str) -> None:

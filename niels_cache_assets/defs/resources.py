@@ -1,9 +1,9 @@
 """The resources and the executor of every run: the cache root, the progress sink, and a recorded executor.
 
-The resources take no run configuration: `build_defs` gets their values, so the launchpad offers only the settings of a build. The executor
-records the coordinator of a run (home/abandoned.py) before the first step begins. So a run whose steps have begun has a record, whether the
-UI, the daemon, `dagster asset materialize` or `dg launch` launched it. `build-all` executes and records its runs itself. If a run cannot be
-recorded, it is executed with a warning.
+The resources take no run configuration, because `build_defs` gets their values. So the launchpad offers only the settings of a build. The
+executor records the coordinator of a run (home/abandoned.py) before the first step begins. So after its first step has begun, every run has
+a record. It does not matter whether the UI, the daemon, `dagster asset materialize` or `dg launch` launched the run. `build-all` executes
+and records its runs itself. If a run cannot be recorded, it is still executed, with a warning.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from dagster._core.definitions.definition_config_schema import DefinitionConfigS
 from dagster._core.execution.context.system import PlanOrchestrationContext
 from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.retries import RetryMode
-from dagster._core.executor.multiprocess import MultiprocessExecutor  # Dagster's own; no public name
+from dagster._core.executor.multiprocess import MultiprocessExecutor  # Dagster's own executor, which has no public name
 
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
 from niels_cache_runtime.errors import NielsCacheError
@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 class CacheRoot:
     """The folder that holds tokenizer/, pretrain/ and sft/. A relative path is relative to the folder where Dagster was started.
 
-    `~` has no special meaning here: `registry.cache_root` expands that of NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir.
+    `~` has no special meaning here. In NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir, `registry.cache_root` expands `~` before.
     """
 
     root: str
@@ -36,14 +36,14 @@ class CacheRoot:
 
 
 class _NoSchema(DefinitionConfigSchema):
-    """A schema that is false. Dagster leaves such resources out of a run configuration."""
+    """A schema whose truth value is False. Dagster leaves a resource with such a schema out of the run configuration."""
 
     def __bool__(self) -> bool:
         return False
 
 
 class _Unconfigured(dg.ResourceDefinition):
-    """A resource that takes no configuration. Dagster's own accepts any, and shows it in the launchpad."""
+    """A resource that takes no configuration. A plain ResourceDefinition accepts any configuration, and the launchpad shows it."""
 
     @property
     def config_schema(self) -> DefinitionConfigSchema:
@@ -55,7 +55,7 @@ class _Unconfigured(dg.ResourceDefinition):
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
-    """Return a resource with this value. Every op uses the cache root, so the resource of the cache root also calls `begin_step` first."""
+    """Return a resource with this value. Every op uses the cache root. So the resource of the cache root also calls `begin_step`."""
 
     def provide(context: dg.InitResourceContext) -> object:
         if isinstance(value, CacheRoot) and context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
@@ -65,7 +65,7 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
     return _Unconfigured(provide, description=(type(value).__doc__ or "").partition("\n")[0])
 
 
-MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks in parallel
+MAX_STEPS_AT_ONCE = 2  # steps of one run: a build, then its checks in parallel
 
 
 class _RecordedExecutor(MultiprocessExecutor):

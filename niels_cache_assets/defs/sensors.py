@@ -1,13 +1,15 @@
-"""Sensors that watch upstream: data sets of the hub by commit, folders of notes by content. They are off until you turn them on.
+"""Sensors that watch upstream. The sensors compare data sets of the hub by commit, and folders of notes by content. All sensors are off by
+default.
 
-A change on the hub is observed when it is seen; a change of notes is observed when their build is requested (assets/upstream.py).
-Partitions that were built from another version then show as unsynced. A build is requested once for each version of upstream, even if it
-fails, and again if upstream changes and returns to that version. The version that the newest materialization read shows whether anything
-has changed. For the cost of a look see docs/ui.md. A look must end within 60 seconds, Dagster's limit.
+A change on the hub is recorded as an observation when a sensor sees it. A change of notes is recorded when their build is requested
+(assets/upstream.py). Partitions that were built from a different version then show as unsynced. A build is requested only once for each
+version of upstream, even if the build fails. It is requested again if upstream changes and later returns to the same version. To find out
+whether anything has changed, a sensor compares upstream with the version that the newest materialization read. docs/ui.md gives the cost of
+a look. A look must end within 60 seconds, which is Dagster's limit.
 
-The run key of a run request names its purpose, so that Dagster starts it only once: Dagster never starts a run with a used key again. So
-the key also names the occasion, because upstream may return to an earlier version. If a corpus must be built first, a backfill is
-requested. A backfill has no key, so the caller must remember its requests.
+Dagster never starts a second run with the same run key. So the run key of a request names the data set and the version, and Dagster starts
+the run only once. The key also names the occasion, because upstream may return to an earlier version. If a corpus must be built first, a
+backfill is requested. A backfill has no key, so the caller must remember which backfills it requested.
 """
 
 import json
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request a backfill with it
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request backfills with this
 from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
@@ -34,7 +36,7 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
-ASKING_SECONDS = 20.0  # after this time a look asks no further data set; one without an answer takes up to 20 s more
+ASKING_SECONDS = 20.0  # after this time a look asks no further data set; a data set without an answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
 OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
@@ -44,7 +46,7 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Return the sensor of the hub. Cursor: {next: the next data set to ask, wanted: {name: the version of the last request}}."""
+    """Return the sensor of the hub. Its cursor is {next: the next data set to ask, wanted: {name: the version of the last request}}."""
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
@@ -83,8 +85,8 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
 
 
 def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
-    """Return the sensor of notes. Cursor: {name: {version, since: first seen at, asked: whether a build was requested}} of changed data
-    sets.
+    """Return the sensor of notes. For each changed data set, its cursor has {name: {version, since: the time when the version was first
+    seen, asked: whether a build was requested}}.
     """
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
@@ -124,15 +126,16 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
 
 
 def requestable(registry: Registry) -> dg.AssetSelection:
-    """Return everything that `build_request` may request."""
+    """Return the selection of all assets that `build_request` may request."""
     corpora = [DOCUMENTS, DUPLICATES, KEPT, REPORT] if registry.prepared() else []
     return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in family_keys(family)))
 
 
 def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
-    """Return the request to build a data set at this version of upstream. It waits if another process is building the same data set.
+    """Return the request to build a data set at this version of upstream. The build waits if a different process is building the same data
+    set.
 
-    `occasion` stays the same while upstream stays at this version. If upstream changes and then returns to this version, it is a new one.
+    `occasion` stays the same while upstream stays at this version. If upstream changes and then returns to this version, `occasion` is new.
     """
     family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
     if name not in registry.prepared():
@@ -151,7 +154,7 @@ def _watchable(registry: Registry) -> list[str]:
 
 
 def _asks_the_hub(registry: Registry, source: Source) -> bool:
-    """Return whether its revision is the newest commit of a hub data set, or is derived from such commits."""
+    """Return whether the revision of this source is the newest commit of a hub data set, or is derived from such commits."""
     if isinstance(source, HubData):
         return source.follows_the_hub
     members = [registry.pretrain[name] for name in getattr(source, "members", {}) if name in registry.pretrain]
@@ -159,7 +162,7 @@ def _asks_the_hub(registry: Registry, source: Source) -> bool:
 
 
 class _Look:
-    """One tick: the observed versions, the messages, and the requests."""
+    """One tick of a sensor, with its observed versions, messages and requests."""
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
         self._context, self._registry, self._root = context, registry, cache_root.path
@@ -169,7 +172,7 @@ class _Look:
         self._said: list[str] = []
 
     def at(self, name: str) -> str | None:
-        """Return the current version of a data set's upstream. If it is not available, add a message and return None."""
+        """Return the current version of a data set's upstream. If upstream is not available, add a message and return None."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
@@ -185,7 +188,7 @@ class _Look:
         return built_versions(self._context.instance, self._registry, name)
 
     def observe(self, name: str) -> None:
-        """Record the version that was seen, unless it was recorded last."""
+        """Record the version that was seen, unless the last observation has this version."""
         last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
         if last is not None and version_of(last) == version_of(seen):
             return
@@ -194,7 +197,9 @@ class _Look:
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
     def left(self, name: str) -> str:
-        """Return the number of the newest observation of a different version. It is the same until upstream changes, even after a crash."""
+        """Return the number of the newest observation of a different version. This number changes only when upstream changes, even after a
+        crash.
+        """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
         records = self._context.instance.fetch_observations(wanted, limit=OBSERVATIONS).records
@@ -207,7 +212,7 @@ class _Look:
             self.say(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
         definitions = self._context.repository_def
-        assert definitions is not None  # ticks of the daemon have it
+        assert definitions is not None  # ticks of the daemon have a repository
         self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
         self.say(name, "is requested")
         return True
@@ -217,7 +222,9 @@ class _Look:
         self._said.append(f"{name} {what}")
 
     def result(self, cursor: dict[str, Any], whole: str, *, quiet: str) -> dg.SensorResult:
-        """Return the result of the tick. If it requests runs, the UI shows these; the other messages are in its log."""
+        """Return the result of the tick. If the tick requests runs, the UI shows the runs, and the messages are only in the log of the
+        tick.
+        """
         return dg.SensorResult(
             run_requests=self._requests,
             asset_events=self._events,
@@ -235,7 +242,7 @@ def _sensor(
     seconds: int,
     description: str,
 ) -> dg.SensorDefinition:
-    """Return a sensor. `tick` gets the look and the cursor; None: there is nothing to watch. `of`: what kind of data set it watches."""
+    """Return a sensor. `tick` gets the look and the cursor. It is None if there is nothing to watch. `of`: the watched kind of data set."""
 
     @dg.sensor(
         name=name,

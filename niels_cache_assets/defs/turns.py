@@ -1,8 +1,9 @@
-"""Turns of streams in one Dagster home: the number of builds that read a source at a time is limited by the pool `source_stream`.
+"""Turns of streams in one Dagster home. The pool `source_stream` limits the number of builds that read a source at the same time.
 
-A slot is a lock on a file in the home, which the kernel frees when its process ends. The op takes a slot only after it knows that it must
-build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check, and does not free
-the slot of a killed process. So no op here is in that pool; only its limit is read, each time a slot is needed.
+A slot is a lock on a file in the home. The kernel frees the lock when the process that holds it ends. An op takes a slot only after it
+knows that it must build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check
+this, and does not free the slot of a killed process. So no op here is in the pool. Only the limit of the pool is read, each time that a
+slot is needed.
 """
 
 import time
@@ -23,7 +24,7 @@ _NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamPlace:
-    """The slot of one op, from the first `take` to the end of the block. `log` is called with the builds that it waits for."""
+    """The slot of one op, from the first `take` to the end of the `with` block. `log` is called with the builds that the op waits for."""
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
         self._context, self._name, self._log = context, name, log
@@ -37,7 +38,7 @@ class StreamPlace:
         self._stack.close()
 
     def take(self) -> bool:
-        """Wait for a slot, unless it is held already. Return whether it had to wait: earlier decisions may then be out of date."""
+        """Wait for a slot, unless this op already holds one. If it had to wait, return True, because earlier decisions may be outdated."""
         if self._held or self._context.instance.is_ephemeral:  # only this process can see an instance in memory
             return False
         told = ""
@@ -50,7 +51,7 @@ class StreamPlace:
         return bool(told)
 
     def _try(self) -> str | None:
-        """Return None if a slot was free, else the reason for waiting."""
+        """Return None if a slot was free, otherwise the reason for waiting."""
         limit = stream_limit(self._context.instance)
         if limit is None:
             return None
@@ -73,7 +74,9 @@ class StreamPlace:
 
 
 def stream_limit(instance: dg.DagsterInstance) -> int | None:
-    """Return the maximum number of streams: the pool's own limit, else the default of dagster.yaml; None: no limit."""
+    """Return the maximum number of streams, or None if there is no limit. The pool's own limit counts first, then the default of
+    dagster.yaml.
+    """
     storage = instance.event_log_storage
     if storage.supports_global_concurrency_limits:
         pool = storage.get_concurrency_info(STREAM_POOL)

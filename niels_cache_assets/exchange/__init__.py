@@ -1,4 +1,4 @@
-"""Export of pretrain caches to the files of other training projects, and import of such files.
+"""The export of pretrain caches to the files of other training projects, and the import of such files.
 
     formats.py    the formats, and the plan of an export: files and sizes
     writing.py    the plan on disk: all files are written beside their places first, then renamed
@@ -8,7 +8,7 @@
     megatron_import.py    Megatron-LM's tokens as a pretrain cache
     hf.py                 a cache as a `datasets.Dataset`
 
-EOT stays after each document, as in the cache. Only llm.c has it before each document. Tokens are copied without a look at their values, so
-an export takes as long as reading and writing them, and a few megabytes of memory. Nothing is tokenized again, and the command line is not
-handled here.
+EOT (the end-of-text token) stays after each document, as in the cache. Only in the files for llm.c it comes before each document. An export
+copies tokens and does not look at their values. So an export takes as long as reading and writing the tokens, and a few megabytes of
+memory. Nothing is tokenized again. The command line is not handled here.
 """

@@ -1,11 +1,11 @@
-"""datatrove: SPLIT/NAME_00000_unshuffled.ds, ... with .ds.index and .ds.metadata, as its DocumentTokenizer writes them.
+"""The files of datatrove: SPLIT/NAME_00000_unshuffled.ds, ... with .ds.index and .ds.metadata. DocumentTokenizer writes the same files.
 
     .ds            uint16 tokens, no header
     .ds.index      uint64 for each document: its end in the file, in tokens
     .ds.metadata   text: tokenizer|bytes of a token, tokens, tokens in short form (`1.23 MT`)
 
 Each split has its own folder, because datatrove's readers take all files of a folder. A document is never cut between files. EOT follows
-each document. "unshuffled" means the cache's order.
+each document. In the file name, "unshuffled" means that the documents are in the cache's order.
 """
 
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 200 * 1000**3  # datatrove's 100 billion tokens in a file
+MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file
 INDEX_DTYPE = np.dtype("<u8")
 
-_ENTRIES = 1 << 18  # of an index that are written at a time
+_ENTRIES = 1 << 18  # number of entries of an index that are written at a time
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return units of three files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
+    """Return the units of a split. Each unit is three files for one part. Raises NielsCacheError for a document larger than `max_bytes`."""
     cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
 
 
 def human_tokens(tokens: int) -> str:
-    """Return `12.0 T`, `1.23 MT`: three digits, as in the third line of datatrove's metadata."""
+    """Return a number of tokens in the form `12.0 T` or `1.23 MT`: three digits, as in line 3 of datatrove's metadata."""
     exponent = len(str(tokens)) - 1
     thousands, shift = divmod(exponent, 3)
     if round(tokens / 1000**thousands, 2 - shift) >= 10 ** (shift + 1):  # 9.996 becomes 10.0
@@ -54,6 +54,8 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
 
 
 def _tokenizer(split: ExportSplit) -> str:
-    """Return the tokenizer's hash in place of datatrove's hub name. It holds no `|`: datatrove reads a number after the first one."""
+    """Return the tokenizer's hash, which takes the place of the tokenizer's name on the hub. It has no `|`: datatrove reads a number after
+    `|`.
+    """
     sha256 = (split.opened.meta or {}).get("tokenizer_sha256")
     return f"sha256:{sha256}" if sha256 else "unknown"

@@ -12,7 +12,7 @@ from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
 
-# By format, the default size in bytes of the largest file of tokens; None: one file for each split.
+# For each format, the default maximum size in bytes of a file of tokens. None means one file for each split.
 MAX_BYTES: dict[str, int | None] = {
     "megatron": megatron.MAX_BYTES,
     "nanogpt": None,
@@ -26,10 +26,13 @@ FORMATS = tuple(MAX_BYTES)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """The settings of an export. out: a folder; for megatron a prefix of files. splits: the splits to export; empty ones are left out.
+    """The settings of an export.
 
-    max_bytes: of tokens in one file. key: Megatron's naming, PREFIX_<key>_document. link: how megatron's .bin is made if it is exactly one
-    shard.
+    out: a folder; for megatron the prefix of the files.
+    splits: the splits to export; empty splits are left out.
+    max_bytes: the most bytes of tokens in one file.
+    key: Megatron's naming, PREFIX_<key>_document.
+    link: how megatron's .bin is made if it equals exactly one shard.
     """
 
     format: str
@@ -41,9 +44,9 @@ class ExportSettings:
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
-    """Return the plan for exporting the pretrain cache `name` in `directory`: files, sizes, notes, lines of code for the other project.
+    """Return the plan for exporting the pretrain cache `name` in `directory`: files, sizes, notes, and lines of code for the other project.
 
-    Empty splits are left out with a note, if another split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
+    Empty splits are left out with a note, if any split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
     nothing to export, or for a setting that the format does not have.
     """
     max_bytes = _max_bytes(settings)
@@ -71,7 +74,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     if settings.format == "megatron":
         folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
     elif settings.format == "nanogpt":
-        label = settings.format  # its files have the same names for each data set
+        label = settings.format  # nanoGPT's files have the same names for each data set
     return ExportPlan(
         folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes), lines=tuple(lines)
     )
@@ -92,7 +95,7 @@ def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list
 
 
 def _place(name: str, split: Split, settings: ExportSettings) -> Place:
-    """Return the place of a split, from the settings alone: so an older export of a split that is empty now is replaced too."""
+    """Return the place of a split. It depends only on the settings, so an older export is replaced even if the split is empty now."""
     if settings.format == "nanogpt":
         return Place(names=(nanogpt.file_name(split),))
     if settings.format == "megatron":
@@ -105,7 +108,7 @@ def _stem(split: Split, settings: ExportSettings) -> str:
 
 
 def _max_bytes(settings: ExportSettings) -> int:
-    """Return the size limit. Raises NielsCacheError for a limit that no file can keep, and for options of another format."""
+    """Return the size limit. Raises NielsCacheError for a limit that is too small for any file, and for options of a different format."""
     default = MAX_BYTES[settings.format]
     if settings.max_bytes is not None and default is None:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
@@ -129,5 +132,5 @@ def _eot_note(format: str, split: ExportSplit) -> str:
 
 
 def split_choice(choice: str) -> Sequence[Split]:
-    """Return the splits that `train`, `val` or `all` names; an empty tuple for another word."""
+    """Return the splits that `train`, `val` or `all` names; an empty tuple for any other word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

@@ -1,11 +1,13 @@
-"""A cache as a `datasets.Dataset`, for training code that takes one: Trainer, accelerate, trl, a notebook.
+"""A cache as a `datasets.Dataset`, for training code that takes such an object: Trainer, accelerate, trl, a notebook.
 
     shards --memory map--> Arrow buffers over the same bytes --> documents | windows | examples
 
-Tokens are not copied: columns are views of the mapped files, and a row is read when it is requested. The exception are the few rows that
-cross from one shard to the next, if shards are not contiguous in memory (a shard size that is not a multiple of a page). Memory: 8 bytes a
-row. Unpickling opens the cache again, also in a spawned worker process. For order, blends, packing and exact resume use
-`niels_cache_runtime.TokenLoader`. It is also the faster reader: here rows become Python lists on their way to a batch.
+Tokens are not copied: columns are views of the mapped files, and a row is read when it is requested. The only exceptions are the few rows
+that begin in one shard and end in the next shard. These rows are copied if the shards are not contiguous in memory (if the shard size is
+not a multiple of a page). Memory: 8 bytes a row. Unpickling opens the cache again, also in a spawned worker process.
+
+For order, blends, packing and exact resume use `niels_cache_runtime.TokenLoader`. TokenLoader is also the faster reader, because a Dataset
+converts rows to Python lists on their way to a batch.
 """
 
 from collections.abc import Iterator
@@ -31,22 +33,25 @@ from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Fa
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
-_FORM = 1  # of rows and columns: part of the fingerprint with which `datasets` finds earlier results
+_FORM = 1  # version of rows and columns; part of the fingerprint with which `datasets` finds earlier results
 
 
 def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
     """Return the split of a built data set as a `datasets.Dataset` over its memory map.
 
-    name: "wikitext", or "pretrain/wikitext" if both families have one. split: "train" or "val". cache_dir: the folder that holds
-    `pretrain/` and `sft/`; None: the folder in the configuration.
+    name: "wikitext", or "pretrain/wikitext" if both families have a data set of this name.
+    split: "train" or "val".
+    cache_dir: the folder that holds `pretrain/` and `sft/`; None: the folder in the configuration.
 
-    Pretrain without T: a row per document, `input_ids` (its tokens, uint16, EOT last). With T: a row per T tokens of the stream, side by
-    side, `input_ids` and `labels` (T,), the same tokens, as models of transformers take them (they shift labels themselves); up to T-1
-    tokens at the end are left out. SFT: a row per example, `input_ids` cut to its first T tokens, and `labels`, made when a row is read:
-    -100 (int) outside the assistant's messages. Nothing is padded.
+    A pretrain data set without T has a row for each document. `input_ids` are the tokens of the document (uint16, EOT last). With T, each
+    row is a window of T tokens of the stream, and windows do not overlap. `input_ids` and `labels` (T,) have the same tokens, because
+    models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
 
-    Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has another tokenizer, for an unknown
-    split, and for T below 1 or longer than a pretrain split.
+    An SFT data set has a row for each example. `input_ids` are at most the first T tokens of the example. `labels` are made when a row is
+    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded.
+
+    Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has a different tokenizer, for an
+    unknown split, and for T below 1 or longer than a pretrain split.
     """
     if split not in SPLITS:
         refuse_choice(name, "no split", split, SPLITS)
@@ -68,7 +73,10 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
 
 
 def _content_of(found: CacheDataset) -> str:
-    """Return the content's identity for `datasets`: its hash or, if another program wrote no hash, sizes and times of the files."""
+    """Return the identity of the content for `datasets`.
+
+    This is the hash of the content. If another program made the cache and wrote no hash, it is the sizes and times of the files.
+    """
     if not is_foreign(found.meta):
         return str(found.meta.get("content_sha256"))
     folder = Path(found.folder)
@@ -89,7 +97,7 @@ def _find(cache: Cache, name: str) -> CacheDataset:
 
 
 def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
-    """Return the columns as views of the map."""
+    """Return the columns as views of the memory map."""
     stream = split.stream
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
@@ -106,16 +114,17 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
 
 
 def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
-    """Yield the rows between `offsets` (rows + 1,), in order: tokens, and the offsets of some rows in them.
+    """Yield (tokens, offsets of some rows in these tokens) for all rows between `offsets` (rows + 1,), in order.
 
-    All rows inside one piece of the stream come together without a copy. A row that crosses to another piece comes alone, as a copy.
+    All rows that lie inside one piece of the stream are yielded together, without a copy. A row that crosses to the next piece is yielded
+    alone, as a copy.
     """
     ends = np.cumsum([len(piece) for piece in stream.pieces])
     row, rows = 0, len(offsets) - 1
     while row < rows:
         index = int(ends.searchsorted(offsets[row], side="right"))
         begin = int(ends[index]) - len(stream.pieces[index])
-        stop = int(offsets.searchsorted(ends[index], side="right")) - 1  # rows below it end inside this piece
+        stop = int(offsets.searchsorted(ends[index], side="right")) - 1  # rows before `stop` end inside this piece
         if stop > row:
             yield stream.pieces[index], offsets[row : stop + 1] - begin
             row = stop
@@ -131,14 +140,14 @@ def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[N
 
 
 def _values(tokens: NDArray[np.uint16]) -> pa.Array:
-    """Return an Arrow array on the same memory, which it keeps mapped."""
+    """Return an Arrow array that uses the memory of `tokens`, and keeps it mapped."""
     tokens = np.asarray(tokens, dtype=np.uint16)  # copies if the byte orders of machine and file differ
     return pa.Array.from_buffers(pa.uint16(), len(tokens), [None, pa.py_buffer(tokens)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """The place of a table's columns, and their build."""
+    """The place that the columns of a table are read from, and the build that they belong to."""
 
     root: str
     family: Family
@@ -149,13 +158,13 @@ class _Place:
 
 
 class _CacheTable(InMemoryTable):
-    """A table that is pickled as its place, without content. A part that `datasets` cuts from it is an ordinary table."""
+    """A table that is pickled without content, only as its place. A part that `datasets` cuts from this table is an ordinary table."""
 
     def __init__(self, table: pa.Table, place: _Place) -> None:
         super().__init__(table)
         self.place = place
 
-    def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # `datasets` adds its features with this
+    def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # `datasets` calls this method to add its features
         return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.place)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,7 +179,7 @@ class _CacheTable(InMemoryTable):
 
 
 class _WithLabels:
-    """Rows of SFT examples with their `labels`, cut to T tokens."""
+    """A transform that adds `labels` to rows of SFT examples, and cuts the rows to T tokens."""
 
     def __init__(self, *, eot: int, asst: int, T: int | None) -> None:
         self.eot, self.asst, self.T = eot, asst, T

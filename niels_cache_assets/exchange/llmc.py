@@ -1,7 +1,7 @@
-"""llm.c: NAME_train_000000.bin, ...: a header of 256 int32 (magic, version, tokens), then uint16 tokens, EOT before each document.
+"""The files of llm.c: NAME_train_000000.bin, ... with a header of 256 int32 (magic, version, tokens), then uint16 tokens.
 
-llm.c's own scripts cut a stream into shards of 100 million tokens and take the first as val; here val is the cache's. Shards of each split
-are numbered from 0. llm.c finds them by pattern (`NAME_train_*.bin`).
+EOT is before each document. llm.c's own scripts cut a stream into shards of 100 million tokens, and use the first shard as val. Here val is
+the val split of the cache. The shards of each split are numbered from 0. llm.c finds the shards by a pattern (`NAME_train_*.bin`).
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ MAGIC = 20240520
 VERSION = 1
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
-SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
-MAX_TOKENS = 2**31 - 1  # counted in an int32
+SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # size of the tokens, without the header
+MAX_TOKENS = 2**31 - 1  # llm.c counts tokens in an int32
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return shards with `max_bytes` of tokens, the last one shorter. Raises NielsCacheError if a header cannot count the tokens."""
+    """Return shards with `max_bytes` of tokens; the last shard is shorter. Raises NielsCacheError if a header cannot count the tokens."""
     if max_bytes // TOKEN_BYTES > MAX_TOKENS:
         raise NielsCacheError(
             f"max_bytes={max_bytes}: llm.c counts the tokens of a shard in an int32; give at most {MAX_TOKENS * TOKEN_BYTES}"

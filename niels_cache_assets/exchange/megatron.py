@@ -1,6 +1,6 @@
-"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT, written by the runtime.
+"""The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. The runtime writes the files.
 
-The runtime's writer loads torch, so it is imported where it is called: the other formats do not need torch.
+The runtime's writer loads torch, so it is imported only where it is called. The other formats do not need torch.
 """
 
 from pathlib import Path
@@ -10,12 +10,12 @@ from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 512 * 1000**3  # of one .bin
+MAX_BYTES = 512 * 1000**3  # size of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
 
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
-    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
+    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. Raises the errors of `plan_indexed`."""
     from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
 
     files: list[PlannedFile] = []
@@ -33,11 +33,11 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
             before = done
 
         write_indexed(stage / stem, split.folder, max_bytes=max_bytes, key=key, link=link, progress=progress)
-        on_bytes(sum(file.bytes for file in files) - before)  # the indices
+        on_bytes(sum(file.bytes for file in files) - before)  # the sizes of the indices
 
     return [Unit(files=tuple(files), write=write)]
 
 
 def list_name(stem: str, key: str | None) -> str:
-    """Return the name of the list of files of an export to that PREFIX. Another key is another PREFIX for Megatron."""
+    """Return the name of the list of files of an export to this PREFIX. A different key makes a different PREFIX for Megatron."""
     return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"

@@ -1,8 +1,9 @@
-"""Megatron-LM's tokens as a pretrain cache: PREFIX.bin becomes shards, PREFIX.idx document ends. Each split of the cache is one PREFIX.
+"""The import of Megatron-LM's tokens as a pretrain cache. PREFIX.bin becomes shards, and PREFIX.idx becomes the ends of documents.
 
-Sequences of a document are joined. The files do not hold the tokenizer, the vocabulary and EOT: the caller gives them, or they are recorded
-as unknown. Cost: each token is read, checked and written once, and read again by the runtime's verifier before the cache is replaced.
-Memory does not grow with tokens or documents.
+Each split of the cache is made from one PREFIX. If a document has several sequences, they are joined. Megatron's files contain neither the
+tokenizer nor the vocabulary nor EOT. The caller gives these values, or they are recorded as unknown. Cost: each token is read, checked and
+written once, and read again by the runtime's verifier before the new cache replaces the old one. Memory does not grow with tokens or
+documents.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +42,13 @@ from niels_cache_runtime.verify import verify_dataset
 
 Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in total
 
-_DOCUMENTS = 1 << 16  # looked at together
+_DOCUMENTS = 1 << 16  # number of documents that are processed together
 _TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The known facts of the ids; None if unknown. `special_ids`: by role, including EOT."""
+    """The facts that are known about token ids; None if a fact is unknown. `special_ids`: ids by role, including EOT."""
 
     tokenizer_sha256: str | None = None
     vocab_size: int | None = None
@@ -74,13 +75,16 @@ def import_megatron(
     shard_bytes: int,
     progress: Progress | None = None,
 ) -> Meta:
-    """Build `out_dir` from one PREFIX for each split, at least train. Return its meta.json. `out_dir` is replaced in one step at the end.
+    """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json. A PREFIX for train is required.
 
-    Documents without tokens are dropped (counted `empty`). `append_eot` is recorded as true if EOT is known and each document ends with it
-    and holds no other. Otherwise facts hold the number of documents that do not; without a given EOT, the id that all documents end with.
+    At the end, `out_dir` is replaced in one step. Documents without tokens are dropped (counted as `empty`). `append_eot` is recorded as
+    true if EOT is known, each document ends with EOT, and no document has EOT at another place. Otherwise facts hold the number of
+    documents without EOT at the end and the number of EOTs inside documents. If EOT is not given, facts hold the id that all documents end
+    with, if there is such an id.
 
-    Raises NielsCacheError as `require_prefixes` does; for files that cannot be read, are multimodal or hold no token; for a token that does
-    not fit into uint16 or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the result.
+    Raises the errors of `require_prefixes`. Raises NielsCacheError for files that cannot be read, are multimodal or hold no token; for a
+    token that does not fit into uint16 or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the
+    result.
     """
     require_shard_bytes(shard_bytes)
     vocabulary.check()
@@ -118,13 +122,13 @@ def import_megatron(
 
 
 def as_prefix(given: str) -> str:
-    """Return the PREFIX of a .bin and an .idx. One of these files may be given instead, because a shell completes file names."""
+    """Return the PREFIX of a .bin and an .idx. The name of one of these files is also accepted, because a shell completes file names."""
     path = Path(given)
     return str(path.with_suffix("")) if path.suffix in (".bin", ".idx") and path.is_file() else given
 
 
 def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
-    """Raise NielsCacheError for a PREFIX without files, and for the same PREFIX in two splits: val would be in train."""
+    """Raise NielsCacheError for a PREFIX without files, and if two splits have the same PREFIX (val would be in train)."""
     for split, prefix in prefixes.items():
         for ending in (".bin", ".idx"):
             if str(prefix).endswith(ending) and Path(prefix).exists():
@@ -138,12 +142,12 @@ def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
 
 @dataclass
 class _Counts:
-    """The counts of a split. `last`: the id that all documents so far end with, None if they differ."""
+    """The counts of a split. `last`: the id that all documents so far end with; None if they end with different ids."""
 
     tokens: int = 0
     documents: int = 0
     empty: int = 0
-    joined: int = 0  # documents of several sequences
+    joined: int = 0  # number of documents that have several sequences
     without_eot: int = 0
     eot_inside: int = 0
     last: int | None = None
@@ -162,7 +166,7 @@ class _SplitWriter:
         self._shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files)
 
     def write(self, indexed: IndexedDataset | None, vocabulary: Vocabulary, counts: _Counts) -> Iterator[int]:
-        """Write the split, empty without input. Yield the number of bytes of .bin after each read."""
+        """Write the split, which is empty if there is no input. Yield the number of bytes of .bin after each read."""
         self._write_doc_ends(indexed, counts)
         self._write_lineage(indexed)
         if indexed is None:
@@ -194,7 +198,7 @@ class _SplitWriter:
             writer.abandon()
 
     def _write_lineage(self, indexed: IndexedDataset | None) -> None:
-        """Write source_id and row: the document's number in the .idx, including empty documents."""
+        """Write the lineage. source_id and row are the document's number in the .idx; empty documents are counted too."""
         writer = LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)
         try:
             first = 0
@@ -210,7 +214,7 @@ class _SplitWriter:
 
 
 def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield, block by block, for the documents in it: their starts and ends in tokens, and their numbers of sequences."""
+    """Yield (starts in tokens, ends in tokens, numbers of sequences) of the documents, block by block."""
     if indexed is None:
         return
     indices, itemsize = indexed.document_indices, indexed.dtype.itemsize
@@ -234,7 +238,7 @@ def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabu
 
 
 def _look_at(tokens: NDArray[np.uint16], ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
-    """Count EOT in these tokens, the next ones of the split."""
+    """Count EOT in `tokens`, which are the next tokens of the split."""
     begin = counts.tokens
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
     lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]

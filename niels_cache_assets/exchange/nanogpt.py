@@ -1,10 +1,13 @@
-"""nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document, as its data/openwebtext/prepare.py writes them."""
+"""The files of nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document.
+
+nanoGPT's data/openwebtext/prepare.py writes files of the same form.
+"""
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
 
-DEFAULT_VOCAB_SIZE = 50_304  # the default of train.py without a meta.pkl
+DEFAULT_VOCAB_SIZE = 50_304  # train.py uses this size if there is no meta.pkl
 
 
 def units(split: ExportSplit) -> list[Unit]:
@@ -23,5 +26,5 @@ def vocabulary_note(vocab_size: int | None) -> str:
 
 
 def lines(vocab_size: int | None) -> list[str]:
-    """Return the line of train.py that sets the vocabulary without a meta.pkl. There is no option for it."""
+    """Return the line of train.py that sets the vocabulary if there is no meta.pkl. train.py has no option for this."""
     return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]

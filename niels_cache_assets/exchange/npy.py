@@ -1,7 +1,8 @@
-"""Plain .npy: SPLIT/NAME_SPLIT_000000.npy, ..., one dimension of uint16, as `numpy.load`, build-nanogpt and our DatasetLoader read them.
+"""Plain .npy files: SPLIT/NAME_SPLIT_000000.npy, ..., with one dimension of uint16.
 
-Each split has its own folder, because DatasetLoader reads all files of a folder. The split is in the file name too, because build-nanogpt
-finds it there, in one folder for both. EOT stays after each document (build-nanogpt's own shards have it before).
+`numpy.load`, build-nanogpt and our DatasetLoader read these files. Each split has its own folder, because DatasetLoader reads all files of
+a folder. The split is in the file name too, because build-nanogpt has both splits in one folder and finds the split in the file name. EOT
+stays after each document (build-nanogpt's own shards have EOT before each document).
 """
 
 import io
@@ -13,7 +14,7 @@ from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 
-SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
+SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # size of the tokens, without the header
 READERS_NOTE = (
     "read by numpy.load (mmap_mode too), build-nanogpt and our DatasetLoader; not by OLMo-core, whose .npy have no header "
     "(niels-cache export olmo), nor by nanoGPT, llm.c, modded-nanogpt or Megatron-LM"
@@ -21,7 +22,7 @@ READERS_NOTE = (
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return one array after the other, with `max_bytes` of tokens, the last one shorter."""
+    """Return the arrays of a split in order. Each has `max_bytes` of tokens; the last array is shorter."""
     cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
 
@@ -37,7 +38,7 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
 
 
 def _header(tokens: int) -> bytes:
-    """Return the header that `numpy.save` writes for so many tokens."""
+    """Return the header that `numpy.save` writes for an array of this many tokens."""
     file = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(TOKEN_DTYPE), "fortran_order": False, "shape": (tokens,)}
     np.lib.format.write_array_header_1_0(file, description)

@@ -1,13 +1,13 @@
-"""OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents, with the names that dolma and OLMo-core use.
+"""The files of OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents. dolma and OLMo-core use the same names.
 
     .npy      uint16 tokens, without a header despite the name: OLMo-core maps the file from its first byte
     .csv.gz   a line for each document: its start and its end in the file, in tokens
 
-Each data set and split has its own folder, because OLMo-core's patterns have only `*` and take all files of a folder. A document is never
-cut between files: OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each document.
-
-OLMo-core reads the .csv.gz for files at a remote address, and if it does not find documents by their EOT. The content is stored without
-compression (gzip allows that), so that its size is known before it is written and its bytes do not depend on the version of zlib.
+Each split of each data set has its own folder, because OLMo-core's patterns have only `*` and take all files of a folder. A document is
+never cut between files, because OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each
+document. OLMo-core reads the .csv.gz for files at a remote address, and if it does not find documents by their EOT. The content of the
+.csv.gz is stored without compression (gzip allows this). So its size is known before it is written, and its bytes do not depend on the
+version of zlib.
 """
 
 import os
@@ -25,18 +25,18 @@ from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 1 << 30  # dolma's 512 Mi tokens in a file
+MAX_BYTES = 1 << 30  # dolma writes at most 512 Mi tokens to a file
 MAX_TOKENS = 2**32 - 1  # OLMo-core's padding and mixing data sets keep positions in a file as uint32
-SEQUENCE_LENGTH = 1024  # in the lines to paste; users set their own
+SEQUENCE_LENGTH = 1024  # appears in the lines to paste; users set their own value
 
 _GZIP_HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate; no name, no time, no system
 _GZIP_TRAILER_BYTES = 8  # CRC-32 and size
-_BLOCK_HEADER_BYTES = 5  # of a stored block: last or not, length, its complement
-_DOCUMENTS_IN_BLOCK = 1 << 10  # at two numbers of up to 20 digits a line, less than a stored block's 65,535 bytes
+_BLOCK_HEADER_BYTES = 5  # header of a stored block: whether it is the last, its length, the complement of the length
+_DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of up to 20 digits a line, a block stays below the limit of 65,535 bytes
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Plan two files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
+    """Return two planned files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
     if max_bytes // TOKEN_BYTES > MAX_TOKENS:
         raise NielsCacheError(
             f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * TOKEN_BYTES}"
@@ -46,7 +46,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """Return notes on surprising behaviour of OLMo-core and on open values in the lines to paste."""
+    """Return notes on surprising behaviour of OLMo-core, and on values that are unknown in the lines to paste."""
     found = ["OLMo-core drops the end of each file that does not fill sequence_length; numpy.load refuses these .npy, which have no header"]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
@@ -59,8 +59,9 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
 def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """Return Python code for the configuration of each split's data set.
 
-    dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. NumpyFSLDataset pads nothing; other data sets pad with
-    EOT, as in OLMo-core's configuration for GPT-2. If a number is unknown, an undefined name takes its place, so Python refuses the code.
+    The code sets dtype, because OLMo-core would use uint8 for a vocabulary of up to 256 ids. NumpyFSLDataset does not pad. Other data sets
+    of OLMo-core pad with EOT, as in OLMo-core's configuration for GPT-2. If a number is unknown, the code has an undefined name in its
+    place, so Python refuses the code.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size
@@ -95,7 +96,7 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
 
     blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
     digits = _digits(split.doc_ends, first_document, end_document, first)
-    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # a start is the previous end; the first is 0
+    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # each start is the previous end; the first start is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return unit_of(
         (PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
@@ -113,7 +114,7 @@ def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
 
 
 def _digits(doc_ends: NDArray[np.uint64], first_document: int, end_document: int, first: int) -> int:
-    """Count the digits of these ends, measured from token `first`, with a binary search for each power of ten."""
+    """Count the digits of the ends of these documents. Ends are measured from token `first`. Uses a binary search for each power of ten."""
     digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
     while power <= largest:
         digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)

@@ -1,7 +1,7 @@
-"""The places of an export's files: which files an older export left there, and the exchange of old and new, all or nothing.
+"""The places of an export's files: the files that an older export left there, and the exchange of old and new files, all or nothing.
 
-A list beside the files names the files of an export, one name a line. A pattern of names would not do: parts of `c4` and a data set
-`c4_00000` would match alike. The files themselves are made elsewhere.
+A list beside the files of an export names these files, one name a line. A pattern of names would not be enough, because one pattern would
+match both the parts of `c4` and a data set `c4_00000`. The files are written elsewhere (writing.py).
 """
 
 import json
@@ -17,24 +17,27 @@ from niels_cache_assets.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
-NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and the older files from there
-_PLACED = "placed"  # below the stage: the files that are being moved into their places, a line of JSON each
+NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files that wait for their places, OLD the older files from there
+_PLACED = "placed"  # a file in the stage: it lists the files that are being moved to their places, a line of JSON each
 
 _MOST_LIST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a split, also of an empty one. All names are relative to the export's folder, with slashes.
+    """The place of a split. An empty split has a place, too. All names are relative to the export's folder, with slashes.
 
-    `names`: its files, whatever they hold. If their number varies, the file `list_name` lists them.
+    `names`: the names of the files if they are always the same. If the number of files varies, the file `list_name` lists them.
     """
 
     list_name: str | None = None
     names: tuple[str, ...] = ()
 
     def older(self, folder: Path) -> list[str]:
-        """Return the names of an older export's existing files: the list first, each part's tokens before the files that describe them."""
+        """Return the names of the existing files of an older export.
+
+        The list comes first. Of each part, the tokens come before the files that describe the tokens.
+        """
         names = list(self.names)
         if self.list_name is not None and os.path.lexists(folder / self.list_name):
             names += [self.list_name, *_read_list(folder / self.list_name)]
@@ -42,12 +45,12 @@ class Place:
 
 
 def list_of(names: Sequence[str]) -> bytes:
-    """Return the content of the file `list_name` of a place."""
+    """Return the content of a list of files (`list_name` of a place)."""
     return "".join(f"{name}\n" for name in names).encode()
 
 
 def _read_list(path: Path) -> list[str]:
-    """Return the names in a list. Raises NielsCacheError for a file that is not a list, so that only files of an export are deleted."""
+    """Return the names in a list. Raises NielsCacheError if the file is not such a list, so only files of an export are ever deleted."""
     try:
         names = read_regular(path, most_bytes=_MOST_LIST_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
@@ -63,22 +66,28 @@ def _read_list(path: Path) -> list[str]:
 
 
 def _is_below(name: str) -> bool:
-    """Return whether the name is a file in the export's folder or one folder below, and not hidden: `.git/config` is not from an export."""
+    """Return whether the name is a file in the export's folder or one folder below, and is not hidden.
+
+    Hidden names such as `.git/config` are never from an export.
+    """
     return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
 def left_behind(folder: Path, stage: Path) -> set[str]:
-    """Return the names of the files that a killed export left in the folder while it placed them, except files that changed since."""
+    """Return the names of the files that a killed export left in the folder while it moved files to their places.
+
+    Files that have changed since then are left out.
+    """
     try:
         placed = (json.loads(line) for line in (stage / _PLACED).read_text(encoding="utf-8").splitlines())
         named = [(str(name), identity) for name, *identity in placed]
-    except (OSError, ValueError, TypeError):  # not a list of placed files, so it names no file
+    except (OSError, ValueError, TypeError):  # there is no valid list of placed files
         return set()
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
 
 
 def take_back(folder: Path, stage: Path) -> None:
-    """Remove the files that a killed export left in their places. The next export has all of them."""
+    """Remove the files that a killed export left in their places. The next export writes all of them again."""
     for name in left_behind(folder, stage):
         os.unlink(folder / name)
 
@@ -101,9 +110,9 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
     """Move the files `older` from the folder into stage/OLD, last name first, and the files `names` from stage/NEW into the folder.
 
-    Then delete the old files. Raises OSError for errors of the disk; then all is as before. SIGINT and SIGTERM are handled after the
-    exchange. If the process is killed meanwhile, some of the old files or some of the new files are in the folder, never both. The missing
-    old files are in stage/OLD. `left_behind` returns the names of the new files in the folder.
+    Then delete the old files. Raises OSError for errors of the disk; all files are then where they were before. SIGINT and SIGTERM are
+    handled after the exchange. If the process is killed during the exchange, the folder has some of the old files or some of the new files,
+    but never both. The missing old files are then in stage/OLD, and `left_behind` returns the names of the new files in the folder.
     """
     moved: list[str] = []
     placed: list[str] = []

@@ -1,4 +1,4 @@
-"""A split of a pretrain cache for an export: read from front to back, in blocks, with ordinary reads, so that memory stays flat."""
+"""A split of a pretrain cache for an export. It is read from front to back, in blocks, with ordinary reads, so memory use does not grow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 18  # fits the processor's cache; blocks of megabytes took a
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSplit:
-    """One split. `eot`: the id that all documents end with; None if documents have no EOT, or meta.json names none."""
+    """One split. `eot`: the id that all documents end with; None if documents do not end with EOT, or meta.json names no EOT."""
 
     name: str
     split: Split
@@ -27,7 +27,7 @@ class ExportSplit:
 
     @property
     def eot_id(self) -> int | None:
-        """The id of the tokenizer's EOT, even if documents do not end with it; None if meta.json names none."""
+        """The id of the tokenizer's EOT, even if documents do not end with EOT; None if meta.json names no EOT."""
         return _eot_id(self.opened.meta or {})
 
     @property
@@ -36,11 +36,11 @@ class ExportSplit:
 
     @property
     def doc_ends(self) -> NDArray[np.uint64]:
-        """(documents,) exclusive ends, in tokens."""
+        """The exclusive ends of the documents, in tokens: (documents,) uint64."""
         return require_doc_ends(self.folder, self.opened.doc_ends)
 
     def blocks(self, first: int, end: int) -> Iterator[bytes]:
-        """Yield tokens `first` to `end` - 1 of the split, little-endian uint16."""
+        """Yield the tokens from `first` to `end` - 1 of the split, as little-endian uint16."""
         begin = 0
         for path, length in zip(self.opened.shards, self.opened.tokens.shard_lengths.tolist(), strict=True):
             start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * TOKEN_BYTES
@@ -57,9 +57,10 @@ class ExportSplit:
                     yield block
 
     def blocks_with_eot_before(self, first: int, end: int) -> Iterator[bytes]:
-        """Yield the same range of the stream with EOT before each document: the last EOT, then all other tokens in order.
+        """Yield the tokens from `first` to `end` - 1 of a stream that has EOT before each document.
 
-        No other change is needed, because each document ends with exactly one EOT.
+        This stream is the last EOT of the split, then all other tokens in order. No other change is needed, because each document ends with
+        exactly one EOT.
         """
         assert self.eot is not None
         if first == 0 and end:
@@ -72,13 +73,13 @@ class ExportSplit:
         yield from self.blocks(max(first - 1, 0), end - 1)
 
     def require_same_build(self) -> None:
-        """Raise NielsCacheError if the data set was rebuilt since it was opened: some files may be from another build."""
+        """Raise NielsCacheError if the data set was rebuilt since it was opened. Some files may then be from a different build."""
         if self.opened.meta is not None and read_meta(str(self.folder.parent / META_NAME)) != self.opened.meta:
             raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
 
 
 def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
-    """Open a split of the pretrain cache in `directory`. Raises NielsCacheError as `open_split` does."""
+    """Open a split of the pretrain cache in `directory`. Raises the errors of `open_split`."""
     folder = directory / split
     opened = open_split(folder, doc_ends=True)
     return ExportSplit(name=name, split=split, folder=folder, opened=opened, eot=_eot_of(opened.meta or {}))
@@ -94,5 +95,5 @@ def _eot_of(meta: Meta) -> int | None:
 
 
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
-    """Return ranges of `largest` tokens, the last one shorter, that cut a stream of `tokens`."""
+    """Return ranges (first, end) of `largest` tokens that cut a stream of `tokens`. The last range is shorter."""
     return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]

@@ -1,8 +1,8 @@
-"""An export on disk: planned files are written into a staging directory beside their places, and renamed when all are complete.
+"""An export on disk. Planned files are written into a staging directory beside their places, and renamed when all files are complete.
 
-The staging directory is locked, so that two exports to one place do not mix, and is removed at the end, also after an error. The next
-export to the same place removes the files of a killed export, from the staging directory and from their places. The formats define the
-files, and `placing` renames them.
+The staging directory is locked, so two exports to one place do not mix. The staging directory is removed at the end, also after an error.
+If an export was killed, the next export to the same place removes the files of the killed export, from the staging directory and from their
+places. The formats define the files, and `placing` renames them.
 """
 
 import fcntl
@@ -19,13 +19,17 @@ from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
-OnBytes = Callable[[int], None]  # so many more bytes are written
+OnBytes = Callable[[int], None]  # argument: the number of bytes that were written since the last call
 Progress = Callable[[int, int], None]  # bytes written, bytes in total
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFile:
-    """One file of an export. `name`: relative to the export's folder, with slashes. `tokens`, `documents`: their number in it, or None."""
+    """One file of an export.
+
+    `name` is relative to the export's folder, with slashes. `tokens`, `documents`: the numbers of tokens and documents in the file, or
+    None.
+    """
 
     name: str
     bytes: int
@@ -35,7 +39,9 @@ class PlannedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Files that belong together, in the order in which they appear. `write` makes them all in a folder, complete and on disk."""
+    """Files that belong together, in the order in which they appear in their places. `write` makes all of them in a folder, complete and on
+    disk.
+    """
 
     files: tuple[PlannedFile, ...]
     write: Callable[[Path, OnBytes], None]
@@ -45,8 +51,8 @@ class Unit:
 class ExportPlan:
     """The plan of an export.
 
-    `folder`: the place of the files. `label`: separates exports to the same folder. `places`: of each requested split, also empty ones.
-    `notes`: facts about the result for the user. `lines`: Python code to paste into the other project.
+    `folder`: the place of the files. `label`: separates exports to the same folder. `places`: the place of each requested split, also of
+    empty splits. `notes`: facts about the result for the user. `lines`: Python code to paste into the other project.
     """
 
     folder: Path
@@ -75,7 +81,7 @@ class ExportPlan:
         return {place.list_name for place in self.places}
 
     def older(self) -> list[str]:
-        """Return the names of an older export's files and of files in the way. Raises NielsCacheError if one of them is a folder."""
+        """Return the names of an older export's files, and of files in the way. Raises NielsCacheError if a folder is in the way."""
         names = [name for place in self.places for name in place.older(self.folder)]
         names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
         for name in names:
@@ -84,7 +90,10 @@ class ExportPlan:
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
-        """Return `older` without the files that a killed export left. Return an empty result if nothing but a list of files remains."""
+        """Return the names of `older` without the files that a killed export left.
+
+        If only a list of files remains, return an empty list.
+        """
         behind = left_behind(self.folder, self.stage)
         names = [name for name in self.older() if name not in behind]
         return names if set(names) - self._lists else []
@@ -102,10 +111,10 @@ class ExportPlan:
 
 
 def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | None = None) -> None:
-    """Write the plan's files. With `force` they replace an older export completely.
+    """Write the plan's files. With `force`, the new files replace an older export completely.
 
-    Raises NielsCacheError if files exist and `force` is not set, if another export writes there, if the data set is rebuilt meanwhile, and
-    for errors of the disk. Then the older files are as they were.
+    Raises NielsCacheError if files exist and `force` is not set, if another export is writing to the same place, if the data set is rebuilt
+    during the export, and for errors of the disk. After an error, the older files are unchanged.
     """
     if not force:
         plan.require_free()
@@ -119,7 +128,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
 
     need = Need(bytes=total, why="its files", certain=True)
     with telling(need), _staging(plan.folder, plan.stage, force=force) as stage:
-        require_room(plan.folder, need, log=lambda message: None)  # beside the older export
+        require_room(plan.folder, need, log=lambda message: None)  # room for the new files in addition to the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:
@@ -131,7 +140,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if not force:
             plan.require_free()
         names = [file.name for file in plan.files]
-        # Lists come first and go last, so that the next export finds the files of a killed one. An index comes after its tokens.
+        # Lists are placed first and removed last, so the next export finds the files of a killed export. An index comes after its tokens.
         exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)
@@ -150,7 +159,7 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
 
 
 def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
-    """Return a unit of files, each with the function that yields its content."""
+    """Return a unit of files. Each file comes with a function that yields its content."""
 
     def write(stage: Path, on_bytes: OnBytes) -> None:
         for file, blocks in files:
@@ -160,18 +169,18 @@ def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
 
 
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
-    """Return the unit of the list of these units' files."""
+    """Return a unit with one file: the list of the files of `units`."""
     content = list_of([file.name for unit in units for file in unit.files])
     return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
 @contextmanager
 def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
-    """Create and lock `stage` in `folder`, with an empty NEW in it. It is removed afterwards, unless it holds an older export in OLD."""
+    """Create and lock `stage` in `folder`, with an empty NEW in it. Afterwards remove `stage`, unless it holds an older export in OLD."""
     was_there = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # behind a link another folder would be emptied
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # through a link, a different folder would be emptied
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
     try:
@@ -187,7 +196,7 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, folder)}; the export was stopped") from error
         finally:
-            if not (stage / OLD).exists():  # else it holds files that could not be put back
+            if not (stage / OLD).exists():  # if OLD exists, it holds files that could not be put back
                 shutil.rmtree(stage, ignore_errors=True)
             if not was_there:
                 with suppress(OSError):  # the folder is not empty

@@ -1,5 +1,6 @@
-"""Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path). megatron-core then builds
-none.
+"""Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path).
+
+megatron-core finds these files and builds no indices of its own:
 
     MD5-GPTDataset-PART-description.txt      the text that was hashed: its md5 is MD5
                        -document_index.npy   and -sample_index.npy, -shuffle_index.npy
@@ -7,13 +8,14 @@ none.
 
 The text is `json.dumps(identifiers, indent=4)`. The identifiers, their order and their types follow
 `megatron/core/datasets/megatron_dataset.py` (`MegatronDataset.__init__`, `_key_config_attributes`) and `blended_dataset.py`
-(`BlendedDataset.__init__`) of release 0.16.1; nothing of it is imported. Another release may hash something else: it then finds nothing
-here and builds its own indices.
+(`BlendedDataset.__init__`) of release 0.16.1. No code of megatron-core is imported. A different release may hash different values. Such a
+release finds none of these indices, and builds its own.
 
-megatron-core uses an index if all its files exist. It never checks their content or the data again. So the description is written last, and
-removed first when files are replaced. A record beside it, which megatron-core does not have, `.MD5-CLASS-PART.json`, holds the data that
-the arrays belong to, and their sizes and sha256. With it, an index is built again if its data was exported again, or if a file is damaged
-or truncated. To check an existing index, it is read once.
+megatron-core uses an index if all its files exist. megatron-core never checks the content of the files, and never looks at the data again.
+So the description is written last. When files are replaced, the description is removed first. Beside the description there is a record
+`.MD5-CLASS-PART.json`, which megatron-core does not have. The record names the data that the arrays belong to, and the sizes and sha256 of
+the arrays. With this record, an index is built again if its data was exported again, or if a file is damaged or truncated. To check an
+existing index, the files are read once.
 """
 
 import hashlib
@@ -40,8 +42,9 @@ _ARRAYS = {"gpt": ("document_index", "sample_index", "shuffle_index"), "blend": 
 class CoreNames:
     """The values that a run hashes in addition to the settings of its indices.
 
-    folder: as --data-cache-path. split: the string of --split; None if each part has its own data sets. tokenizer: its
-    `unique_identifiers`, in their order.
+    folder: the value of --data-cache-path.
+    split: the string of --split; None if each part has its own data sets.
+    tokenizer: the `unique_identifiers` of the tokenizer, in the order of megatron-core.
     """
 
     folder: str
@@ -50,34 +53,34 @@ class CoreNames:
 
 
 def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
-    """Return `config.split_matrix` of megatron-core: begin and end of each part as a share of all, None for an empty part."""
+    """Return the `config.split_matrix` of megatron-core: begin and end of each part as shares of the whole; None for an empty part."""
     if split is None:
         return None
     return [(begin, end) if end > begin else None for begin, end in split_bounds(split)]
 
 
 class MegatronCoreCache(IndexCache):
-    """The indices of one part (train, valid, test) of a run. `of` gives those of one data set.
+    """The indices of one part (train, valid, test) of a run. `of` returns the cache for one data set.
 
-    `open_blend` uses it as an IndexCache: it opens the data sets first and then the blend. asked_for_none: the run requests 0 samples of
-    the data sets, instead of every sample once. The index is the same, but megatron-core uses another name. Raises NielsCacheError and
-    NotWrittenError as an IndexCache does.
+    `open_blend` uses an instance as an IndexCache: it opens the data sets first and then the blend. asked_for_none: True if the run
+    requests 0 samples of the data sets, instead of every sample once. Both give the same index, but megatron-core uses different names for
+    them. Raises the errors of an IndexCache, NielsCacheError and NotWrittenError.
     """
 
     def __init__(self, names: CoreNames, *, part: str, asked_for_none: bool = False) -> None:
         super().__init__(names.folder)
         self._names, self._part, self._asked_for_none = names, part, asked_for_none
         self._prefix: str | None = None
-        self._members: list[dict[str, Any]] = []  # identifiers of the data sets, shared with the caches from `of`
+        self._members: list[dict[str, Any]] = []  # identifiers of the data sets; the list is shared with the caches from `of`
 
     def of(self, prefix: str | Path) -> "MegatronCoreCache":
-        """Return the cache for indices of this data set. The hash covers the prefix as it is written here."""
+        """Return the cache for the indices of this data set. The hash covers the prefix exactly as it is given here."""
         found = MegatronCoreCache(self._names, part=self._part, asked_for_none=self._asked_for_none)
         found._prefix, found._members = str(prefix), self._members
         return found
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Return the common beginning of the paths of its files. There is no folder."""
+        """Return the common beginning of the paths of an index's files. There is no folder for an index."""
         md5 = hashlib.md5(self._description(kind, parameters).encode(), usedforsecurity=False).hexdigest()
         return self.folder / f"{md5}-{_CLASSES[kind]}-{self._part}"
 
@@ -86,14 +89,19 @@ class MegatronCoreCache(IndexCache):
         return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
-        """Open an index as `IndexCache.open` does. Also record the identifiers of the data set: the name of the blend is made from them."""
+        """Open an index in the way of `IndexCache.open`.
+
+        Also record the identifiers of the data set, because the name of the blend is made from them.
+        """
         arrays = super().open(kind, parameters, build)
         if kind == "gpt":
             self._members.append(self._identifiers(kind, parameters))
         return arrays
 
     def _identifiers(self, kind: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the hashed values, in megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
+        """Return the values that are hashed, in megatron-core's order. parameters: those that MegatronGPTDataset and MegatronBlendedDataset
+        use.
+        """
         if kind == "blend":
             return {
                 "class": _CLASSES[kind],
@@ -127,7 +135,7 @@ class MegatronCoreCache(IndexCache):
             if set(files) != {f"{name}.npy" for name in _ARRAYS[kind]} or not all(_same(directory, name, files[name]) for name in files):
                 return None
             return {name: map_npy(_beside(directory, f"{name}.npy")) for name in _ARRAYS[kind]}
-        except (NielsCacheError, OSError, UnicodeDecodeError, KeyError, TypeError):  # missing or damaged
+        except (NielsCacheError, OSError, UnicodeDecodeError, KeyError, TypeError):  # the index is missing or damaged
             return None
 
     def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
@@ -163,6 +171,6 @@ def _record_path(directory: Path) -> Path:
 
 
 def _same(directory: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether that file exists as recorded."""
+    """Return whether the file exists and has the recorded size and sha256."""
     path = _beside(directory, name)
     return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_file(str(path)) == entry["sha256"]

@@ -1,10 +1,10 @@
-"""The indices of a training run of Megatron-LM with megatron-core 0.16.1: those of train, valid and test.
+"""The indices of a training run of Megatron-LM with megatron-core 0.16.1: the indices of train, valid and test.
 
-    target_sizes         samples of each part, counted as `get_train_valid_test_num_samples` of Megatron-LM does
+    target_sizes         number of samples of each part, counted in the same way as Megatron-LM's `get_train_valid_test_num_samples`
     CoreRun, plans_of    the datasets of `BlendedMegatronDatasetBuilder`: one plan for each top-level data set or blend
 
-Cost: `check_data` opens every data set once, which reads each .idx file once. The arrays are built by `prebuild` and named by
-`megatron_core_cache`.
+Cost: `check_data` opens every data set once, and opening reads each .idx file once. `prebuild` builds the arrays, and `megatron_core_cache`
+names them.
 """
 
 import math
@@ -25,17 +25,18 @@ from niels_cache_runtime.megatron.blend_indices import MANY_DATASETS
 from niels_cache_runtime.megatron.gpt_indices import tokens_of
 
 Blend = tuple[Sequence[str], Sequence[float] | None]  # prefixes and weights
-Sizes = tuple[int | None, int | None, int | None]  # of train, valid and test; None: every sample once
+Sizes = tuple[int | None, int | None, int | None]  # number of samples of train, valid and test; None means every sample once
 
-_ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # the split that assigns everything to one part
+_ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # for each part, the value of --split that assigns everything to this part
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreRun:
     """The part of a run's GPTDatasetConfig that decides its indices, and the sizes for the builder.
 
-    blend: one for all parts, divided by `split`. None: each part has its own blend, or none, in `blend_per_split`. surplus: as
-    --mid-level-dataset-surplus. each_validation_set: as --multiple-validation-sets.
+    blend: the blend of all parts, divided by `split`. If it is None, `blend_per_split` has a blend, or None, for each part.
+    surplus: the value of --mid-level-dataset-surplus.
+    each_validation_set: the value of --multiple-validation-sets.
     """
 
     blend: Blend | None = None
@@ -59,7 +60,10 @@ def target_sizes(
     global_batch_size: int,
     full_validation: bool,
 ) -> Sizes:
-    """Return the numbers of samples of train, valid and test. Without train_iters, use train_samples, without a batch size ramp-up."""
+    """Return the numbers of samples of train, valid and test.
+
+    If train_iters is None, it is computed from train_samples; a batch size ramp-up is not taken into account.
+    """
     if train_iters is None:
         train_iters = (train_samples or 0) // global_batch_size
     train = train_samples or train_iters * global_batch_size
@@ -70,7 +74,8 @@ def target_sizes(
 def plans_of(run: CoreRun) -> list[BlendPlan]:
     """Return one plan for each data set or blend of the run's parts. Reads no file.
 
-    Raises NielsCacheError for an invalid split, and for input that megatron-core rejects: weights without a size, too many data sets.
+    Raises NielsCacheError for an invalid split, and for input that megatron-core rejects: weights without a number of samples, too many
+    data sets.
     """
     if not (math.isfinite(run.surplus) and run.surplus >= 0):
         raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share of at least 0, such as 0.005")
@@ -103,7 +108,7 @@ def plans_of(run: CoreRun) -> list[BlendPlan]:
 
 
 def _blends_of(run: CoreRun, part: int) -> list[Blend]:
-    """Return the top-level blends of a part: usually one."""
+    """Return the top-level blends of a part. Usually there is one."""
     if run.blend is not None:
         return [run.blend]
     blend = run.blend_per_split[part]
@@ -132,7 +137,7 @@ def check_data(plans: Sequence[BlendPlan]) -> None:
                 lengths[path] = indexed.sequence_lengths
             ranges = dict(zip(get_args(Part), split_ranges(plan.split, len(lengths[path])), strict=True))
             if not tokens_of(lengths[path], ranges[plan.part]):
-                if plan.core is None or plan.core.split is None:  # the data sets are not divided
+                if plan.core is None or plan.core.split is None:  # the data sets are not divided into parts
                     raise NielsCacheError(f"{path}: has no tokens, so megatron-core would hang; remove it from {plan.part}")
                 raise NielsCacheError(
                     f"{path}: split={plan.split!r} leaves {plan.part} no tokens of {len(lengths[path])} sequences, "

@@ -1,8 +1,8 @@
-"""The `unique_identifiers` of a tokenizer of megatron-core 0.16.1, which are a part of its hash. No tokenizer is loaded.
+"""The `unique_identifiers` of a tokenizer of megatron-core 0.16.1, which are a part of the hash of an index. No tokenizer is loaded.
 
-They follow `build_tokenizer` (`megatron/core/tokenizers/text/utils/build_tokenizer.py`), which converts flags to keyword arguments, and
-`MegatronTokenizerText.unique_identifiers` (`text_tokenizer.py`): the class, the path, and each keyword argument as text. For tokenizers of
-other classes, including those of --legacy-tokenizer, you give the identifiers yourself.
+They follow two functions of megatron-core. `build_tokenizer` (`megatron/core/tokenizers/text/utils/build_tokenizer.py`) converts flags to
+keyword arguments. `MegatronTokenizerText.unique_identifiers` (`text_tokenizer.py`) contains the class, the path, and each keyword argument
+as text. For a tokenizer of any other class, including the classes of --legacy-tokenizer, you give the identifiers yourself.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,11 @@ _EXTRA_IDS = [f"<extra_id_{number}>" for number in range(100)]
 
 
 def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Return the identifiers of the tokenizer that these flags of Megatron-LM build. Flags that its type does not use are ignored.
+    """Return the identifiers of the tokenizer that these flags of Megatron-LM build. Flags that this type of tokenizer does not use are
+    ignored.
 
-    flags: by their names in Megatron-LM's `args`. Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and unreadable
-    metadata.
+    flags: the values by their names in Megatron-LM's `args`.
+    Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and unreadable metadata.
     """
     kind = flags["tokenizer_type"]
     if kind not in TYPES:
@@ -69,7 +70,7 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 
 def _model_of(metadata: str | None) -> str:
-    """Return the kind of model, which decides the class, from the file of --tokenizer-metadata."""
+    """Return the kind of model from the file of --tokenizer-metadata. The kind of model decides the class."""
     if metadata is None:
         return "default"
     content = _json_object(read_text(metadata, "--tokenizer-metadata takes a JSON file"), metadata)
@@ -80,9 +81,9 @@ def _model_of(metadata: str | None) -> str:
 
 
 def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
-    """Read the identifiers from JSON text, or from a file that holds them: alone, or in a `description.txt` of megatron-core.
+    """Read the identifiers from JSON text, or from a file.
 
-    Raises NielsCacheError for anything else.
+    The file contains only the identifiers, or is a `description.txt` of megatron-core. Raises NielsCacheError for any other text or file.
     """
     is_json = given.lstrip().startswith("{")
     content: Any = _json_object(given, where) if is_json else _json_object(read_text(given, f"{where} takes a JSON file"), given)

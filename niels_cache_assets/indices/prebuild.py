@@ -1,10 +1,10 @@
-"""Builder of the indices of a blend, ahead of training: of a table [blend.NAME], or of a file for Megatron-LM's --data-args-path.
+"""The builder of the indices of a blend, before training. The blend comes from a table [blend.NAME] or a file for Megatron-LM's
+--data-args-path.
 
-Indices for the runtime's data sets are written to the cache root. Those for megatron-core (`BlendPlan.core`) are written to its own folder.
-
-`niels_cache_runtime.megatron.prebuild_blend` decides what is built. For a long blend the steps are compiled if numba is installed; the
-arrays are the same. A long blend is built in a child process. numpy's shuffle of a large array cannot be interrupted, but a child process
-can be killed, and the next build removes its files.
+Indices for the runtime's data sets are written to the cache root. Indices for megatron-core (`BlendPlan.core`) are written to
+megatron-core's own folder. `niels_cache_runtime.megatron.prebuild_blend` decides what is built. For a long blend the steps are compiled if
+numba is installed; this does not change the arrays. A long blend is built in a child process, because numpy's shuffle of a large array
+cannot be interrupted. A child process can be killed, and the next build removes the files that it left.
 """
 
 import json
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.indices.megatron_core_cache import CoreNames
     from niels_cache_runtime.megatron.index_cache import IndexCache
 
-_LONG = 1_000_000  # samples: with fewer, the start of a child process takes longer than it saves
+_LONG = 1_000_000  # number of samples; for a shorter blend, a child process takes more time to start than it can save
 _POLL_SECONDS = 0.1
 _ERRORS = {"error": NielsCacheError, "not written": NotWrittenError}  # errors that a child process reports
 
@@ -43,9 +43,11 @@ Part = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlendPlan:
-    """The arguments of `open_blend`: data sets by label and path (a prefix, or the folder of a split), and weights as you gave them.
+    """The arguments of `open_blend`.
 
-    core: store the indices for megatron-core, under its names, instead of in the cache root.
+    labels, paths: the data sets; a path is a prefix, or the folder of a split.
+    weights: as the user gave them.
+    core: if it is given, the indices are stored for megatron-core, under its names, instead of in the cache root.
     """
 
     labels: tuple[str, ...]
@@ -61,15 +63,18 @@ class BlendPlan:
 
     @property
     def index_labels(self) -> tuple[str, ...]:
-        """The labels of its indices, in build order."""
+        """The labels of the plan's indices, in build order."""
         return (*self.labels, "blend")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """One index on disk. label: that of the data set, or "blend". samples: their number. bytes: of its arrays.
+    """One index on disk.
 
-    directory: its folder, or the common beginning of the names of its files.
+    label: the label of the data set, or "blend".
+    samples: the number of samples.
+    bytes: the size of the arrays.
+    directory: the folder of the index, or the common beginning of the names of its files.
     """
 
     label: str
@@ -83,7 +88,7 @@ class Index:
 
 
 def hash_of_all(indices: Sequence[Index]) -> str:
-    """Return a hash of these indices. It is the same as long as the samples of a run are the same."""
+    """Return a hash of these indices. The hash stays the same as long as the samples of a run stay the same."""
     return fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
 
 
@@ -93,9 +98,9 @@ def index_folder(root: Path) -> Path:
 
 
 def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
-    """Return the plan of [blend.NAME]: the train split of its members' caches.
+    """Return the plan of [blend.NAME], which reads the train splits of its members' caches.
 
-    Raises NielsCacheError for an unknown name, with the nearest name, and if the folder of a member holds another data set.
+    Raises NielsCacheError for an unknown name, with the nearest name, and if the folder of a member holds a different data set.
     """
     if name not in registry.blend:
         refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
@@ -131,17 +136,18 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
-    """Return data sets and weights of a file for Megatron-LM's --data-args-path: `WEIGHT PATH WEIGHT PATH ...`, or only paths (None).
+    """Return the data sets and weights in a file for Megatron-LM's --data-args-path.
 
-    White space separates the words, line breaks included. Raises NielsCacheError if the file cannot be read or holds anything else.
+    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths; then the weights are None. White space separates the words, also line
+    breaks. Raises NielsCacheError if the file cannot be read or has any other form.
     """
     return parse_blend(read_text(path, "--blend takes a file of weights and paths").split(), where=str(path))
 
 
 def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[float] | None]:
-    """Return data sets and weights of `WEIGHT PATH WEIGHT PATH ...`, or of paths alone (None), the form of Megatron-LM's --data-path.
+    """Return the data sets and weights in `WEIGHT PATH WEIGHT PATH ...`, or in paths alone; then the weights are None.
 
-    Raises NielsCacheError for anything else.
+    This is the form of Megatron-LM's --data-path. Raises NielsCacheError for any other form.
     """
     words = [word.strip() for word in words]
     if not words:
@@ -160,14 +166,12 @@ def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[fl
 
 
 def build_indices(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> tuple[tuple[Index, ...], bool]:
-    """Build the missing indices of a plan under `root`; a long blend in a child process. progress: called with (name of the array, done,
-    total).
+    """Build the missing indices of a plan under `root`. A long blend is built in a child process.
 
-    Returns the indices of the data sets in their order, then that of the blend (a single data set without weights has no blend index), and
-    whether any was built.
-
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process dies. Raises NotWrittenError if
-    the folder cannot be written.
+    progress: called with (name of the array, done, total). Returns the indices and whether any index was built. The indices of the data
+    sets come first, in their order, then the index of the blend (a single data set without weights has no blend index).
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process dies.
+    Raises NotWrittenError if the folder cannot be written.
     """
     if not _is_long(plan):
         return build_here(plan, root=root, progress=progress)
@@ -198,9 +202,9 @@ def build_indices(plan: BlendPlan, *, root: Path, progress: Progress | None = No
 
 
 def _build_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
-    """Run `build_here` in the child process and send its progress and result to the parent, which handles interrupts."""
+    """Run `build_here` in the child process, and send its progress and result to the parent. Only the parent handles interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()  # otherwise it would notice the parent's end only when it sends a message
+    end_with_parent()  # otherwise this process would notice the parent's end only when it sends a message
     try:
         sender.send(("outcome", build_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
     except NielsCacheError as error:
@@ -245,20 +249,20 @@ def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
 
 
 def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
-    """Return whether every index of [blend.NAME] exists. Costs as much as `find_indices`, or nothing if there is no index at all."""
+    """Return whether every index of [blend.NAME] exists. Costs nothing if there is no index at all, otherwise as much as `find_indices`."""
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
     try:
         plan = plan_of(registry, name, root=root)
-    except NielsCacheError:  # the folder of a member holds another data set
+    except NielsCacheError:  # the folder of a member holds a different data set
         return False
     return len(find_indices(plan, root=root)) == len(plan.index_labels)
 
 
 def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
-    """Map hash to label for the indices of a plan, up to the first missing one. Builds nothing.
+    """Return the existing indices of a plan as {hash: label}, up to the first missing index. Builds nothing.
 
-    Costs as much as `open_blend` with finished indices: the lengths of all documents are hashed.
+    This costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed.
     """
     from niels_cache_runtime.megatron.blended import open_blend  # torch
     from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays

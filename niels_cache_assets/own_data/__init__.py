@@ -1,1 +1,1 @@
-"""The user's own files: the kind of data in them, by name and by content, and the niels_cache.toml that reads them."""
+"""The user's own files. The modules find out the kind of data in them, and write a niels_cache.toml that reads them."""

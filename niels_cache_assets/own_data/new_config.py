@@ -1,4 +1,4 @@
-"""The text of a first niels_cache.toml: requested data sets as tables, other possible settings as comments beside them."""
+"""The text of a first niels_cache.toml. Data sets that the user asks for are tables; further possible settings are comments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _BUDGETS = ("train_tokens", "val_tokens")
-_BYTES_PER_PIECE = 250  # of text; with less text, training often cannot find enough pieces
-_LEAST_PIECES = 400  # bytes and special tokens take 260 of them
+_BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
+_LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # text from other files, about
+_COMPRESSION = 3  # a file of any other kind holds about this many bytes of text for each of its bytes
 _FORMS = {
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
@@ -39,7 +39,7 @@ _FORMS = {
 class Wishes:
     """The data that the user wants to build.
 
-    Paths are as typed, relative to the working directory. `folder`: the future folder of the file.
+    Paths are written as the user typed them, relative to the working directory. `folder`: the folder where the new file will be.
     """
 
     folder: str = "."
@@ -67,7 +67,9 @@ def render(wishes: Wishes) -> str:
 
 
 def catalog_table(name: str) -> str:
-    """Return the table of a shipped data set, as in a file that names it. Raises NielsCacheError for a name that is not in the catalog."""
+    """Return the table of a shipped data set, as it would be in a configuration file. Raises NielsCacheError for a name that is not in the
+    catalog.
+    """
     if name not in catalog():
         refuse_choice("catalog", "no data set", name, catalog())
     family, table = catalog()[name]
@@ -143,7 +145,7 @@ def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str
 
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
-    """Return about how much text there is, or None if that is unknown."""
+    """Return the approximate number of bytes of text, or None if it is unknown."""
     patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
     if any("://" in pattern for pattern in patterns):
         return None
@@ -156,7 +158,7 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
 
 
 def _proposals(wishes: Wishes) -> list[Proposal]:
-    """Return the kinds of data in the given files. If two options name the same kind, it becomes one table."""
+    """Return a table for each kind of data in the given files. If two options name data of the same kind, both go into one table."""
     for path in wishes.chats:
         if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
             raise NielsCacheError(f"{path}: does not exist; correct --chats")
@@ -227,7 +229,7 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Return a note on the fields that are read: `text in 'body'`. Empty if none of these keys is set."""
+    """Return a note on the fields that are read, such as `text in 'body'`. It is empty if none of these keys is set."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 
@@ -240,9 +242,9 @@ def _name(wanted: str, taken: set[str]) -> str:
 
 
 def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = None) -> str:
-    """Return the path for the file.
+    """Return the path as the new configuration file must write it.
 
-    Raises NielsCacheError if it does not exist, is a file although a folder is needed, or is a folder although a file is needed.
+    Raises NielsCacheError if the path does not exist, is a file although a folder is needed, or is a folder although a file is needed.
     """
     if "://" not in path:
         found = Path(path).expanduser()
@@ -254,7 +256,7 @@ def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = N
 
 
 def _path(path: str, wishes: Wishes) -> str:
-    """Return the path as a file in `folder` must write it."""
+    """Return the path as the configuration file in `folder` must write it."""
     if "://" in path or path.startswith("~") or os.path.isabs(path):
         return path
     return os.path.relpath(path, wishes.folder)

@@ -1,7 +1,8 @@
-"""Recognition of the data in files and folders: a kind of source and its keys for each, for `init`. `sources_of` goes by names alone.
+"""The recognition of data in files and folders, for the command `init`. The result is a kind of source, with its keys, for each kind of
+data.
 
-Cost: the first rows of a few files of each kind; of all files if these few differ. Data that cannot become a data set is refused with
-advice.
+`sources_of` uses only the names of files. `recognize` also reads the first rows of a few files of each kind, and of all files if these few
+differ. Data that cannot become a data set is refused with advice.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from niels_cache_runtime.format.layout import Family
 
 KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # C4's files of JSON Lines are named .json.gz
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # the JSON Lines files of C4 are named .json.gz
     ".parquet": "parquet",
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
-_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* means all parts
-_LOOKED_AT = 5  # files of a pattern, spread over all
+_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
+_LOOKED_AT = 5  # number of files of a pattern that are looked at, spread over all its files
 _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
 _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
 _SYSTEMS = ("system", "system_prompt")
 _NOT_TEXT = re.compile(r"(^|_)(id|uuid|url|uri|hash|date|time|timestamp|lang|language|license|source|path|file|filename)$", re.IGNORECASE)
-_MOST_JSON = 64 << 20  # largest .json file that is read as a whole, in bytes
+_MOST_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source with the keys that its rows need."""
+    """A kind of source, and the keys of its table that depend on the rows."""
 
     family: Family
     source: str
@@ -58,22 +59,23 @@ class Kind:
 
 @dataclass
 class Proposal:
-    """One table, with the places of its data as they were given."""
+    """One table, with the places of its data as the user gave them."""
 
     kind: Kind
     places: list[str] = field(default_factory=list)
 
 
 def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "") -> list[Proposal]:
-    """Return a table for each kind of data in these files, folders and globs. `family`: accept only this one, as `option` demands.
+    """Return a table for each kind of data in these files, folders and globs.
 
-    Raises NielsCacheError for missing files, and for files without text or conversations.
+    `family`: accept only data of this family, because the command-line option `option` requires it. Raises NielsCacheError for missing
+    files, and for files without text or conversations.
     """
     found: dict[Kind | tuple[Kind, str], Proposal] = {}
     for given in paths:
         path = os.path.expanduser(given)
         for kind, places in _kinds_of(path, family, option).items():
-            key = kind if kind.place_key == "files" else (kind, path)  # a path is one place
+            key = kind if kind.place_key == "files" else (kind, path)  # a table with `path` has only one place
             found.setdefault(key, Proposal(kind)).places += places
     return list(found.values())
 
@@ -83,7 +85,7 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
         return {_by_name(path, family): [path]}
     if not os.path.isdir(path):
         files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-        sources = sources_of(files or [path])  # raises for missing files and unknown names
+        sources = sources_of(files or [path])  # raises an error for missing files and unknown names
         if not files:  # a broken link, or a glob of folders
             raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
@@ -92,7 +94,7 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
     if family != "sft" and all(file.lower().endswith(".md") for file in files):
         return {Kind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
-    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # ends at the first other file
+    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
         return {Kind("pretrain", "roam"): [path]}
     return _sorted_by_kind(_patterns(path, files), family, option)
 
@@ -100,8 +102,8 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
 def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
     """Return the places, grouped by kind.
 
-    If all files of a pattern are of one kind, the place is the pattern; otherwise its files are listed one by one. Files without a row fit
-    any kind.
+    If all files of a pattern are of one kind, the place is the pattern; otherwise the files of the pattern are listed one by one. A file
+    without rows fits any kind.
     """
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
@@ -126,9 +128,9 @@ def _by_name(path: str, family: Family | None) -> Kind:
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
-    """Return one pattern for all files below a folder with the same ending, so that later files are read too.
+    """Return one pattern for all files below a folder that have the same ending. The pattern also matches files that are added later.
 
-    If links lead to a folder twice, `**` would follow them again and again; then there is one pattern for each folder.
+    If links lead to a folder twice, `**` would follow the links again and again. Then there is one pattern for each folder.
     """
     found: dict[str, list[str]] = {}
     by_ending: dict[str, list[str]] = {}
@@ -158,7 +160,7 @@ def _is_entered_once(folder: str) -> bool:
 
 
 def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
-    """Return the kind of data in a file, or None for a file of rows without a row."""
+    """Return the kind of data in a file. Return None for a file of rows that has no row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = kind_of(path)
@@ -213,13 +215,15 @@ def _whole_json(path: str) -> Any:
 
 
 def _is_roam_export(path: str) -> bool:
-    """Return whether a file is a list of pages with titles, and at least one page has blocks. Other lists have no blocks."""
+    """Return whether a file is a list of pages with titles, and at least one page has blocks. Lists that are not Roam exports have no
+    blocks.
+    """
     pages = _whole_json(path)
     return is_export(pages) and any(isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
-    """Return how these rows form conversations, or None if they do not."""
+    """Return the kind of source that makes conversations of these rows, or None if they hold no conversations."""
     fields = list(dict.fromkeys(key for row in rows for key in row))
     if any(isinstance(row.get("prompt"), dict) and "replies" in row["prompt"] for row in rows) or {"message_id", "parent_id", "role"} <= {
         *fields
@@ -241,14 +245,17 @@ def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
 
 
 def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
-    """Return whether these keys make a conversation of any row. A list of messages may be empty."""
+    """Return whether these keys make a conversation from at least one row. A list of messages may be empty."""
     source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], **keys})
     made = [messages for row in rows if (messages := source.messages_of(row)) is not None]
     return any(conversation_problem(messages) in (None, "empty_conversation") for messages in made)
 
 
 def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return `text`, else the field with the most text. Names and addresses are chosen only if there is no other field."""
+    """Return `text` if there is such a field, otherwise the field with the most text.
+
+    Fields with names or addresses are chosen only if there are no other fields. None if no field holds text.
+    """
     lengths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
@@ -282,7 +289,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 
 def files_in(folder: str) -> list[str]:
-    """Return the files below a folder whose kind is known. It is an error if there are none."""
+    """Return the files below a folder whose kind is known. Raises NielsCacheError if there are no such files."""
     files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")

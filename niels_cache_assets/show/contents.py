@@ -1,7 +1,8 @@
-"""The content of a finished folder according to its meta.json: counts, bytes, hash, missed token budgets; and the table cells for them.
+"""The content of a finished folder according to its meta.json: counts, bytes, content hash and missed token budgets.
 
-meta.json records the token budgets of a build only in `split_rule`, including budgets that were set for one run. So older caches have them
-too. No file is read. A build that reaches a budget holds exactly that many tokens (streaming/splits.py).
+This module also makes the table cells that show this content. It reads no file. meta.json records the token budgets of a build only in
+`split_rule`, and older caches have this key too. Budgets that were set for one run are included. A build that reaches a token budget holds
+exactly that many tokens (streaming/splits.py).
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ _MOST = 0.999  # a missed budget is never shown as 100%
 
 
 def counts_of(meta: Meta) -> dict[str, int]:
-    """Return the counts in a meta.json. A data set that is switched off has none."""
+    """Return the counts in a meta.json. The result is empty for a data set that is switched off."""
     if not meta.get("built", True):
         return {}
     return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may have no known vocabulary
 
 
 def all_counts(meta: Meta) -> dict[str, int]:
-    """Return `counts_of`, and the kept documents of a data set, corpus or corpus report, or the duplicates of drop lists."""
+    """Return `counts_of`, plus `documents` or `duplicates` if meta.json has them.
+
+    `documents`: the number of kept documents of a data set, corpus or corpus report.
+    `duplicates`: the number of documents that drop lists name as duplicates.
+    """
     counts = counts_of(meta)
     documents = meta.get("documents", {}) if meta.get("built", True) else {}
     if documents:
@@ -41,7 +46,7 @@ def all_counts(meta: Meta) -> dict[str, int]:
 def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Return the table cells for train and val. A count without splits is in the first cell.
 
-    `shares`: for each split that missed its budget, the share that was reached. It follows the number.
+    `shares`: for each split that missed its token budget, the share that was reached. The cell shows this share after the count.
     """
     noted = {split: f" ({share})" for split, share in (shares or {}).items()}
     for unit in ("example", "token"):
@@ -61,12 +66,13 @@ def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def content_hash(meta: Meta) -> str | None:
-    """Return the sha256 of the content, or None: the hash of the model for a tokenizer, otherwise `content_sha256`.
+    """Return the sha256 of the content, or None if meta.json has none. For a tokenizer, this is the hash of the model.
 
-    `content_sha256` covers tokens and offsets, documents, drop lists or arrays. It is not the hash of a single file.
+    For everything except a tokenizer, the result is `content_sha256`. `content_sha256` covers tokens and offsets, documents, drop lists or
+    arrays. It is not the hash of a single file.
     """
     found = meta.get("sha256", meta.get("content_sha256"))
-    if str(meta.get("kind")).startswith("index/"):  # its meta.json lists only its files
+    if str(meta.get("kind")).startswith("index/"):  # the meta.json of an index lists only files
         found = content_sha256(meta["files"])
     return str(found) if found and meta.get("built", True) else None
 
@@ -78,7 +84,9 @@ def budget_rule(*, train_tokens: int | None, val_tokens: int) -> str:
 
 
 def shares_met(meta: Meta) -> dict[Split, str]:
-    """Return the reached share of each split that missed its budget, such as `{"train": "0.5%"}`. Empty if no budget was missed."""
+    """Return the reached share of each split that missed its budget, such as `{"train": "0.5%"}`. Return an empty dict if no budget was
+    missed.
+    """
     rule = _RULE.fullmatch(str(meta.get("split_rule") or ""))
     if rule is None or meta.get("kind") != "pretrain" or not meta.get("built"):
         return {}

@@ -1,7 +1,8 @@
-"""Corpora as commands show them: the folder, its state and its duplicates, single rows, and a sample of the remaining documents.
+"""Facts about corpora for the commands: folder, state, duplicates, single rows, and a sample of the remaining documents.
 
-The state costs one or two small reads and contacts no upstream. Rows cost the footers of the files, and those row groups that hold a
-requested row, one at a time. A sample needs 17 bytes of memory per document.
+A corpus is the cleaned documents of one data set. Drop lists name the duplicates in all corpora. Finding the state takes one or two small
+reads and contacts no upstream. Finding rows reads the footers of the files and the row groups that hold a requested row, one row group at a
+time. A sample needs 17 bytes of memory per document.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from niels_cache_runtime.format.place import check_place
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:
-    """Return the data sets with `prepare`, in order, then those with a corpus of another configuration."""
+    """Return the names of the data sets with `prepare`, in order, then the names of built corpora that are not in this configuration."""
     return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
 
 
 def corpus_summary(registry: Registry, root: Path, name: str) -> str:
-    """Return a cell of `list` for a name of `corpus_names`: the remaining documents and all of them, or what is missing."""
+    """Return the cell that `niels-cache list` shows for a name from `corpus_names`.
+
+    The cell shows the number of remaining documents and the number of all documents, or it says what is missing.
+    """
     directory = corpus_dir(root, name)
     if not (directory / META_NAME).exists():
         return "not built"
@@ -64,7 +68,7 @@ def kept_after_duplicates(root: Path, name: str, meta: Meta) -> int | None:
 
 
 def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
-    """Return the counts of a corpus in the meta.json of the drop lists, or None if the drop lists do not cover this corpus."""
+    """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
     if not path.exists():
         return None
@@ -78,8 +82,8 @@ def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     """Return the folder and meta.json of a finished corpus.
 
-    Raise NielsCacheError for an unknown name (with the nearest one), a missing corpus (with the command that builds it), or a folder that
-    holds another corpus.
+    Raise NielsCacheError if the name is unknown (the message suggests the nearest name), if the corpus is missing (the message gives the
+    command that builds it), or if the folder holds the corpus of a different data set.
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
@@ -100,7 +104,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
 
 
 def find_drop_lists(registry: Registry, root: Path) -> Meta:
-    """Return the meta.json of the drop lists of all data sets. Raise NielsCacheError, with the command that builds them."""
+    """Return the meta.json of the drop lists of all data sets. If there are no drop lists, raise NielsCacheError with the repair."""
     path = duplicates_dir(root) / META_NAME
     if path.exists():
         return read_meta(str(path))
@@ -110,7 +114,7 @@ def find_drop_lists(registry: Registry, root: Path) -> Meta:
 
 
 def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
-    """Return the meta.json of the drop lists. Raise NielsCacheError unless they cover the current corpus of this data set."""
+    """Return the meta.json of the drop lists. Raise NielsCacheError unless the drop lists cover the current corpus of this data set."""
     _, corpus = find_corpus(registry, root, name)
     source = registry.pretrain.get(name)
     if source is not None and "dedup" not in source.prepare:
@@ -121,13 +125,13 @@ def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
 
 
 def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
-    """Raise NielsCacheError unless the drop lists were made from this corpus. Otherwise their ordinals name other documents."""
+    """Raise NielsCacheError unless the drop lists were made from this corpus. Outdated drop lists select wrong documents."""
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{name}: its corpus changed after the last deduplication; update the duplicates: niels-cache build-all")
 
 
 def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Return the rows at these positions, which count over all files in order. Raise NielsCacheError for a missing row."""
+    """Return the rows at these positions. Positions count the rows of all files in order. Raise NielsCacheError for a missing row."""
     wanted = np.unique(np.fromiter(positions, dtype=np.int64))
     found: dict[int, dict[str, Any]] = {}
     first = 0
@@ -152,7 +156,7 @@ def column(path: Path, name: str) -> np.ndarray:
 
 
 def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
-    """Return min(wanted, count) different numbers below count, drawn uniformly: int64, ascending. It needs 8 bytes for each of `count`."""
+    """Return min(wanted, count) different numbers below `count` as ascending int64, drawn uniformly. The draw needs 8 * `count` bytes."""
     import torch
 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
@@ -162,7 +166,9 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSample:
-    """`documents`: (ordinal in the corpus, document), ascending. The other values describe all `kept` documents, not only the sample."""
+    """A sample of a corpus. `documents`: pairs of ordinal in the corpus and document, by ascending ordinal. The remaining fields describe
+    all `kept` documents, not only the sample.
+    """
 
     documents: list[tuple[int, Document]]
     kept: int
@@ -171,9 +177,9 @@ class CorpusSample:
 
 
 def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed: int, minus_duplicates: bool = True) -> CorpusSample:
-    """Return a uniform sample of `count` remaining documents, or all of them. The same seed and corpus give the same sample.
+    """Return a uniform sample of `count` remaining documents, or all if fewer remain. The same seed and corpus give the same sample.
 
-    If `minus_duplicates` is False, sample from all cleaned documents, deduplicated or not. Raise the errors of `open_prepared`.
+    If `minus_duplicates` is False, sample from all cleaned documents, including duplicates. Raise the errors of `open_prepared`.
     """
     if count < 1:
         raise NielsCacheError(f"a sample needs at least 1 document, not {count}")

@@ -1,6 +1,7 @@
-"""The origin of documents and examples: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
+"""Look-up of lineage, the origin of a document or example, in `{split}_documents.parquet` or `{split}_examples.parquet`.
 
-A look-up reads the footer of the file, and those row groups (65,536 rows each in our files) that hold a requested ordinal, one at a time.
+The key is the ordinal, the number of the document or example in its split. A look-up reads the footer of the file and the row groups that
+hold a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Lineage(NamedTuple):
-    """One document or example: its ordinal in the split, its id at the source, its file (relative to the source's root), its row there, its
-    number of tokens."""
+    """The origin of one document or example. ordinal: its number in the split. source_id: its id at the source. file: its file at the
+    source, relative to the root of the source. row: its row in this file. tokens: its number of tokens.
+    """
 
     ordinal: int
     source_id: str
@@ -27,9 +29,9 @@ class Lineage(NamedTuple):
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
-    """Return the rows of these ordinals, by ordinal.
+    """Return the lineage of each of these ordinals, by ordinal.
 
-    Raise NielsCacheError if the file is missing or unreadable, lacks a column, or has no such ordinal.
+    Raise NielsCacheError if the file is missing or unreadable, lacks a column, or lacks one of the ordinals.
     """
     import pyarrow
     import pyarrow.parquet

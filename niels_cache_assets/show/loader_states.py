@@ -1,7 +1,7 @@
-"""The state of a loader in a file of a training run: JSON or a torch checkpoint, at any level of nesting.
+"""The state of a loader, read from a JSON file or torch checkpoint of a training run. The state may be nested at any level.
 
-A checkpoint is not trusted. torch reads it with `weights_only`, which runs no code from the file, and maps tensors without reading them.
-The loader interprets a state; this module only looks at its `format`.
+A checkpoint is not trusted. So torch reads the checkpoint with `weights_only`, and runs no code from the file. Tensors are mapped, but not
+read. This module looks only at the `format` of a state. The loader interprets the rest of the state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_NAMES = 8
 
 
 def read_loader_state(path: str | Path) -> dict[str, Any]:
-    """Return the state in that file. If it has the states of several DataLoader workers of one loader, return the most advanced one.
+    """Return the loader state in a file. If the file has states of several DataLoader workers of one loader, return the most advanced.
 
     Raise NielsCacheError if the file is missing, has an unknown format, has no state, or has states of different loaders.
     """
@@ -61,7 +61,7 @@ def _read(path: Path) -> Any:
 def _read_checkpoint(path: Path) -> Any:
     import torch
 
-    mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are no archives and cannot be mapped
+    mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are not zip archives and cannot be mapped
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged file may raise anything

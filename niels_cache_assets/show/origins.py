@@ -1,7 +1,8 @@
-"""The origin of the tokens in a row of a batch: its documents with their lineage and text.
+"""The origin of the tokens in a row of a batch: the documents in the row, with their lineage and text.
 
-The runtime's trace of every token becomes a `Row`. Source ids come from the lineage parquet, and text from the tokenizer of the cache root;
-each is opened once per data set. If one of them is missing, a note reports it and the rest is still shown.
+The runtime traces every token of a batch, and `row_of` makes a `Row` from this trace. Source ids come from the lineage parquet file. Text
+comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note reports
+this, and everything else is still shown.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace
 
-UNKNOWN = -1  # as a file: padding; as a document: no document
+UNKNOWN = -1  # a file with this value means padding; a document with this value is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row, consecutive in one document and one file. It is padding if `file` is UNKNOWN."""
+    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
 
     first: int
     last: int
@@ -57,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch: its sample, and its T+1 tokens with the origin of each, as in `source.Origins`."""
+    """One row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
 
     number: int
     dataset: str
@@ -71,7 +72,7 @@ class Row:
 
     @property
     def segments(self) -> list[Segment]:
-        """The row, split where the document or file changes."""
+        """The segments of the row. A new segment starts at each change of document or file."""
         changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
         return [
@@ -103,12 +104,12 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 
 
 class Cache:
-    """Lineage and tokenizer of one data set, and `notes` about missing ones."""
+    """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer."""
 
     def __init__(self, name: str, folder: str, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
-        """Open the data set. `folder`: its split. `files`: its token files. `documents`: ordinals to look up.
+        """Open the data set. `folder`: the folder of the split. `files`: the token files of the split. `documents`: ordinals to look up.
 
-        Raise NielsCacheError for a lineage or tokenizer that exists and cannot be read.
+        Raise NielsCacheError for a lineage or tokenizer that exists but cannot be read.
         """
         self.name, self.folder, self._files = name, folder, files
         self._split = Path(folder).absolute()
@@ -139,7 +140,7 @@ class Cache:
         return None
 
     def text(self, row: Row, first: int, last: int) -> str:
-        """Return columns first..last-1 of a row as text, or as token ids without a tokenizer."""
+        """Return columns first..last-1 of a row as text. Without a tokenizer, return token ids."""
         tokens = row.tokens[first:last].tolist()
         if self.tokenizer is None:
             return " ".join(map(str, tokens))
@@ -154,7 +155,7 @@ class Cache:
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int]) -> dict[str, Cache]:
-    """Open the data sets of these rows of a batch; return them by name."""
+    """Open the data sets that these rows of a batch come from. Return the data sets by name."""
     shown = trace.dataset_ids[list(numbers)]
     return {
         trace.names[source]: Cache(

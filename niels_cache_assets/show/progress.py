@@ -1,4 +1,4 @@
-"""Progress, speed and remaining time of a build, as figures and as text, for the command line and for Dagster."""
+"""Progress, speed and remaining time of a build, as numbers and as text, for the command line and for Dagster."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class HowFar(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts by unit. The speed is computed from the last one."""
+        """Counts by unit. The speed is computed from the last unit."""
 
     @property
     def share(self) -> float | None:
-        """0 to 1, or None if the total is unknown."""
+        """The finished share from 0 to 1, or None if the total is unknown."""
 
 
 class Estimate(NamedTuple):
-    """Both are None before the second report. `seconds_left` is also None if the share is unknown."""
+    """The speed and the remaining time. Both are None before the second report. `seconds_left` is also None if the share is unknown."""
 
     per_second: float | None
     seconds_left: float | None
 
 
 class Pace:
-    """Speed of one build, measured from its first chunk, so that the time before encoding does not count."""
+    """The speed of one build. The measurement starts with the first chunk, so that the time before encoding does not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int, float] | None = None  # time, count and share of the first chunk
@@ -48,7 +48,7 @@ class Pace:
 
 
 class Throttle:
-    """A limit of one event per PROGRESS_SECONDS. The first one is due that long after `began`."""
+    """A limit of one event per PROGRESS_SECONDS. The first event is due PROGRESS_SECONDS after `began`."""
 
     def __init__(self, began: float) -> None:
         self._last = began
@@ -61,7 +61,7 @@ class Throttle:
 
 
 def describe(progress: HowFar, estimate: Estimate, *, with_share: bool) -> str:
-    """Return `20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`, without unknown parts."""
+    """Return `20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`. Unknown parts are omitted."""
     *others, (unit, done) = progress.counts.items()
     parts = [f"{progress.share:.0%}"] if with_share and progress.share is not None else []
     parts += [*(f"{count:,} {name}" for name, count in others), f"{abbreviated(done)} {unit}"]

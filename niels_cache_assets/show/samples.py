@@ -1,7 +1,8 @@
-"""Samples of a finished cache: notable documents or examples, and random samples as training sees them.
+"""Samples of a finished cache: notable documents or examples, and random samples in the form that training reads.
 
-`pick_samples` returns the first, one chosen by the hash of the content, the longest and the shortest. It reads 8 bytes for each document or
-example, and the shown tokens. `niels-cache sample` prints `windows`, `examples` and `notable`. They mark a target or document that is cut.
+`pick_samples` returns the first document or example, the longest, the shortest, and one chosen by the hash of the content. It reads 8 bytes
+for each document or example of the split, and the shown tokens. `niels-cache sample` prints the results of `windows`, `examples` and
+`notable`. These functions mark a target or document that is cut.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """`tokens`: (n,) uint16, the first of the `length` tokens of the document or example. `number`: its number in the split."""
+    """A notable document or example. `what`: why it was picked. `number`: its number in the split. `length`: its number of tokens.
+    `tokens`: (n,) uint16, its first tokens.
+    """
 
     what: str
     number: int
@@ -52,7 +55,7 @@ class Sample:
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """Return at most four different samples; an empty split has none. Raise NielsCacheError for missing or unreadable files."""
+    """Return at most four different samples, or none if the split is empty. Raise NielsCacheError for missing or unreadable files."""
     tokens = SplitTokens(directory, family, split)
     ends = tokens.ends
     if not len(ends):
@@ -66,7 +69,7 @@ def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, s
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
-    """Return the numbers of the first longest and the first shortest one."""
+    """Return the number of the longest and of the shortest document or example. If several have this length, return the first."""
     longest = shortest = (0, int(ends[0]))
     for first in range(0, len(ends), _BLOCK_OFFSETS):
         before = int(ends[first - 1]) if first else 0
@@ -84,7 +87,7 @@ def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A text that ends early. mark: printed at its end. explanation: printed once for all samples."""
+    """The marking of a text that ends early. mark: printed at the end of the text. explanation: printed once for all samples."""
 
     mark: str
     explanation: str
@@ -119,7 +122,7 @@ class Drawn:
 
 
 def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
-    """Return the first `shown` tokens of a whole example. ids: of the special tokens, by role."""
+    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role."""
     from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
@@ -134,7 +137,7 @@ def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapp
 
 
 def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
-    """Yield windows as the training sampler draws them. They are shorter if no shard is long enough."""
+    """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
 
     folder = directory / split
@@ -173,7 +176,7 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
 def examples(
     directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
 ) -> Iterator[Drawn]:
-    """Yield different random examples, the long ones cut for display."""
+    """Yield different random examples. Long examples are cut for display."""
     import torch
 
     stream = SplitTokens(directory, "sft", split)
@@ -189,7 +192,9 @@ def examples(
 
 
 def _target_ids(directory: Path, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:
-    """Return the ids that mark targets, from the tokenizer or the meta.json of another program. Raise NielsCacheError without them."""
+    """Return the ids that mark targets. Without a tokenizer, take the ids from meta.json. Raise NielsCacheError if meta.json lacks these
+    ids.
+    """
     if tokenizer is not None:
         return tokenizer.special_token_ids()
     ids = load_meta(str(directory / META_NAME))["special_token_ids"]

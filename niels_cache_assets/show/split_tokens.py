@@ -30,7 +30,9 @@ from niels_cache_runtime.format.layout import (
 
 
 class SplitTokens:
-    """One split. `shards`: (n,) uint16 each, in order. Raises NielsCacheError for files that are missing or inconsistent."""
+    """The tokens of one split. `shards`: the token files in order, each as (n,) uint16. Raises NielsCacheError for files that are missing
+    or inconsistent.
+    """
 
     def __init__(self, folder: Path, family: Family, split: Split) -> None:
         self._folder, self._family, self._split = folder, family, split
@@ -70,12 +72,14 @@ class SplitTokens:
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
     def file_at(self, position: int) -> tuple[str, int]:
-        """Return the file of this token, relative to the folder, and the offset in tokens from its start."""
+        """Return the file of this token, relative to the folder of the data set, and the offset of the token in this file, in tokens."""
         number, begin = self._shard_at(position)
         return self._paths[number].relative_to(self._folder).as_posix(), position - begin
 
     def read(self, start: int, count: int) -> NDArray[np.uint16]:
-        """Return (count,) uint16, or fewer at the end: a view if they are in one file, otherwise a copy."""
+        """Return (count,) uint16, or fewer tokens at the end of the split. The result is a view if all tokens are in one file, otherwise a
+        copy.
+        """
         pieces: list[NDArray[np.uint16]] = []
         number, begin = self._shard_at(start)
         for shard in self.shards[number:]:

@@ -1,4 +1,4 @@
-"""Python lines that open a cache for training. build-all prints them, and an asset shows them in the UI."""
+"""Python lines that open a cache for training. `build-all` prints these lines, and an asset shows the lines in the UI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = 72  # the UI cuts longer lines beside a name
 
 
 def training_code(directory: Path, family: Family, meta: Meta) -> str:
-    """Return Python that reads one batch of this cache's train split. It runs unchanged unless the split is empty."""
+    """Return Python that reads one batch of this cache's train split. The code runs unchanged unless the split is empty."""
     window = max(1, min(_WINDOW, meta["train_tokens"] - 1)) if family == "pretrain" else _WINDOW
     return loader_code(json.dumps(str(directory / "train"), ensure_ascii=False), family, T=window, B=_ROWS)
 

@@ -1,4 +1,4 @@
-"""The form of figures, and labels of keys and reasons, for the command line, Dagster's UI, reports and messages.
+"""The format of numbers, and the labels of keys and reasons, for the command line, Dagster's UI, reports and messages.
 
 People read "tokens of train" for `train_tokens`. Programs (--json) and files keep the keys of meta.json.
 """
@@ -11,7 +11,7 @@ UNKNOWN = "-"
 SHORT_SHA256 = 12  # digits, enough to distinguish builds
 _MOST_NAMES = 10  # in one line; a table lists all
 
-# By key of meta.json, or by the path of a value in one of its tables.
+# Labels by key of meta.json, or by the path of a value in a table of meta.json.
 _LABELS = {
     "sft": "SFT",
     "append_eot": "every document ends with EOT",
@@ -78,7 +78,7 @@ def counted(number: int, unit: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return `a, b, c`. Of a long list, return the first names and the number of others."""
+    """Return `a, b, c`. If the list is long, return the first names and the number of the remaining names."""
     shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
@@ -100,7 +100,7 @@ def share_of(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
 
 
 def abbreviated(number: float) -> str:
-    """Return 123, 12.3k, 4.5M, 200.0M or 1.2G."""
+    """Return a number such as `123`, `12.3k`, `4.5M`, `200.0M` or `1.2G`."""
     for unit in ("", "k", "M"):
         if number < 1000:
             return f"{number:.1f}{unit}" if unit else f"{number:.0f}"
@@ -109,7 +109,7 @@ def abbreviated(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return 0:07, 12:34 or 1:02:03."""
+    """Return a duration such as `0:07`, `12:34` or `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 

@@ -1,1 +1,1 @@
-"""The tokenizer: its kinds, training, measures of its quality, and tokens as readable text."""
+"""The tokenizer: kinds of tokenizers, training, measures of quality, and tokens as readable text."""

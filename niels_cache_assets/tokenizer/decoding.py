@@ -1,6 +1,6 @@
-"""Tokens as readable text: special tokens as short labels (<|asst|>), and control characters escaped.
+"""The conversion of tokens to readable text. Special tokens become short labels (<|asst|>), and control characters are escaped.
 
-Text is not trusted: control characters could drive a terminal.
+Control characters are escaped because the text is not trusted, and control characters could drive a terminal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def open_tokenizer(root: str | Path) -> SentencePieceTokenizer:
-    """Return the tokenizer of a cache root, with its own special tokens."""
+    """Return the tokenizer of a cache root, with the special tokens that were recorded when it was built."""
     folder = tokenizer_dir(root)
     return SentencePieceTokenizer(str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"])
 
 
 def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continues: bool = False) -> str:
-    """Return tokens as readable text. `continues`: other tokens come before them, so an initial blank is part of the text."""
+    """Return tokens as readable text. `continues`: True if these tokens follow other tokens, so an initial blank is part of the text."""
     labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
     parts: list[str] = []
     for special, group in groupby(tokens, key=labels.__contains__):

@@ -1,7 +1,7 @@
-"""From text to token ids: the SentencePiece tokenizer, and one view of any tokenizer that a builder gets.
+"""The conversion of text to token ids: the SentencePiece tokenizer, and one view of any tokenizer that is passed to a builder.
 
-Text never yields a special id: `SentencePieceTokenizer.encode*` raise on such text, and the builders count and drop such a document.
-SentencePiece releases the GIL while it encodes, so threads scale. Training is in training.py.
+Text never yields a special id. `SentencePieceTokenizer.encode*` raise an error for text that would yield a special id, and the builders
+count and drop such a document. SentencePiece releases the GIL while it encodes, so more threads encode faster. Training is in training.py.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
 
-    Every piece is read once, which costs some milliseconds: SentencePiece loads a damaged model whose pieces are not text, and fails later.
-    Raises NielsCacheError for a file that cannot be read or is not such a model.
+    Every piece is read once, which costs some milliseconds. The reason is that SentencePiece loads a damaged model whose pieces are not
+    text, and fails only later. Raises NielsCacheError for a file that cannot be read or is not a SentencePiece model.
     """
     import sentencepiece
 
@@ -55,10 +55,11 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model with four special tokens that are one id each.
+    """A SentencePiece model with four special tokens. Each special token is one id.
 
-    `model_path` is a .model file; `special_tokens` maps sys, usr, asst, eot to their strings (ids are looked up by piece). Raises
-    NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. It is pickled by path.
+    `model_path` is a .model file. `special_tokens` maps sys, usr, asst and eot to their strings; the ids are looked up by these strings.
+    Raises NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. Pickling stores the path of
+    the model, not its content.
     """
 
     def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
@@ -83,7 +84,7 @@ class SentencePieceTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of pieces, including special tokens. All ids are below it."""
+        """The number of pieces, including special tokens. All ids are below this number."""
         return int(self._processor.get_piece_size())
 
     def special_token_ids(self) -> dict[str, int]:
@@ -95,7 +96,9 @@ class SentencePieceTokenizer:
         return self.encode_batch([text], threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Return the ids of each text as a 1-D uint16 array, in the order of `texts`, on `threads` threads. Raises like `encode`."""
+        """Return the ids of each text as a 1-D uint16 array, in the order of `texts`. Uses `threads` threads. Raises the errors of
+        `encode`.
+        """
         tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
         if threads > 1 and len(tasks) > 1:
             with ThreadPoolExecutor(threads) as executor:
@@ -109,10 +112,10 @@ class SentencePieceTokenizer:
         return [ids.astype(TOKEN_DTYPE) for ids in arrays]
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as int32 arrays, including special ids if a text contains one. The caller must check for them."""
+        """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
         try:
             return self._processor.encode_as_numpy(list(texts), num_threads=1)
-        except (RuntimeError, TypeError) as error:  # the type depends on the version
+        except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +126,7 @@ class SentencePieceTokenizer:
         return _flat(self.encode_unchecked(texts))
 
     def encode_torch(self, text: str) -> torch.Tensor:
-        """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
+        """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises the errors of `encode`."""
         import torch
 
         return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
@@ -136,10 +139,10 @@ class SentencePieceTokenizer:
             raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
     def piece_bytes(self) -> list[bytes]:
-        """Return the text of each id as UTF-8 bytes (of a byte piece: the byte), with blanks for U+2581.
+        """Return the text of each id as UTF-8 bytes, with blanks for U+2581. For a byte piece, this is the byte.
 
-        Joined, they are `decode` of the ids, except for a blank at the start, and faster for many documents. An unknown or control id is
-        empty.
+        Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
+        faster. The bytes of an unknown or control id are empty.
         """
         pieces = self._processor
 
@@ -153,7 +156,7 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
-    """Return the tokenizer of the cache. Raises NielsCacheError if it is not built yet; the message says what to do."""
+    """Return the tokenizer in the cache root. Raises NielsCacheError if it is not built yet; the message says what to do."""
     model = tokenizer_dir(root) / TOKENIZER_MODEL_NAME
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
@@ -162,7 +165,7 @@ def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTokenizer:
-    """One view of a duck-typed tokenizer: the methods that the builders use."""
+    """One view of any tokenizer (duck typing): the methods and values that the builders use."""
 
     encode_flat: EncodeFlat  # may give special ids
     vocab_size: int
@@ -172,7 +175,7 @@ class BuildTokenizer:
     @property
     def eot(self) -> int:
         eot = self.special_ids["eot"]
-        assert eot is not None  # view_tokenizer rejects a tokenizer without it
+        assert eot is not None  # view_tokenizer rejects a tokenizer without eot
         return eot
 
     @property
@@ -189,9 +192,10 @@ class BuildTokenizer:
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
-    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method) and `special_token_ids()` (role keys or the four strings).
+    """Return a view of a tokenizer.
 
-    It may also have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`, and `model_path`. Raises NielsCacheError if a
+    The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
+    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`, and `model_path`. Raises NielsCacheError if a
     required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)

@@ -1,8 +1,9 @@
-"""Measures of a tokenizer's quality: characters per token of each source, and the long words that it splits.
+"""Measures of a tokenizer's quality: the characters per token of each source, and the pieces of long words.
 
-They are measured when a tokenizer is trained, on the beginning of each source's text at that time, and stored in its meta.json. They use
-whole texts, not the lines of the sample: a newline is a token, and the sample has no newlines. Cost: a tenth of a second for each source,
-and its beginning in memory. For an imported tokenizer, the caches that were built with it are measured.
+When a tokenizer is trained, the beginning of each source's text at that time is measured, and the results are stored in the tokenizer's
+meta.json. Whole texts are measured, not the lines of the sample. A newline is a token, and the sample has no newlines. Cost: a tenth of a
+second for each source, and the beginning of its text in memory. For an imported tokenizer, the caches that were built with it are measured
+instead.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_na
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.place import check_place
 
-MEASURED_CHARACTERS = 1 << 18  # characters of each source
+MEASURED_CHARACTERS = 1 << 18  # number of characters of each source that are measured
 LONGEST_WORDS = 9
 
 _WORD = re.compile(r"[^\W\d_]+")
-_LONGEST = 32  # letters; longer runs are rarely words
-_LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
+_LONGEST = 32  # number of letters; longer runs of letters are rarely words
+_LAST_LETTER = "\u052f"  # the last letter of Latin, Greek and Cyrillic, which every font has
 
 
 def characters_per_token(characters: int, tokens: int) -> float | None:
@@ -33,7 +34,7 @@ def characters_per_token(characters: int, tokens: int) -> float | None:
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Return the characters per token of a pretrain cache, rounded, without EOT; None if its meta.json counts no characters (sft)."""
+    """Return the characters per token of a pretrain cache, rounded, without EOT. None if meta.json has no number of characters (SFT)."""
     if "characters" not in meta:
         return None
     tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
@@ -51,9 +52,9 @@ def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
 
 
 def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Return keys of meta.json's `trained_on`, from texts by source.
+    """Return keys for `trained_on` in meta.json. `beginnings` has the texts of each source.
 
-    `characters_per_token`: of each source with text. `longest_words`: the longest of all.
+    `characters_per_token`: the ratio for each source that has text. `longest_words`: the longest words of all sources together.
     """
     ratios: dict[str, float] = {}
     words: set[str] = set()
@@ -76,13 +77,17 @@ def _is_a_word(found: str) -> bool:
 
 
 def by_source(root: Path, meta: Meta) -> dict[str, float]:
-    """Return characters per token by source: of the training texts; of other sources, of their pretrain caches with this tokenizer."""
+    """Return the characters per token of each source.
+
+    For a source that the tokenizer was trained on, its training texts count. For any other source, its pretrain cache counts, if it was
+    built with this tokenizer.
+    """
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
             folder = dataset_dir(root, "pretrain", name)
             built = check_place(read_meta(str(folder / META_NAME)), folder)
-        except NielsCacheError:  # the checks report it
+        except NielsCacheError:  # the checks report this error
             continue
         ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
         if ratio is not None:
@@ -91,7 +96,7 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
 
 
 def split_words(meta: Meta, tokenizer: SentencePieceTokenizer) -> dict[str, list[str]]:
-    """Return the longest words of the sample, each as its pieces, without the initial blank. Empty without a sample."""
+    """Return the pieces of each of the longest words of the sample, without the initial blank. The result is empty without a sample."""
     pieces = tokenizer.piece_bytes()
     words: list[str] = meta.get("trained_on", {}).get("longest_words", [])
     cut = {word: [pieces[token].decode(errors="replace") for token in tokenizer.encode(word)] for word in words}

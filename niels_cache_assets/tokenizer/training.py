@@ -1,8 +1,8 @@
-"""Training of a tokenizer on a file of text (corpus/tokenizer_sample.py), and texts that a tokenizer must reproduce.
+"""The training of a tokenizer on a file of text (corpus/tokenizer_sample.py), and texts that a tokenizer must reproduce.
 
-SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`). It is
-killed when the parent leaves the block, and ends with the parent if that is killed. No part of a text may be lost: there is no
-normalization, white space is kept, and characters without a piece become bytes. SentencePiece holds the sample in memory.
+SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`). The child
+is killed if an error or a signal ends `train` early. The child also ends if the parent is killed. No part of a text may be lost. Therefore
+there is no normalization, white space is kept, and characters without a piece become bytes. SentencePiece holds the whole sample in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RoundTripLoss:
 
 
 def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
-    """Return the texts of the fixed list that decode differently; empty for a tokenizer that was trained here."""
+    """Return the texts in ROUND_TRIP_TEXTS that decode differently. The result is empty for a tokenizer that was trained here."""
     pairs = ((text, tokenizer.decode(tokenizer.encode(text))) for text in ROUND_TRIP_TEXTS)
     return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
 
@@ -93,7 +93,7 @@ def _run_child(spec: dict[str, Any]) -> None:
 
 
 def _training_advice(errors: str, spec: dict[str, Any]) -> str:
-    """Return the last line of SentencePiece's error, without its place in the code, and advice."""
+    """Return the last line of SentencePiece's error with advice. The place in SentencePiece's code is removed from this line."""
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
     if "size too high" in last:
         return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it (--vocab-size) or add text"
@@ -115,7 +115,7 @@ def _train_from_spec(spec: dict[str, Any]) -> None:
 
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=sentences(),
-        model_writer=model,  # a model_prefix would put its path into the model, whose bytes would then depend on the machine
+        model_writer=model,  # with model_prefix, the model would contain a path, so its bytes would depend on the machine
         vocab_size=spec["vocab_size"],
         model_type=spec["model_type"],
         character_coverage=spec["character_coverage"],

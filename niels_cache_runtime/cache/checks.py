@@ -1,4 +1,4 @@
-"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. Needs neither torch nor numpy."""
+"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need neither torch nor numpy."""
 
 import difflib
 import operator
@@ -8,11 +8,11 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
 
-MOST = 2**62 - 1  # for int64 counts: the sum of two still fits
+MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
 
 
 def as_int(value: Any) -> int | None:
-    """Return `value` as an int, also from numpy's integers, or None if it is not one. Booleans are rejected."""
+    """Return `value` as an int, or None if it is not a whole number. numpy's integers are accepted, booleans are rejected."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -20,7 +20,7 @@ def as_int(value: Any) -> int | None:
 
 
 def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
-    """Return `value` as an int from `least` to `most`. Raises NielsCacheError that names the setting."""
+    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, naming the setting, if it is not such a number."""
     number = as_int(value)
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
@@ -29,17 +29,17 @@ def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = Non
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return `value` as an int of at least 1 that an int64 can count. Raises NielsCacheError that names the setting."""
+    """Return `value` as an int that is at least 1 and that an int64 can count. Raises NielsCacheError, naming the setting, otherwise."""
     return check_whole(name, value, least=1, most=MOST)
 
 
 def check_token_id(name: str, value: Any) -> int:
-    """Return `value` as an int that a token can have. Raises NielsCacheError that names the setting."""
+    """Return `value` as an int that can be a token id. Raises NielsCacheError, naming the setting, otherwise."""
     return check_whole(name, value, most=MAX_VOCAB_SIZE - 1)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise NielsCacheError, with the nearest valid choice, unless `value` is one of `choices`."""
+    """Raise NielsCacheError unless `value` is one of `choices`. The message has the nearest valid choice."""
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
@@ -47,9 +47,9 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_index(index: Any, count: int, *, what: str, from_end: bool = False) -> int:
-    """Return `index` as an int from 0 to count - 1. With `from_end`, -1 is the last one.
+    """Return `index` as an int from 0 to count - 1. With `from_end`, negative indices count from the end, so -1 is the last item.
 
-    Raises TypeError if it is not a whole number, and IndexError if it is out of range; `what` names the items in the message.
+    Raises TypeError if `index` is not a whole number, and IndexError if it is out of range. `what` names the items in the message.
     """
     number = as_int(index)
     if number is None:

@@ -1,9 +1,9 @@
 """From mapped uint16 tokens to int64 batches on a device: the few operations that all samplers share.
 
-Tokens stay two bytes wide as long as possible: they are gathered and sent to an accelerator that way, and widened once at the end. On
-the CPU numpy does the work on the calling thread. That is measured as fast as torch on two idle cores. With busy cores, or in a
-container with a CPU limit, torch's thread pool stalled for 16 ms at a time. Storing a large batch evicts the CPU caches, so each later
-call into numpy or torch costs a microsecond or more; there are few calls. The samplers choose the rows.
+Tokens stay two bytes wide as long as possible. They are gathered and sent to an accelerator as two bytes each, and widened once at the end.
+On the CPU, numpy does the work on the calling thread. In measurements on two idle cores, this is as fast as torch. With busy cores, or in a
+container with a CPU limit, torch's thread pool stalled for 16 ms at a time. Storing a large batch evicts the CPU caches, so each later call
+into numpy or torch costs a microsecond or more. Therefore there are few calls. The samplers choose the rows.
 """
 
 import weakref
@@ -25,12 +25,12 @@ _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device. Raises NielsCacheError if torch does not know it or this machine does not have it."""
+    """Return the device as a torch.device. Raises NielsCacheError if torch does not know it or this machine does not have it."""
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise NielsCacheError(f"device={device!r}: torch has no such device; use for example 'cpu' or 'cuda'") from error
-    if resolved.type == "cuda":  # checked without starting CUDA: after that, forked processes cannot use it
+    if resolved.type == "cuda":  # check without starting CUDA: after a start, forked processes cannot use CUDA
         if not torch.cuda.is_available():
             raise NielsCacheError(f"device={device!r}: torch finds no CUDA here; use device='cpu'")
         if (resolved.index or 0) >= torch.cuda.device_count():
@@ -38,23 +38,26 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return resolved
     try:
         torch.empty(0, device=resolved)
-    except Exception as error:  # RuntimeError, NotImplementedError, AssertionError, ImportError: by device and version of torch
+    except Exception as error:  # the type depends on device and torch: RuntimeError, NotImplementedError, AssertionError or ImportError
         raise NielsCacheError(f"device={device!r}: this machine or this torch does not have it; use device='cpu'") from error
     return resolved
 
 
 def draw(count: int, *, B: int, generator: torch.Generator) -> NDArray[np.int64]:
-    """Return B numbers below `count`, drawn with replacement: those of `torch.randint`. It is the one use of the generator per batch."""
+    """Return B numbers below `count`, drawn with replacement. The numbers are the same as those of `torch.randint`.
+
+    A batch uses the generator only for this one call.
+    """
     B = check_positive("B", B)
     if generator.device != _CPU:
         return torch.randint(count, (B,), generator=generator, device=generator.device).cpu().numpy()
     numbers = np.empty(B, dtype=np.int64)
-    torch.from_numpy(numbers).random_(0, count, generator=generator)  # torch.randint does the same on a new tensor, in twice the time
+    torch.from_numpy(numbers).random_(0, count, generator=generator)  # torch.randint does the same on a new tensor, but takes twice as long
     return numbers
 
 
 class WindowReader:
-    """A reader of windows of `length` tokens, from anywhere in mapped shards."""
+    """A reader of windows of `length` tokens. A window may begin anywhere in the mapped shards."""
 
     def __init__(self, mapped: MappedTokens, *, length: int) -> None:
         self._length = length
@@ -64,9 +67,9 @@ class WindowReader:
         self._by_shard = [_overlapping_windows(tokens, length) for tokens in mapped.shards] if self._all is None else []
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Return the windows (B, length) at `positions` (B,), each the start of a window inside one shard."""
+        """Return the windows (B, length) that begin at `positions` (B,). Each window must lie inside one shard."""
         if self._all is not None and self._tokens is not None:
-            # Reading one token of each window first fetches all their pages at once: a quarter faster.
+            # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
             self._tokens[positions]
             return self._all[positions].view(TOKEN_DTYPE).reshape(-1, self._length)
         rows = np.empty((len(positions), self._length), dtype=np.uint16)
@@ -81,7 +84,7 @@ class WindowReader:
 def _overlapping_windows(tokens: NDArray[np.uint16], length: int) -> NDArray[np.void]:
     """Return an array whose item i is tokens[i : i + length], without a copy.
 
-    An item is one opaque value, so numpy copies a window as a block, not token by token.
+    An item is one opaque value, so numpy copies a whole window as one block.
     """
     if len(tokens) < length:
         return np.empty(0, dtype=np.dtype((np.void, length * TOKEN_BYTES)))
@@ -89,7 +92,7 @@ def _overlapping_windows(tokens: NDArray[np.uint16], length: int) -> NDArray[np.
 
 
 class PairMaker:
-    """A maker of x and y from rows of tokens, on one device."""
+    """A maker of inputs x and targets y from rows of tokens, on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,7 +102,7 @@ class PairMaker:
     def pairs(self, rows: NDArray[np.uint16] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y (B, T) int64, contiguous, on the device, from `rows` (B, T+1).
 
-        x is all but the last token of each row, y all but the first.
+        x is all tokens of each row except the last, and y is all tokens except the first.
         """
         if self._is_cuda:
             tokens = send(rows, self._device)
@@ -113,21 +116,22 @@ class PairMaker:
 
 
 class _RecycledMemory:
-    """int64 memory for batches, reused once no tensor refers to it.
+    """int64 memory for batches. It is used again as soon as no tensor refers to it.
 
-    Fresh memory of this size is mapped anew and faulted in page by page, which takes longer than filling it (measured: 20x).
+    The system maps fresh memory of this size anew and faults it in page by page, which takes longer than filling it (measured: 20x).
     """
 
     _KEPT = 4  # the batch in use, the next one, and some for a loader that reads ahead
-    _FROM_BYTES = 128 << 10  # malloc keeps smaller blocks itself: fresh arrays cause no page faults, and are cheaper
+    _FROM_BYTES = 128 << 10  # malloc itself keeps smaller blocks, so fresh arrays of this size cause no page faults and are cheaper
 
     def __init__(self) -> None:
         self._lent: deque[tuple[_Pair, weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=self._KEPT)
 
     def take(self, rows: int, columns: int) -> _Pair:
-        """Return two arrays (rows, columns) with arbitrary content. Their memory is free again once these very objects are gone.
+        """Return two arrays (rows, columns) with arbitrary content. Their memory is free again when these two array objects are gone.
 
-        A tensor from `torch.from_numpy` keeps its array alive until the tensor's last view or autograd node is gone. A numpy view does not.
+        A tensor from `torch.from_numpy` keeps its array alive until the tensor's last view or autograd node is gone. A numpy view does not
+        keep the array object alive.
         """
         shape = (rows, columns)
         if rows * columns * _INT64.itemsize < self._FROM_BYTES:
@@ -140,7 +144,10 @@ class _RecycledMemory:
         return x, y
 
     def _claim(self, shape: tuple[int, int]) -> _Pair | None:
-        """Return unused memory of that shape, or None. An entry leaves the queue before it is checked, so no two threads claim it."""
+        """Return unused memory of that shape, or None.
+
+        An entry leaves the queue before it is checked, so two threads never claim the same entry.
+        """
         for _ in range(len(self._lent)):
             try:
                 memory, x, y = self._lent.popleft()

@@ -1,9 +1,10 @@
 """Memory-mapped token shards, and the offset files beside the tokens.
 
-All shards of a split are mapped into one reserved address range, so the split is one array: a batch of windows is one gather, for any
-number of shards. Cost: a few system calls per shard when opened, one file descriptor at a time, no memory but page cache. Full shards
-are page multiples and lie back to back. After a shard of another size, zeros fill the rest of the page. If the system cannot reserve
-such a range (`tokens` is None), each shard has its own map, which may keep a descriptor each.
+All shards of a split are mapped into one reserved address range, so the split is one array. A batch of windows is then one gather (one
+indexed read), for any number of shards. Opening costs a few system calls per shard, one file descriptor at a time, and no memory but page
+cache. The size of a full shard is a multiple of the page size, so full shards lie back to back. After a shard of any other size, zeros fill
+the rest of the page. If the system cannot reserve such a range, `tokens` is None, and each shard has its own map, which may keep a
+descriptor.
 
 This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
 """
@@ -34,7 +35,7 @@ _BLOCK_OFFSETS = 1 << 20
 
 
 class Offsets(Protocol):
-    """An array of offsets, mapped or read in pieces."""
+    """An array of offsets that is mapped or read in pieces."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Any: ...
@@ -43,13 +44,15 @@ class Offsets(Protocol):
 class MappedTokens:
     """Token shards, read-only, as one range of positions.
 
-    `shard_starts` and `shard_lengths` (int64, tokens) give the place of each shard. `tokens` (uint16, 1-D, read-only) is the whole range,
-    or None if each shard has its own map; `shards` is always set. Positions between two shards, if any, read as 0 and belong to no shard.
+    `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (uint16, 1-D, read-only) is the whole
+    range, or None if each shard has its own map. `shards` is the list of shards and always set. There may be positions between two shards;
+    they read as 0 and belong to no shard.
 
-    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb a
-    map. Truncating one does.
+    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
+    its map. Truncating the file does.
 
-    Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced meanwhile by one of another size.
+    Raises NielsCacheError for a file that is missing or unreadable, that has an odd number of bytes, or that is replaced during opening by
+    a file of a different size.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
@@ -79,7 +82,7 @@ class MappedTokens:
 
 
 def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
-    """Yield the parts of consecutive 1-D `pieces` that make up items start to stop - 1 of them all."""
+    """Yield the parts of consecutive 1-D `pieces` that together are the items start to stop - 1 of all pieces."""
     begin = 0
     for piece in pieces:
         if begin >= stop:
@@ -90,7 +93,7 @@ def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Itera
 
 
 def _tokens_size(path: str | Path) -> int:
-    """Return the size in bytes."""
+    """Return the size of a token file in bytes. Raises NielsCacheError if it is not a regular file of whole tokens."""
     try:
         state = os.stat(path)
     except FileNotFoundError as error:
@@ -105,7 +108,7 @@ def _tokens_size(path: str | Path) -> int:
 
 
 def _open_tokens(path: str | Path, size: int) -> int:
-    """Open a file that must still have that size, because another file may have taken its place. Return the descriptor."""
+    """Open a token file and return its descriptor. The file must still have `size` bytes, because another file may have taken its place."""
     try:
         descriptor = open_regular(path)
     except OSError as error:
@@ -134,7 +137,7 @@ def _page_end(size: int) -> int:
 
 
 def _can_map_one_range() -> bool:
-    """Return whether this is Linux or macOS, with the byte order of the files."""
+    """Return whether this system is Linux or macOS and has the byte order of the files."""
     return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
 
 
@@ -149,10 +152,10 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
 
 
 def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Map every file, of that size in bytes, at consecutive pages of one reservation. Return None if the system refuses.
+    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if the system refuses.
 
-    The returned array owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them is gone. Only one file
-    is open at a time: a map needs no descriptor, and a process may have few of them.
+    The returned array owns the range. numpy and torch views keep the array alive, and the range is unmapped when the last view is gone.
+    Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
     """
     map_pages, unmap_pages = _libc_mmap()
     total = sum(map(_page_end, sizes))
@@ -160,7 +163,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     if base is None or base == _MAP_FAILED:
         return None
     buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
-    # At interpreter exit views may outlive finalizers, and the system unmaps the pages anyway.
+    # Not at interpreter exit: views may still exist after the finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
     address = base
     for path, size in zip(paths, sizes, strict=True):
@@ -177,7 +180,10 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
 
 
 def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a 1-D .npy file of offsets, read-only. Raises NielsCacheError if it is missing, unreadable, or of another dtype or shape."""
+    """Map a 1-D .npy file of offsets, read-only.
+
+    Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
+    """
     try:
         offsets = map_npy(path)
     except FileNotFoundError as error:
@@ -189,15 +195,15 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def check_offsets_form(path: str | Path, dtype: object, shape: tuple[int, ...], *, wanted: np.dtype[Any]) -> None:
-    """Raise NielsCacheError unless an array of offsets has one dimension of dtype `wanted`."""
+    """Raise NielsCacheError unless an array of offsets has one dimension and the dtype `wanted`."""
     if not isinstance(dtype, np.dtype) or dtype != wanted or len(shape) != 1:
         raise NielsCacheError(f"{path}: holds {dtype} of shape {shape}, expected one dimension of {wanted}; rebuild this data set")
 
 
 def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
-    """Map the start offset of every SFT example (int64, 1-D, in tokens): from 0, strictly increasing, below `token_count`.
+    """Map the start offset of every SFT example (int64, 1-D, in tokens).
 
-    Raises NielsCacheError if the file breaks any of these rules.
+    The offsets begin at 0, increase strictly, and are below `token_count`. Raises NielsCacheError if the file breaks any of these rules.
     """
     starts = map_offsets(path, IDX_DTYPE)
     check_example_starts(path, starts, token_count=token_count)
@@ -220,9 +226,9 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
 
 
 def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
-    """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens): strictly increasing, ending at `token_count`.
+    """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens).
 
-    Raises NielsCacheError if the file breaks any of these rules.
+    The offsets increase strictly, and the last one is `token_count`. Raises NielsCacheError if the file breaks any of these rules.
     """
     ends = map_offsets(path, DOC_ENDS_DTYPE)
     check_doc_ends(path, ends, token_count=token_count)
@@ -240,7 +246,7 @@ def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None
 
 
 def _check_increasing(path: str | Path, offsets: Offsets) -> None:
-    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # in blocks, so that memory does not grow with the file
+    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # read in blocks, so that memory does not grow with the file
         block = offsets[first : first + _BLOCK_OFFSETS + 1]
         increases = block[1:] > block[:-1]
         if not increases.all():

@@ -1,7 +1,7 @@
 """Opening a cache: its meta.json, if any, must describe the files, and all files must be of one build.
 
-Costs one small read, and the mapping of each shard (`mmap`). Only `verify="sha256"` hashes content: it reads every opened file once,
-several at a time. Checks of a whole cache, and of its inner rules, belong to `verify`.
+This costs one small read, and the mapping of each shard (`mmap`). Only `verify="sha256"` hashes content: it reads every opened file once,
+several files at the same time. `verify` checks whole caches and their inner rules.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,17 +32,17 @@ from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 FileEntries = dict[str, dict[str, Any]]
-Verify = Literal["size", "sha256"]  # the comparison with meta.json when a cache is opened
+Verify = Literal["size", "sha256"]  # how a cache is compared with meta.json when it is opened
 _Opened = TypeVar("_Opened")
-TRIES = 5  # for reading files of a data set that may be rebuilt meanwhile
+TRIES = 5  # how often to try to read a data set that may be rebuilt meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSplit:
     """An open pretrain split.
 
-    meta: the meta.json above it, None for a bare folder. shards: paths of its token files, in stream order. tokens: those files,
-    mapped. doc_ends: (documents,) uint64, mapped; None if not requested or missing.
+    meta: the meta.json in the folder above the split, or None if there is none. shards: paths of the split's token files, in stream order.
+    tokens: those files, mapped. doc_ends: (documents,) uint64, mapped; None if not requested or missing.
     """
 
     meta: Meta | None
@@ -52,11 +52,14 @@ class OpenedSplit:
 
 
 def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
-    """Open a split's folder, such as `cache/pretrain/NAME/train`, with all files from one build. `doc_ends`: also open the document ends.
+    """Open a split's folder, such as `cache/pretrain/NAME/train`, with all files from one build.
 
-    verify: "size" compares sizes with meta.json, "sha256" reads the opened files and compares their content.
-    Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
-    never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split opens.
+    doc_ends: whether to open the document ends too.
+    verify: "size" compares sizes with meta.json; "sha256" reads the opened files and compares their content.
+
+    Raises NielsCacheError if the folder or its shards are missing, if a shard has an odd number of bytes or is not the one that meta.json
+    lists, if the data set was never built or was built with another tokenizer than the cache has now, or if the document ends do not fit
+    the tokens. An empty split can be opened.
     """
     folder = Path(folder)
     return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
@@ -87,7 +90,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
 
 
 def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
-    """Return the `doc_ends` of an open split's folder. Raises NielsCacheError without them."""
+    """Return the `doc_ends` of an open split. Raises NielsCacheError, naming the split's folder, if they are None."""
     if doc_ends is None:
         name = doc_ends_name(Path(folder).name)
         raise NielsCacheError(f"{folder}: its documents are unknown, because {name} is not beside it; rebuild this data set")
@@ -95,9 +98,10 @@ def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) ->
 
 
 def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """Cut the split into ranges of whole documents with at most `max_tokens` each: first and end document, first and end token.
+    """Cut the split into ranges of whole documents with at most `max_tokens` tokens each.
 
-    Raises NielsCacheError for a document that is longer.
+    Return a list of (first document, end document, first token, end token), where ends are exclusive. Raises NielsCacheError if one
+    document has more than `max_tokens` tokens.
     """
     cuts, document, token = [], 0, 0
     while document < len(doc_ends):
@@ -111,16 +115,19 @@ def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: 
 
 
 def _splits_in(folder: Path, below: str) -> list[Path]:
-    """Return the first shards of the splits of data sets in a folder. `below`: a glob of the data sets' folders in it."""
+    """Return the first shards of all splits that are found in a folder.
+
+    below: a glob from the folder to the data sets' folders, such as "*/".
+    """
     found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
-    """Return the result of `open_files`, with everything that it opens in the data set's folder from one build.
+    """Return the result of `open_files`. Everything that it opens in the data set's folder is of one build.
 
-    A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed meanwhile, all
-    files are opened again, also after an error. An error with the same meta.json before and after is raised.
+    A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed during that time,
+    all files are opened again, even if there was an error. An error is raised only if meta.json is the same before and after.
     """
     for _ in range(TRIES):
         build = read_build(folder)
@@ -136,7 +143,10 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
 
 
 def read_build(folder: str | Path) -> bytes | None:
-    """Return the bytes of meta.json, or None if it cannot be read. They hold its meta_sha256, and with it the sha256 of every file."""
+    """Return the bytes of meta.json, or None if it cannot be read.
+
+    These bytes identify a build: they hold meta_sha256, and so depend on the sha256 of every file.
+    """
     try:
         return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
     except (NielsCacheError, OSError):
@@ -144,10 +154,10 @@ def read_build(folder: str | Path) -> bytes | None:
 
 
 def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
-    """Read the meta.json of a data set's folder; return None for a bare folder of tokens without one.
+    """Read the meta.json of a data set's folder. Return None if the folder has none.
 
-    Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
-    cache root holds now, or if it is missing and `verify` is "sha256".
+    Raises NielsCacheError if meta.json is unreadable, says that the data set was not built, or names another tokenizer than the cache root
+    holds now. Also raises it if meta.json is missing and `verify` is "sha256".
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
@@ -167,7 +177,10 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
 
 
 def current_tokenizer_sha256(folder: str | Path) -> str | None:
-    """Return the sha256 of the tokenizer in the cache root above a data set's folder; None outside a cache root or without a tokenizer."""
+    """Return the sha256 of the tokenizer in the cache root above a data set's folder.
+
+    Return None if the folder is not in a cache root, or if the root has no tokenizer.
+    """
     folder = Path(folder).absolute()
     path = tokenizer_dir(folder.parent.parent) / META_NAME
     if folder.parent.name not in FAMILIES or not path.exists():
@@ -176,7 +189,7 @@ def current_tokenizer_sha256(folder: str | Path) -> str | None:
 
 
 def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
-    """Return one clause if the data set was built with another tokenizer than `current`, or None."""
+    """Return one clause if the data set was built with a tokenizer that is not `current`, otherwise None."""
     used = meta.get("tokenizer_sha256")
     if used is None or current is None or used == current:
         return None
@@ -189,7 +202,7 @@ def short_sha256(sha256: object) -> str:
 
 
 def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
-    """Return the `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError for another form."""
+    """Return the `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if `files` has a different form."""
     files = meta.get("files")
     well_formed = isinstance(files, dict) and all(
         isinstance(entry, dict) and is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str) for entry in files.values()
@@ -211,9 +224,9 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
-    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, with their sizes.
+    """Raise NielsCacheError unless the files `found` are exactly the files `listed`, with the same sizes.
 
-    With verify="sha256", read the files and compare their content too.
+    found: relative path -> bytes. With verify="sha256", the files are also read and their content is compared.
     """
     for path in sorted(listed.keys() - found.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
@@ -231,7 +244,10 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
 
 
 def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
-    """Raise NielsCacheError if `key` of a meta.json without a list of files is not the number `found` in them. A missing key passes."""
+    """Raise NielsCacheError if the number under `key` in a foreign meta.json is not `found`, which was counted in the files.
+
+    A foreign meta.json is one of another program, without a list of files. A missing key is accepted.
+    """
     if meta.get(key, found) != found:
         raise NielsCacheError(
             f"{Path(folder) / META_NAME}: {key} is {meta[key]}, but the files hold {found}; copy the cache again, or correct the count"
@@ -253,11 +269,11 @@ def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:
-    """Raise NielsCacheError if a worker reopens another build than its parent opened."""
+    """Raise NielsCacheError if a worker has reopened a different build than its parent process opened."""
     check_same_id(where, opened=build_id(opened), reopened=build_id(reopened))
 
 
 def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
-    """Raise NielsCacheError as `check_same_build` does, from each one's `build_id`."""
+    """Raise NielsCacheError in the same case as `check_same_build`, given the `build_id` of both."""
     if opened != reopened:
         raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

@@ -3,8 +3,8 @@
     sys ... EOT  usr ... EOT  asst A B EOT           an example
                                    A B EOT           its targets; every other target is -100
 
-All code that samples or packs examples uses these functions, so targets are the same everywhere. Cost: opening reads the starts of all
-examples, 8 bytes each.
+EOT is the end-of-text token. `sys`, `usr` and `asst` are sentinels: tokens that begin a message of that role. All code that samples or
+packs examples uses these functions, so targets are the same everywhere. Opening reads the starts of all examples, 8 bytes each.
 """
 
 from pathlib import Path
@@ -25,8 +25,10 @@ from niels_cache_runtime.format.meta import Meta
 def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
     """Return which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
 
-    tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
-    target. The caller must mask padding with EOT after an unclosed span, because only the caller has its position.
+    tokens: integers of any shape (..., L); each row of L tokens is treated by itself.
+
+    The result is bool, of the same shape. The sentinel itself is never a target. If a span is not closed and padding with EOT follows it,
+    the caller must mask the padding, because only the caller knows where it begins.
     """
     row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
     return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
@@ -35,10 +37,11 @@ def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> ND
 def example_target_mask(
     tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
 ) -> NDArray[np.bool_]:
-    """Return `assistant_target_mask`, (N,) bool, of examples back to back: tokens (N,), the start of each in `starts` (K,), the first 0.
+    """Return the mask of `assistant_target_mask`, (N,) bool, for examples that lie back to back in `tokens` (N,).
 
-    A span ends with its example, and the first token of an example is never a target. `resumed`: the items of `starts` at which an
-    example was cut inside a span, so that the rest of the span still counts.
+    starts: (K,), the start of each example; the first is 0. A span ends with its example, and the first token of an example is never a
+        target.
+    resumed: those items of `starts` at which an example was cut inside a span, so that the rest of the span still counts.
     """
     opens = tokens == asst_id
     changes = opens | (tokens == eot_id)
@@ -47,7 +50,7 @@ def example_target_mask(
         begins_inside = opens.copy()
         begins_inside[resumed[~changes[resumed]]] = True
     changes[starts] = True
-    # Between two changes all tokens are inside a span, or none is: few runs, filled in one pass.
+    # Between two changes, either all tokens are inside a span or no token is. There are few such runs; one pass fills them.
     places = np.flatnonzero(changes)
     inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
     mask = np.zeros(len(tokens), dtype=np.bool_)
@@ -58,10 +61,10 @@ def example_target_mask(
 
 
 def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
-    """Return meta.json (None without one), the mapped tokens, and the start of each example, all of one build of a data set.
+    """Return meta.json (or None), the mapped tokens, and the start of each example, all of one build of a data set.
 
-    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
-    another tokenizer.
+    Raises NielsCacheError if a file is missing, malformed, or not the one that meta.json lists, or if the data set was never built or was
+    built with another tokenizer than the cache has now.
     """
     return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
 
@@ -85,9 +88,9 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
-    """Return the id of a special token: the given one, or else the one in meta.json.
+    """Return the id of a special token: the given id, or the id in meta.json if none is given.
 
-    Raises NielsCacheError if it is not a token id, if the two disagree, or if neither is known.
+    Raises NielsCacheError if the value is not a token id, if the given id and meta.json disagree, or if neither has an id.
     """
     given = None if given is None else check_token_id(f"{role}_id", given)
     known = ((meta or {}).get("special_token_ids") or {}).get(role)
@@ -103,7 +106,10 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
 
 
 def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
-    """Return the ids of EOT and the assistant sentinel as `resolve_id` does. Raises NielsCacheError too if they are equal."""
+    """Return the ids of EOT and of the assistant sentinel.
+
+    Raises NielsCacheError for the reasons that `resolve_id` lists, and if both ids are equal.
+    """
     eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
     asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
     if asst == eot:

@@ -1,7 +1,7 @@
-"""The room of files: the files of a cache, its meta.json, and safe reading of damaged or hostile files.
+"""The files of a cache: their layout, meta.json, and safe reading of damaged or hostile files.
 
     layout: names, dtypes, paths        meta, meta_keys, foreign_meta, place: the commit record
     npy_files, reading, safe_open: bytes        described: the kind of a path, in words        commit: lock, staging and exchange of folders
 
-Needs numpy. Imports no other room. Mapping tokens belongs to `cache`, the checks of a whole cache to `verify`.
+The modules of this folder need numpy, and import no other folder of the package. `cache` maps tokens, and `verify` checks a whole cache.
 """

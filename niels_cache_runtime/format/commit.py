@@ -4,8 +4,8 @@
     .NAME.partial    the staging folder of NAME
     .NAME.old        the previous folder, for an instant, if the system cannot exchange two folders in one step
 
-Cache builds and the indices of blends commit this way. Readers need no lock. The content of the lock file (who, where, since when) is
-for messages, and is used only while the lock is held. This module does not depend on what is built.
+Builds of caches and indices of blends commit in this way. Readers need no lock. The lock file says who holds the lock, where and since
+when; this is for messages, and is used only while the lock is held. This module does not depend on what is built.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_PATIENCE_SECONDS = 0.5  # an owner may not have written its name yet; a reader takes the lock for an instant
+_PATIENCE_SECONDS = 0.5  # a new owner may not have written its name yet, and `writer_of` takes the lock for an instant
 _POLL_SECONDS = 0.02
 _COMMAND_WIDTH = 80
 _AT_FDCWD = -100
@@ -45,7 +45,7 @@ class Busy(NielsCacheError):
 
 
 class LockRefused(NielsCacheError):
-    """A file system that refuses a lock or the lock file. `refusal`: its OSError; no_locks: it supports no locks at all."""
+    """A file system refuses a lock or the lock file. `refusal` is its OSError. `no_locks` says whether it supports no locks at all."""
 
     def __init__(self, message: str, refusal: OSError, *, no_locks: bool) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class LockRefused(NielsCacheError):
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """The owner of a lock. `since`: when it took the lock, UTC, in ISO 8601 to the second."""
+    """The owner of a lock. `since` is the time when the owner took the lock, UTC, in ISO 8601 to the second."""
 
     pid: int
     host: str
@@ -68,7 +68,7 @@ class Writer:
 
     @classmethod
     def here(cls, doing: str | None = None) -> Writer:
-        """Return this process."""
+        """Return a Writer for this process. `doing` replaces its command line."""
         command = doing or " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
         return cls(
             pid=os.getpid(),
@@ -82,17 +82,17 @@ UNKNOWN = Writer(pid=0, host="", since="", command="")
 
 
 def lock_path(target: Path) -> Path:
-    """Return the file that is locked while `target` is written."""
+    """Return the path of the file that is locked while `target` is written."""
     return target.parent / f".{target.name}.lock"
 
 
 def partial_path(target: Path) -> Path:
-    """Return the folder in which `target` is built."""
+    """Return the path of the folder in which `target` is built."""
     return target.parent / f".{target.name}.partial"
 
 
 def aside_path(target: Path) -> Path:
-    """Return the place of the old folder while two renames replace an exchange."""
+    """Return where the old folder lies for an instant, if the system cannot exchange two folders in one step but needs two renames."""
     return target.parent / f".{target.name}.old"
 
 
@@ -100,14 +100,16 @@ def aside_path(target: Path) -> Path:
 def writer_lock(
     target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `target`, whose parent exists. `doing` replaces the command in messages about the owner.
+    """Hold the lock of `target`, whose parent folder must exist. `doing` replaces the command in messages about the owner.
 
-    wait: called while another process holds the lock; the lock is tried again when it returns. Without it, raise Busy with the owner.
+    patience: how many seconds to try before the lock counts as held by another process.
+    wait: called while another process holds the lock. When `wait` returns, the lock is tried again. Without `wait`, Busy is raised, with
+        the owner.
     Raises LockRefused if the file system has no locks, or if the lock file cannot be written.
     """
     descriptor = _acquire(target, patience, wait)
     try:
-        with suppress(OSError):  # on a full disk the lock holds without its owner's name
+        with suppress(OSError):  # on a full disk, the lock is held without its owner's name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(asdict(Writer.here(doing))).encode(), 0)
         yield
@@ -120,7 +122,10 @@ def writer_lock(
 
 
 def writer_of(target: Path) -> Writer | None:
-    """Return the process that writes `target` now, UNKNOWN if the lock is held but its owner is not recorded, None if the lock is free."""
+    """Return the process that writes `target` now, or None if the lock is free.
+
+    Return UNKNOWN if the lock is held but its owner is not recorded.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -152,7 +157,7 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
 
 
 def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
-    """Return a descriptor of the lock file that holds the lock."""
+    """Take the lock of `target`, and return the descriptor of the lock file."""
     path = lock_path(target)
     deadline = time.monotonic() + patience
     while True:
@@ -186,7 +191,7 @@ def _open(path: Path) -> int:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the locked file is the one that others would lock: another process may have deleted it."""
+    """Return whether the locked file is still the file at `path`. Another process may have deleted it, and others would lock a new file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -194,7 +199,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _owner(descriptor: int) -> Writer | None:
-    """Return the owner that the file of a held lock names, or None if it certainly names a previous owner."""
+    """Return the owner that the file of a held lock names. Return None if it names no owner, or certainly a previous owner."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
         writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
@@ -212,7 +217,7 @@ def _is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # another user's process
+        pass  # the process belongs to another user
     return True
 
 
@@ -226,7 +231,10 @@ def sync(path: Path) -> None:
 
 
 def take_place(partial: Path, target: Path) -> None:
-    """Put `partial` in the place of `target`, in one step if the system can. The previous folder is then at `partial`, or removed."""
+    """Put `partial` in the place of `target`, in one step if the system can.
+
+    The previous folder is then at `partial`, or has been removed.
+    """
     if not target.exists():
         os.rename(partial, target)
     elif not exchange(partial, target):
@@ -247,7 +255,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def can_exchange(folder: Path) -> bool:
-    """Return whether two folders in `folder` can be exchanged in one step. Makes two folders there for the test, and removes them."""
+    """Return whether two folders in `folder` can be exchanged in one step. For this test, two folders are made there and then removed."""
     first, second = folder / "first", folder / "second"
     try:
         first.mkdir()

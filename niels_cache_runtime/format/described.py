@@ -1,7 +1,6 @@
-"""The kind of a path, in words: a cache root, a data set, a split, a file of one, or none of these.
+"""The kind of a path, in words: a cache root, a data set, a split, a file of a data set, or none of these.
 
-It is for error messages when a user gave another path than the expected one; nothing else depends on it. The cost is a few looks at
-names, and one meta.json.
+Only error messages use this module, if a user gave a different path than expected. A call lists a few folders and reads one meta.json.
 """
 
 import json
@@ -23,8 +22,10 @@ _MOST_NAMED = 3
 
 
 class Whereabouts(NamedTuple):
-    """A described path. said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that may be meant. dataset: the
-    data set at the path or above it.
+    """A described path.
+
+    said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that the user may have meant.
+    dataset: the data set at the path or above it.
     """
 
     kind: Described
@@ -34,15 +35,15 @@ class Whereabouts(NamedTuple):
 
     @property
     def root_advice(self) -> str | None:
-        """Advice to give a root near the path instead; None if there is no root near it."""
+        """Advice to give a cache root near the path instead. None if there is no cache root near the path."""
         return f"give the cache root: {' or '.join(map(str, self.roots[:_MOST_NAMED]))}" if self.roots else None
 
 
 def describe(given: str | Path) -> Whereabouts:
-    """Return the kind of a path. Never raises: an unreadable path is of kind "nothing"."""
+    """Return the kind of a path. This function never raises an error: an unreadable path is of kind "nothing"."""
     try:
         return _describe(Path(given).expanduser())
-    except (OSError, RuntimeError):  # no permission; no such home
+    except (OSError, RuntimeError):  # no permission, or `~` of an unknown user
         return Whereabouts("nothing", "cannot be read", [])
 
 
@@ -77,7 +78,7 @@ def _is_root(path: Path) -> bool:
 
 
 def _above(path: Path, levels: int) -> Path:
-    """Return the folder `levels` above, relative if the path is relative and long enough."""
+    """Return the folder `levels` above `path`. The result is relative if the path is relative and has enough parts."""
     return path.parents[levels - 1] if len(path.parts) >= levels and ".." not in path.parts else path.absolute().parents[levels - 1]
 
 
@@ -89,7 +90,7 @@ def _root_of(dataset: Path) -> list[Path]:
 
 
 def _called(dataset: Path) -> str:
-    """Return `the pretrain data set notes`, from its meta.json, which may be damaged."""
+    """Return the name of a data set in words, such as `the pretrain data set notes`. Its meta.json gives the kind, and may be damaged."""
     try:
         meta = json.loads(read_regular(dataset / META_NAME, most_bytes=MOST_META_BYTES))
         kind = meta.get("kind") if isinstance(meta, dict) else None

@@ -1,7 +1,8 @@
-"""A meta.json that another program wrote: enough to open a cache, too little to verify its files.
+"""A meta.json that another program wrote. It is enough to open a cache, but too little to verify the files of the cache.
 
-It has neither `schema_version` nor `meta_sha256` nor `files`, but every key that a reader of tokens needs. A meta.json of ours without
-some of those three keys is damaged, not foreign. The cost is a look at its keys. `opening` compares files with its counts.
+Such a meta.json has none of `schema_version`, `meta_sha256` and `files`, but it has every key that a reader of tokens needs. A meta.json
+with only some of these three keys is our own and damaged, not foreign. Only its keys and a few values are looked at, so the cost is small.
+`opening` compares its counts with the files.
 """
 
 import os
@@ -27,19 +28,19 @@ class ForeignMetaError(NielsCacheError):
 
 
 def is_foreign(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether another program wrote `meta`. False for None, which means a folder without a meta.json."""
+    """Return whether another program wrote `meta`. Return False for None, which means a folder without a meta.json."""
     return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
 
 
 def foreign_family(meta: Mapping[str, Any]) -> Family:
-    """Return the family of a foreign `meta`. Its counts decide that; no key names it."""
+    """Return the family of a foreign `meta`. Its counts decide the family, because no key names the family."""
     return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
 
 
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return the foreign `meta` without keys that have our names but values of another form.
+    """Return the foreign `meta`, without the keys that have our names but values of a different form.
 
-    Raises ForeignMetaError if a needed key is missing or of another form, or if its tokens are not little-endian uint16.
+    Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are not little-endian uint16.
     """
     if meta["token_dtype"] not in TOKEN_DTYPE_NAMES:
         raise ForeignMetaError(
@@ -65,7 +66,7 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
 
 
 def warn_unverifiable(path: str) -> None:
-    """Warn that the cache with this meta.json cannot be verified, once in this process."""
+    """Warn that the cache with this meta.json cannot be verified. A process warns only once about each cache."""
     known = os.path.abspath(path)
     if known not in _warned:
         _warned.add(known)

@@ -1,6 +1,7 @@
 """The layout of a cache on disk: dtypes, file names, paths, limits.
 
-Only this module spells a file name or a dtype; the asset package imports them from here. The only I/O is listing a folder.
+File names and dtypes are written in this module only; the package niels_cache_assets imports them from here. The only I/O is listing a
+folder.
 """
 
 import os
@@ -31,14 +32,14 @@ TOKENIZER_MODEL_NAME = "spm.model"
 
 
 def shard_name(index: int) -> str:
-    """Return the file name of the shard with that index in its split's folder."""
+    """Return the file name of the shard number `index` in the folder of its split."""
     return f"shard_{index:05d}.bin"
 
 
 def list_shards(folder: str | Path) -> list[Path]:
-    """Return the shards of a split's folder in stream order, an empty list for a missing folder.
+    """Return the shards of a split's folder in stream order, or an empty list if the folder is missing.
 
-    The order is by index, not by string: shard_100000 follows shard_99999. Raises NielsCacheError if a shard is missing or the folder
+    The order is by number, not by string: shard_100000 follows shard_99999. Raises NielsCacheError if a shard is missing or the folder
     cannot be listed.
     """
     folder = Path(folder)
@@ -49,7 +50,7 @@ def list_shards(folder: str | Path) -> list[Path]:
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot be listed: {error.strerror or error}") from error
     indexes = [name[6:-4] for name in names if name.startswith("shard_") and name.endswith(".bin")]
-    # Only the digits that shard_name writes: neither shard_1.bin nor "shard_00001 copy.bin".
+    # Accept only names that shard_name writes: neither shard_1.bin nor "shard_00001 copy.bin".
     found = sorted({int(index) for index in indexes if index.isdecimal() and shard_name(int(index)) == f"shard_{index}.bin"})
     if found and found[-1] != len(found) - 1:
         missing = next(index for index, present in enumerate(found) if index != present)
@@ -58,32 +59,35 @@ def list_shards(folder: str | Path) -> list[Path]:
 
 
 def doc_ends_name(split: str) -> str:
-    """Return the name of the uint64 .npy file with the exclusive cumulative end of every document in the split's token stream."""
+    """Return the name of the uint64 .npy file that holds where each document ends (exclusive) in the split's token stream."""
     return f"{split}_doc_ends.npy"
 
 
 def documents_name(split: Split) -> str:
-    """Return the name of the Parquet file with ordinal, source_id, file, row and tokens of every document of the split."""
+    """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every document of the split."""
     return f"{split}_documents.parquet"
 
 
 def tokens_name(split: Split) -> str:
-    """Return the name of the headerless uint16 file with the tokens of every SFT example of the split, back to back."""
+    """Return the name of the headerless uint16 file that holds the tokens of all SFT examples of the split, example after example."""
     return f"{split}_tokens.bin"
 
 
 def idx_name(split: Split) -> str:
-    """Return the name of the int64 .npy file with the start offset, in tokens, of every SFT example of the split."""
+    """Return the name of the int64 .npy file that holds where each SFT example of the split begins, in tokens."""
     return f"{split}_idx.npy"
 
 
 def examples_name(split: Split) -> str:
-    """Return the name of the Parquet file with ordinal, source_id, file, row and tokens of every SFT example of the split."""
+    """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every SFT example of the split."""
     return f"{split}_examples.parquet"
 
 
 def built_names(folder: str | Path) -> list[str]:
-    """Return the data sets in a folder such as `ROOT/pretrain`, sorted: the folders with a meta.json and without a leading dot."""
+    """Return the names of the data sets in a folder such as `ROOT/pretrain`, sorted.
+
+    A data set is a folder with a meta.json and without a leading dot.
+    """
     return sorted(path.parent.name for path in Path(folder).glob(f"*/{META_NAME}") if not path.parent.name.startswith("."))
 
 

@@ -1,7 +1,7 @@
-"""meta.json: the commit record of a cache. Canonical bytes, self-hashed, written last.
+"""meta.json, the commit record of a cache: canonical bytes with their own hash, written last.
 
-It holds no clock, host or absolute path: identical inputs give identical bytes. Reading costs one small file. `sha256_file` reads the
-whole file.
+A meta.json holds no clock, host or absolute path, so identical inputs give identical bytes. Reading it costs one small file. `sha256_file`
+reads all bytes of the file that it hashes.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, tokenize
 from niels_cache_runtime.format.safe_open import read_regular
 
 Meta = dict[str, Any]
-_SHOWN_KEY = 80  # characters of a key in a message
+_SHOWN_KEY = 80  # the most characters of a key in a message
 _NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # never in our files, except inside a text
 MOST_META_BYTES = 1 << 25  # enough for two hundred thousand files: thirty terabytes of full shards
 
@@ -38,7 +38,7 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_file(path: str) -> str:
-    """Return the hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing).
+    """Return the hex sha256 of a file's bytes. The file is read in blocks, and the GIL is released while hashing.
 
     Raises NielsCacheError if the file cannot be read.
     """
@@ -50,10 +50,10 @@ def sha256_file(path: str) -> str:
 
 
 def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the sha256 over the sorted lines `path bytes sha256` of the token and doc_ends/idx files among `files`.
+    """Return the sha256 over sorted lines `path bytes sha256`, one for each token, doc_ends and idx file among `files`.
 
-    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is excluded: its bytes depend on the version of the
-    parquet writer, but the training content does not.
+    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet files, which tell the origin of documents, are excluded:
+    their bytes depend on the version of the parquet writer, but the training content does not.
     """
     lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
     return sha256_text("".join(lines))
@@ -65,10 +65,11 @@ def is_content(path: str) -> bool:
 
 
 def write_meta(path: str, meta: Meta) -> None:
-    """Write `meta` as canonical JSON with its own hash (`meta_sha256`, over the same bytes with that field empty), fsynced.
+    """Write `meta` as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
-    Adds `schema_version` if the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one. Raises
-    NielsCacheError for more than 32 MiB, which no reader accepts, and OSError if the disk refuses.
+    The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, it is
+    added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError for more than 32 MiB,
+    which no reader accepts, and OSError if the disk refuses.
     """
     record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
@@ -88,8 +89,8 @@ def write_meta(path: str, meta: Meta) -> None:
 def read_meta(path: str) -> Meta:
     """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
 
-    A meta.json of another program has no such hash. It is accepted if it has the keys that a reader of tokens needs (`foreign_meta`), with
-    one warning for each cache and process.
+    A meta.json that another program wrote has no such hash. It is accepted if it has the keys that a reader of tokens needs
+    (`foreign_meta`). Each process warns once about each such cache.
     """
     meta = load_meta(path)
     if is_foreign(meta):
@@ -103,7 +104,7 @@ def _how_to_build(folder: Path) -> str:
 
 
 def load_meta(path: str) -> Meta:
-    """Read a meta.json as `read_meta` does, but without its warning: for code that reports unverifiable caches itself."""
+    """Read a meta.json in the same way as `read_meta`, but without a warning. Callers report unverifiable caches themselves."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
@@ -118,7 +119,7 @@ def load_meta(path: str) -> Meta:
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
     if isinstance(meta, dict) and is_foreign(meta):
-        _own_sha256(meta, path)  # raises if it cannot be serialized: code that compares builds may need its hash
+        _own_sha256(meta, path)  # raises if `meta` cannot be serialized: code that compares builds may need its hash
         return check_foreign(meta, path)
     if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
@@ -135,7 +136,9 @@ def load_meta(path: str) -> Meta:
 
 
 def build_id(meta: Meta | None) -> str | None:
-    """Return a value that differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. None for None."""
+    """Return a value that differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. Return None if `meta` is
+    None.
+    """
     if meta is None or not is_foreign(meta):
         return (meta or {}).get("meta_sha256")
     return sha256_text(canonical_json(meta))
@@ -144,12 +147,15 @@ def build_id(meta: Meta | None) -> str | None:
 def _own_sha256(meta: Meta, path: str) -> str:
     try:
         return sha256_text(canonical_json({**meta, "meta_sha256": ""}))
-    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: it parses, but we never write it
+    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, too deep nesting: JSON that parses, but that we never write
         raise NielsCacheError(f"{path}: holds a value that is not allowed in a meta.json: {error}; rebuild this data set") from error
 
 
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
-    """Return whether canonical `content` with its hash field empty has that hash. This saves serializing thousands of files again."""
+    """Return whether `content`, with its hash field empty, has the sha256 `meta_sha256`.
+
+    If canonical `content` passes this check, thousands of entries need not be serialized again.
+    """
     if _NEVER_WRITTEN.search(content):
         return False
     field = f'"meta_sha256": "{meta_sha256}"'.encode()
@@ -157,11 +163,10 @@ def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict; an `object_pairs_hook` for json.loads.
+    """Return the pairs of a JSON object as a dict. This function is an `object_pairs_hook` for json.loads.
 
-    Raises ValueError for a repeated key: programs differ in which of the values they keep.
+    Raises ValueError for a repeated key, because programs differ in which of its values they keep.
     """
-    """Return the object of these pairs. Raises ValueError for a repeated key: programs differ in which value they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

@@ -1,8 +1,8 @@
 """The table of every key in our meta.json files: the kinds of folders that have it, the form of its value, and its meaning.
 
-docs/meta.md is made from it, and a test compares it with built caches. `check_form` compares the values with this table once, when a folder
-is opened. This is needed because `read_meta` accepts a meta.json that was edited and hashed again. Which keys are needed is decided by
-their readers. `verify` checks whether values agree with each other and with the files.
+docs/meta.md is made from this table, and a test compares the table with built caches. `check_form` compares the values with the table once,
+when a folder is opened. This is needed because `read_meta` accepts a meta.json that was edited and hashed again. The code that reads a key
+decides whether the key is needed. `verify` checks whether values agree with each other and with the files.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates")
 
 
 class MetaKey(NamedTuple):
-    """A key. `kinds`: the folders whose meta.json may have it. `meaning`: Markdown, a sentence without its full stop."""
+    """A key. `kinds` lists the folders whose meta.json may have it. `meaning` is Markdown, one sentence without its full stop."""
 
     name: str
     form: Form
@@ -39,7 +39,7 @@ class MetaKey(NamedTuple):
 
 
 def is_count(value: object) -> bool:
-    """Return whether `value` is a whole number from 0 that an int64 holds."""
+    """Return whether `value` is a whole number that is at least 0 and fits into an int64."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -138,7 +138,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("parameters", "a table", ("index",), "The parameters of the index; their hash is the folder's name"),
 )  # fmt: skip
 
-FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # a name has one form in all kinds
+FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # a key has the same form in all kinds of folders
 
 
 def form_problem(meta: dict[str, Any]) -> str | None:
@@ -150,7 +150,7 @@ def form_problem(meta: dict[str, Any]) -> str | None:
 
 
 def check_form(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return `meta`, read from `path`. Raises NielsCacheError with its `form_problem`."""
+    """Return `meta`, which was read from `path`. Raises NielsCacheError if `meta` has a `form_problem`."""
     if problem := form_problem(meta):
         raise NielsCacheError(f"{path}: {problem}; rebuild this data set")
     return meta

@@ -1,8 +1,8 @@
-"""Arrays of numbers in .npy files, mapped. One pattern reads the header, and the file must have exactly the length that it gives.
+"""Arrays of numbers in .npy files, mapped. One pattern reads the header, and the file must have exactly the length that the header gives.
 
-numpy's own reader evaluates the header as Python, raises more exceptions than its documentation names, ignores bytes after the array,
-and unpickles arrays of objects on request. This module evaluates nothing: a file is a plain array, or it is refused. Format:
-numpy.lib.format, versions 1.0 to 3.0. Cost: a small read, a map and, as long as the array lives, a descriptor.
+numpy's own reader evaluates the header as Python, raises more exceptions than its documentation names, ignores bytes after the array, and
+unpickles arrays of objects on request. This module evaluates nothing: it accepts a file with a plain array and refuses all others. The
+format is numpy.lib.format, versions 1.0 to 3.0. A map costs a small read, and keeps a descriptor open as long as the array lives.
 """
 
 import errno
@@ -21,9 +21,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
 
 _MAGIC = b"\x93NUMPY"
-_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version, width of the field with the length of the header
-_MOST_HEADER_BYTES = 10_000  # as numpy
-_MOST_DIMENSIONS = 64  # as numpy
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # version -> bytes of the field that gives the length of the header
+_MOST_HEADER_BYTES = 10_000  # the same limit as in numpy
+_MOST_DIMENSIONS = 64  # the same limit as in numpy
 _VALUE = r"'(?P<dtype>[<>=|]?[A-Za-z?]\d{0,9}(?:\[\w+\])?)'|(?P<fields>\[[^{}]*\])|(?P<order>True|False)|\((?P<shape>(?:\d{1,19},? ?)*)\)"
 _ENTRY = re.compile(rf" *'(?P<key>descr|fortran_order|shape)': ?(?:{_VALUE}) *,?")
 _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
@@ -31,7 +31,10 @@ _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
 
 @dataclass(frozen=True, kw_only=True)
 class NpyHeader:
-    """A header. dtype: None if items are not plain numbers (text, dates, records, objects). offset: bytes before the first item."""
+    """The header of an .npy file.
+
+    dtype: None if items are not plain numbers (text, dates, records, objects). offset: the number of bytes before the first item.
+    """
 
     dtype: np.dtype[Any] | None
     descr: str
@@ -48,7 +51,8 @@ class NpyHeader:
 def read_npy_header(path: str | Path) -> NpyHeader:
     """Read the header of an .npy file.
 
-    Raises OSError if the disk refuses, NielsCacheError for an invalid header or a file of another length than it gives.
+    Raises OSError if the disk refuses, and NielsCacheError for an invalid header or if the file does not have the length that the header
+    gives.
     """
     descriptor = open_regular(path)
     try:
@@ -58,9 +62,9 @@ def read_npy_header(path: str | Path) -> NpyHeader:
 
 
 def map_npy(path: str | Path) -> NDArray[Any]:
-    """Map the array, read-only.
+    """Map the array of an .npy file, read-only.
 
-    Raises OSError if the disk refuses, NielsCacheError as `read_npy_header` does, and for items that are not plain numbers.
+    Raises OSError if the disk refuses. Raises NielsCacheError in the same cases as `read_npy_header`, and if items are not plain numbers.
     """
     descriptor = open_regular(path)
     try:
@@ -70,16 +74,16 @@ def map_npy(path: str | Path) -> NDArray[Any]:
         content = mmap.mmap(descriptor, header.file_bytes, access=mmap.ACCESS_READ)
         items = np.frombuffer(content, dtype=header.dtype, count=math.prod(header.shape), offset=header.offset)
         return items.reshape(header.shape, order="F" if header.fortran_order else "C")
-    except ValueError as error:  # cut short just now; or a shape of 0 items whose extents numpy refuses
+    except ValueError as error:  # the file was cut short just now, or numpy refuses the extents of a shape with 0 items
         raise error if isinstance(error, NielsCacheError) else _damaged(path, str(error)) from error
     finally:
         os.close(descriptor)
 
 
 def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Create a file with an array, mapped for writing. No extent may be 0.
+    """Create a file with an array, mapped for writing. No dimension may have length 0.
 
-    It reserves the space on the disk now. Without that, a full disk would kill the process with a signal at a later write to the map.
+    The space on the disk is reserved now. Without that, a full disk would kill the process with a signal when it later writes to the map.
     Raises OSError if the disk is full.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
@@ -89,7 +93,7 @@ def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> ND
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system without this call
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # not an error: the file system does not have this call
                     raise OSError(error.errno, f"{error.strerror}: it takes {size:,} bytes", str(path)) from error
     return np.asarray(mapped)  # a plain array, because numpy shuffles a subclass item by item, through Python
 

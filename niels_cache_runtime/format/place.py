@@ -1,8 +1,8 @@
-"""The folder of a cache root where a meta.json belongs: `ROOT/FAMILY/NAME`, and an index under its hash.
+"""The check that a folder lies where its meta.json says: `ROOT/FAMILY/NAME`, and for an index under its hash.
 
-A folder that was renamed, copied or exchanged with another keeps its files and its hashes, so only its meta.json shows the wrong name.
-Only code that opens a folder by its name checks this; a folder that is opened by its path may have any name. The check needs no other
-file.
+A folder that was renamed, copied or exchanged with another folder keeps its files and its hashes, so only its meta.json shows that the name
+is wrong. Only code that opens a folder by its name makes this check. A folder that is opened by its path may have any name. The check needs
+no other file.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ _HASH_DIGITS = 32
 
 
 def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
-    """Return one clause if the folder NAME in FAMILY/ holds something else by its meta.json, or None.
+    """Return one clause if meta.json says that the folder NAME in FAMILY/ holds something different. Return None if there is no problem.
 
     A `dataset_name` of null fits any name.
     """
-    if is_foreign(meta):  # its kind and dataset_name, if any, follow no rule of ours
+    if is_foreign(meta):  # if it has a kind or dataset_name, they follow no rule of ours
         own_family = foreign_family(meta)
         return None if own_family == family else f"its counts are those of {own_family} data, but it lies in {family}/"
     kind = meta.get("kind")
@@ -43,7 +43,7 @@ def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
 
 
 def check_place(meta: Meta, folder: str | Path) -> Meta:
-    """Return `meta` of the folder `ROOT/FAMILY/NAME`, opened by name. Raises NielsCacheError with its `place_problem`."""
+    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`. Raises NielsCacheError if there is a `place_problem`."""
     path = Path(folder).absolute()
     if problem := place_problem(meta, family=path.parent.name, name=path.name):
         raise NielsCacheError(f"{Path(folder) / META_NAME}: {problem}")
@@ -51,5 +51,5 @@ def check_place(meta: Meta, folder: str | Path) -> Meta:
 
 
 def index_name(kind: str, *, version: int, parameters: Mapping[str, Any]) -> str:
-    """Return the name of an index: the same for equal parameters in any order."""
+    """Return the name of an index. It is the same for equal parameters in any order."""
     return sha256_text(canonical_json({"kind": kind, "index_version": version, "parameters": parameters}))[:_HASH_DIGITS]

@@ -1,8 +1,8 @@
 """Whole files of a cache: listing a folder, and the sha256 of many files at once.
 
-Hashing is the cost, and it releases the GIL. As many files as there are cores are read at a time, the largest first, each in blocks into
-one buffer per thread. A `Look` gets the same blocks, so each file is read once and memory stays flat. This module does not check the
-content of files. It needs neither torch nor numpy.
+Hashing takes most of the time, and it releases the GIL. Each core reads one file at a time, and the largest files come first. A thread
+reads its file in blocks into one buffer. A `Look` is a function that gets the same blocks, so each file is read only once, and memory stays
+constant. This module does not check the content of files. It needs neither torch nor numpy.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
 
-BLOCK_BYTES = 1 << 21  # large enough for few Python calls, small enough to be still in the CPU cache after hashing
+BLOCK_BYTES = 1 << 21  # large enough for few Python calls, and so small that a block is still in the CPU cache after hashing
 
 Look = Callable[[memoryview], None]
 OnBytes = Callable[[int], None]
@@ -28,8 +28,9 @@ OnBytes = Callable[[int], None]
 class Found(NamedTuple):
     """The entries below a folder, by relative path, sorted.
 
-    sizes: bytes of every regular file. strange: one clause about each entry that is no such file. unread: entries that were skipped because
-    their name has a leading dot. empty: folders without any entry.
+    sizes: the bytes of every regular file. strange: one clause about each entry that is neither a regular file nor a folder, or cannot be
+        read.
+    unread: entries that were skipped because their name has a leading dot. empty: folders without any entry.
     """
 
     sizes: dict[str, int]
@@ -39,9 +40,9 @@ class Found(NamedTuple):
 
 
 def find_files(folder: Path) -> Found:
-    """Find the files below `folder`. Links are not followed, wherever they lead.
+    """Find the files below `folder`. Links are never followed.
 
-    An entry with a leading dot belongs to a file manager or to a running build: it is skipped with everything in it.
+    An entry with a leading dot belongs to a file manager or to a running build. Such an entry is skipped, with everything in it.
     """
     sizes: dict[str, int] = {}
     strange: dict[str, str] = {}
@@ -82,10 +83,14 @@ def hash_files(
     threads: int | None = None,
     on_bytes: OnBytes | None = None,
 ) -> dict[Path, str | NielsCacheError]:
-    """Return the sha256 of each file, or the error that prevents reading it. Several files are read at a time; each `Look` gets its blocks.
+    """Return the sha256 of each file, or the error that prevents reading it. Several files are read at the same time.
 
-    sizes: to begin with the largest, so that no single core finishes late. threads: None for as many as this process may use.
-    on_bytes: called with the size of each block, by one thread at a time. An exception of a `Look` ends all reading.
+    files: each path, and the `Look` that gets the blocks of this file, or None.
+    sizes: if given, the largest files are read first, so that no single core finishes late.
+    threads: None means as many as this process may use.
+    on_bytes: called with the size of each block, by one thread at a time.
+
+    If a `Look` raises an exception, all reading ends.
     """
     if threads is not None and threads < 1:
         raise NielsCacheError(f"threads={threads}: must be at least 1")
@@ -94,7 +99,7 @@ def hash_files(
 
     def read(path: Path) -> str | NielsCacheError:
         if not hasattr(buffers, "block"):
-            buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned: the system copies into other memory at half the speed
+            buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned memory: the system copies into it twice as fast
         block, look, digest = buffers.block, files[path], hashlib.sha256()
         try:
             with FileIO(open_regular(path)) as file:
@@ -105,7 +110,7 @@ def hash_files(
                     if on_bytes is not None:
                         with lock:
                             on_bytes(count)
-        except NielsCacheError as error:  # not a regular file any more
+        except NielsCacheError as error:  # the path is not a regular file any more
             return error
         except OSError as error:
             return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}")
@@ -115,12 +120,12 @@ def hash_files(
         try:
             return dict(zip(order, pool.map(read, order), strict=True))
         finally:
-            stopped.set()  # after an interrupt all threads stop
+            stopped.set()  # so that all threads stop after an interrupt
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _fill(file: FileIO, block: memoryview) -> int:
-    """Read until the block is full or the file ends, so that only the last block is short. Return the number of bytes."""
+    """Read until the block is full or the file ends, so that only the last block of a file is short. Return the number of bytes read."""
     count = 0
     while count < len(block) and (more := file.readinto(block[count:])):
         count += more

@@ -2,8 +2,9 @@
 
     meta.json --names--> `name_problem` --> `link_problem` of each part of the path --> `open_regular` --> a descriptor
 
-A pipe or a device would block a reader or fill its memory. A link out of a data set would read, copy or verify a file of another owner.
-The folder itself may be a link: its owner chooses where caches lie. Costs one lstat for each file, and one for each folder between.
+A pipe or a device could block a reader or fill its memory. Through a link out of a data set, a reader could read, copy or verify a file of
+another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one lstat for
+each file, and one for each folder between the data set and the file.
 """
 
 import errno
@@ -16,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 def name_problem(name: object) -> str | None:
-    """Return one clause if `name` is not a relative path with slashes that stays inside its folder, or None."""
+    """Return one clause if `name` is not a relative path with slashes that stays inside its folder. Return None if it is."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
     if not name.isprintable():  # NUL, line breaks, halves of surrogate pairs
@@ -27,7 +28,9 @@ def name_problem(name: object) -> str | None:
 
 
 def require_utf8(path: str | Path, advice: str) -> None:
-    """Raise NielsCacheError for a path that is not UTF-8: libraries that write tables, and records of the path, refuse it later."""
+    """Raise NielsCacheError for a path that is not UTF-8. Otherwise libraries that write tables, and records of the path, would refuse it
+    later.
+    """
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -36,9 +39,9 @@ def require_utf8(path: str | Path, advice: str) -> None:
 
 
 def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of `names` (relative, checked) that is a link out of `folder` or lies below one, with one clause about it.
+    """Return the first of `names` that is a link out of `folder` or lies below such a link, and one clause about it.
 
-    Return None if all names are safe.
+    The names are relative, and `name_problem` has accepted them. Return None if all names are safe.
     """
     folder = Path(folder)
     looked_at: dict[str, bool] = {}
@@ -62,13 +65,16 @@ def _leaves(folder: Path, name: str) -> bool:
 
 
 def open_regular(path: str | Path) -> int:
-    """Open a regular file and return its descriptor, for reading. Raises OSError as `os.open`, NielsCacheError for a pipe or a device."""
+    """Open a regular file for reading and return its descriptor.
+
+    Raises OSError in the same cases as `os.open`, and NielsCacheError for a pipe or a device.
+    """
     # Without O_NONBLOCK, opening a pipe would wait for a writer. The flag has no effect on a regular file.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        if stat.S_ISDIR(mode):  # as open() raises
+        if stat.S_ISDIR(mode):  # the same error that open() raises
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise NielsCacheError(f"{path}: is not a regular file; remove it, or restore the right file")
     return descriptor
@@ -77,7 +83,7 @@ def open_regular(path: str | Path) -> int:
 def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
     """Read all bytes of a regular file.
 
-    Raises OSError in the same cases as `os.open`. Raises NielsCacheError if it is not a regular file, or has more than `most_bytes`.
+    Raises OSError in the same cases as `os.open`. Raises NielsCacheError if the path is not a regular file, or has more than `most_bytes`.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)

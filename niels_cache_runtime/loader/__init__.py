@@ -1,9 +1,9 @@
-"""The room of TokenLoader: the order of samples, and how a sample becomes a row of a batch.
+"""TokenLoader and its parts: the order of samples, and how a sample becomes a row of a batch.
 
     order, blend, mixture: position -> samples      windows, packing: a sample -> tokens      batch: tokens -> tensors
     settings, state, steps: the settings of a run, its saved state, its position      trace, report: origins of tokens, a planned run
 
-Imports `cache` and `format`. TokenLoader loads at its first use, as torch does: order and blend need numpy alone.
+The modules of this folder import `cache` and `format`. TokenLoader is imported at its first use, so `blend` can be imported without torch.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""One batch for training, and how rows of several sources become one.
+"""Batches for training, made of rows from one or several sources.
 
-Tokens are gathered per source, put into one array of two-byte rows, and widened once on the device. Costs one gather for each
-source in the batch. The loader chooses the samples of a batch.
+Tokens are read source by source, put into one array of two-byte tokens, and widened once on the device. This costs one gather (one indexed
+read) for each source in the batch. The loader chooses the samples of a batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +26,14 @@ class Batch:
     """B rows of T tokens on one device. Fields that were not requested are None.
 
     x, y: (B, T) int64, contiguous, y[:, :-1] == x[:, 1:].
-    y_masked: (B, T) int64, y with -100 for targets to ignore (SFT, or mask_cross_document_targets).
-    document_ids: (B, T) int32, 0, 1, 2, ... from each row's first document; padding counts as a document.
-    position_ids: (B, T) int32, position within the document, or since the row's start if the document began before it.
-    cu_seqlens: (documents + 1,) int32, starts of documents among the B * T flattened inputs and their end: the convention of
-        flash-attention's varlen functions, with max_seqlen, the length of the longest.
+    y_masked: (B, T) int64, y with -100 at targets to ignore. Present for SFT and with mask_cross_document_targets.
+    document_ids: (B, T) int32, the number of each input's document: 0, 1, 2, ... from the first document of the row. Padding counts as a
+        document.
+    position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from the
+        start of the row.
+    cu_seqlens: (documents + 1,) int32, the start of each document among the B * T flattened inputs, and then B * T. flash-attention's
+        varlen functions take cu_seqlens and max_seqlen in this form.
+    max_seqlen: the number of tokens of the longest document in the batch. It comes with cu_seqlens.
     dataset_ids: (B,) int64, index into the loader's `names`.
     """
 
@@ -65,7 +68,7 @@ class Batch:
 
 
 class BatchMaker:
-    """A maker of batches: it reads samples from sources onto a device."""
+    """A maker of batches: it reads samples from sources and puts their tokens onto a device."""
 
     def __init__(
         self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
@@ -80,7 +83,9 @@ class BatchMaker:
         self._pairs = PairMaker(device)
 
     def check_boundaries(self) -> None:
-        """Raise the NielsCacheError that a batch would raise, if documents are requested of a source that lists none."""
+        """Raise NielsCacheError if documents are requested and a source lists none. Without this check, the first batch would raise the
+        error.
+        """
         for source in self._sources:
             if self._boundaries and not source.packs:
                 source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
@@ -93,7 +98,7 @@ class BatchMaker:
         self._pairs = PairMaker(self._device)
 
     def make(self, located: Located) -> Batch:
-        """Return the samples at `located` (n,), one row each, in that order."""
+        """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""
         rows = self._read(located)
         n = len(located)
         x, y = self._pairs.pairs(rows.tokens)
@@ -107,7 +112,7 @@ class BatchMaker:
         if self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
             targets = within if targets is None else targets & within
-        elif targets is None and self._packs:  # pretrain rows among packed ones: all targets count
+        elif targets is None and self._packs:  # only pretrain rows are here, but some sources are packed: all targets count
             targets = np.ones((n, self._T), dtype=np.bool_)
         if targets is not None:
             extra["y_masked"] = self._masked(y, targets)
@@ -137,7 +142,7 @@ class BatchMaker:
         return send(array, self._device)
 
     def _read(self, located: Located) -> Rows:
-        """Read the rows of every (source, epoch) in the batch, each group with one read. Return them in the order of `located`."""
+        """Read the rows at `located`, with one read for each pair of source and epoch. Return the rows in the order of `located`."""
         if located.same is not None:
             source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)

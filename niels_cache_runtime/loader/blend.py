@@ -1,12 +1,15 @@
-"""The source of the next sample: several sources mixed by weights, as evenly as whole samples allow.
+"""The source of every sample of a run: several sources are mixed by weights, as evenly as whole samples allow.
 
     global sample --Blend.at--> source, how many samples of that source came before --Blend.position--> global sample
 
-At every prefix of a segment each source's count is its exact share rounded down or up. The greedy rule (take the source that is most
-behind) misses that: with one source of weight 40 beside 60 of weight 1 it is 1.2 samples off. Making a blend computes one period of each
-segment, about a microsecond and 9 bytes per sample of the period (at most 2**20). Every lookup is then O(1), vectorized, and exact at
-any position. A change of the source of any sample needs a new order.ORDER_VERSION. Nothing is random here. The order inside a source
-belongs to `order`; the end of a source belongs to the loader.
+A segment is a part of the run with constant weights. After any number of samples of a segment, each source's count is its exact share,
+rounded down or up. The greedy rule, to take the source that is most behind, does not achieve this. With one source of weight 40 and 60
+sources of weight 1, a count of the greedy rule is 1.2 samples off.
+
+A new blend computes one period of each segment. This costs about a microsecond and 9 bytes per sample of the period, and a period has at
+most 2**20 samples. Every lookup is then O(1), vectorized, and exact at any position. If the source of any sample changes in a new version
+of this code, a new order.ORDER_VERSION is needed. Nothing is random here. `order` orders the samples inside a source, and the loader
+decides when a source ends.
 """
 
 import difflib
@@ -25,26 +28,29 @@ from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_PERIOD = 2**20
-_MOST_SAMPLES = 2**60  # of a run, so that counts fit into int64
+_MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
 
 
 class Blend:
     """The sources of all samples of a run, by a schedule of weights.
 
-    names: of the sources, each once. schedule: (first sample, weight per name) of every segment, the first from sample 0, strictly
-    increasing; each segment names every source. Weights are positive numbers of any scale. A weight of 0 excludes a source from a
-    segment; some other segment must include it. Raises NielsCacheError otherwise.
+    names: the names of the sources, all different.
+    schedule: (first sample, weight per name) of every segment. The first segment begins at sample 0, and each one begins after the one
+        before. Each segment names every source. Weights are positive numbers of any scale. A weight of 0 excludes a source from a segment;
+        at least one segment must include each source. Raises NielsCacheError for an invalid schedule.
 
-    weights: (first sample, whole weight per source in the order of `names`) of every segment. They are the given decimals exactly if their
-    ratio has a sum of at most 2**20, else rounded by largest remainders to that sum, never to 0.
+    weights: (first sample, whole weights in the order of `names`) of every segment. If whole numbers in the exact ratio of the given
+        decimals have a sum of at most 2**20, the weights are these numbers. Otherwise they are rounded by largest remainders to the sum
+        2**20, and no positive weight becomes 0.
 
     Each segment begins a new period. The counts of earlier samples continue from segment to segment.
 
-    Proof that a prefix is never off by 1: with whole weights a of sum P, the j-th sample of a source may come at slots floor(jP/a) to
-    ceil((j+1)P/a) - 1 of the period. Serving every source at its constant rate fits these windows. Matchings in a bipartite graph are
-    integral, so some order of whole samples fits them too. Then the order that always takes the open window that closes first also fits.
-    After t slots the windows closed by then give at least floor(ta/P) samples, those opened by then at most ceil(ta/P).
-    Tijdeman 1980, "The chairman assignment problem"; the windows are those of P-fair scheduling (Baruah et al. 1996).
+    Proof that a count is always less than 1 away from the share: let a source have the whole weight a, and let P be the sum of the weights.
+    The j-th sample of this source may come at slots floor(jP/a) to ceil((j+1)P/a) - 1 of the period. These slots are the window of this
+    sample. Serving every source at its constant rate fits the windows. Matchings in a bipartite graph are integral, so some order of whole
+    samples fits the windows too. Then one more order fits: of all open windows, always take the window that closes first. After t slots,
+    the windows that have closed give at least floor(ta/P) samples, and the windows that have opened give at most ceil(ta/P). See Tijdeman
+    1980, "The chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
     """
 
     def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]]) -> None:
@@ -61,7 +67,9 @@ class Blend:
         self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for global `samples` (n,), the index of the source and its number of earlier samples; both (n,) int64."""
+        """Return two arrays (n,) int64 for global `samples` (n,): the index of each sample's source, and how many of its samples came
+        before.
+        """
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
         if len(self._segments) == 1:
@@ -79,7 +87,10 @@ class Blend:
         return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
 
     def position(self, source: int, number: int) -> int | None:
-        """Return the global sample that is a source's `number`-th (from 0), or None if the last segment excludes that source before it."""
+        """Return the global sample that is the `number`-th sample (from 0) of a source.
+
+        Return None if the source never reaches this sample, because the last segment excludes the source.
+        """
         if not 0 <= source < self._sources:
             raise NielsCacheError(f"source {source}: there are {self._sources}, counted from 0")
         if number < 0:
@@ -92,10 +103,11 @@ class Blend:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    """Samples from `first` on.
+    """One segment of the schedule: the samples from `first` on.
 
-    before: (sources,) samples of each source in earlier segments. sources, numbers: (up to a period,) the source of every slot and
-    its number of earlier slots; slots: all slots sorted by source, those of source i from slot_starts[i].
+    before: (sources,) the number of samples of each source in earlier segments.
+    sources, numbers: the source of every slot, and the number of earlier slots of that source; at most one period long.
+    slots: all slots sorted by source. slot_starts: the slots of source i begin at slots[slot_starts[i]].
     """
 
     first: int
@@ -125,7 +137,10 @@ class _Segment:
 
 
 def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.int64], length: int | None) -> _Segment:
-    """Return a segment. `length`: samples until the next segment, None for the last; no more slots are computed."""
+    """Return a segment. `length` is the number of samples until the next segment, None for the last segment.
+
+    At most `length` slots are computed.
+    """
     period = sum(weights)
     sources = _interleave(weights, slots=period if length is None else min(period, length))
     order = sources.argsort(kind="stable")
@@ -146,15 +161,15 @@ def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.in
 
 
 def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
-    """Return the source of each of the first `slots` slots of a period: of all open windows, the one that closes first."""
+    """Return the source of each of the first `slots` slots of a period. Each slot takes the open window that closes first (see Blend)."""
     period = sum(weights)
-    # The windows that open before `slots`: those with j * period / weight < slots.
+    # Only windows that open before `slots` are needed: those with j * period / weight < slots.
     windows = [np.arange(-(-slots * weight // period), dtype=np.int64) for weight in weights]
     opens = np.concatenate([j * period // max(weight, 1) for j, weight in zip(windows, weights, strict=True)])
     closes = np.concatenate([-(-(j + 1) * period // max(weight, 1)) for j, weight in zip(windows, weights, strict=True)])
     source = np.repeat(np.arange(len(weights)), [len(j) for j in windows])
     by_opening = opens.argsort(kind="stable")
-    keys = iter((closes * len(weights) + source)[by_opening].tolist())  # one number to compare: the closing slot, then the source
+    keys = iter((closes * len(weights) + source)[by_opening].tolist())  # a key is one number that sorts by closing slot, then by source
     chosen: list[int] = []
     is_open: list[int] = []
     for opening in np.bincount(opens, minlength=slots).tolist():
@@ -205,7 +220,7 @@ def _check_names(where: str, names: list[str], weights: Mapping[str, float]) -> 
 
 
 def _fraction(where: str, name: str, weight: Any, *, zero: bool) -> Fraction:
-    """Return the weight as it was written: 0.1 is a tenth, not the nearest binary number."""
+    """Return the weight as the fraction that its decimals say: 0.1 is a tenth, not the nearest binary number."""
     whole = as_int(weight)
     try:
         fraction = Fraction(whole) if whole is not None else Fraction(repr(float(weight)))
@@ -218,7 +233,7 @@ def _fraction(where: str, name: str, weight: Any, *, zero: bool) -> Fraction:
 
 
 def _whole_weights(fractions: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return whole numbers in the ratio of `fractions`, or near it if their sum would be above MAX_PERIOD."""
+    """Return whole numbers in the ratio of `fractions`. If their sum would be above MAX_PERIOD, the ratio is approximate."""
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     shares = _divided_by_gcd([int(fraction * scale) for fraction in fractions])
     return shares if sum(shares) <= MAX_PERIOD else _divided_by_gcd(_largest_remainder(shares, total=MAX_PERIOD))
@@ -232,7 +247,7 @@ def _divided_by_gcd(shares: Sequence[int]) -> tuple[int, ...]:
 def _largest_remainder(shares: Sequence[int], *, total: int) -> list[int]:
     """Divide `total` in the ratio of `shares`, with at least 1 for every positive share.
 
-    A source that would get less gets 1, and the rest is divided among the others.
+    A source whose share would be below 1 gets 1. The rest of `total` is divided among the other sources.
     """
     result = [0] * len(shares)
     divided = {index for index, share in enumerate(shares) if share}

@@ -4,11 +4,13 @@
                                             `--cross_document_targets--> targets to exclude from the loss
     document_ids --document_mask, flex_block_mask--> attention inside documents only
 
-No token is read: boundaries come from the offsets that a cache stores, not from a scan for EOT. The arrays are numpy's, made on the CPU
-beside the batch. The masks are torch's, made on the device of the ids. Cost at 64 rows of 2048 tokens, with documents of about 600 tokens:
-70 us for ids and positions, and about the same or a little more to find the boundaries in 700,000 doc_ends. These figures are for a machine
-on which the batch itself takes 100 us. `flex_block_mask` grows with the square of the number of blocks, `document_mask` with the square of
-the number of tokens. Which tokens are in a batch is decided by the sources, not here.
+No token is read: boundaries come from the offsets that a cache stores, not from a scan for end-of-text tokens. The arrays are numpy arrays,
+made on the CPU. The masks are torch tensors, made on the device of the ids.
+
+With 64 rows of 2048 tokens and documents of about 600 tokens, ids and positions cost 70 us. Finding the boundaries in 700,000 doc_ends
+costs about the same or a little more. These figures are for a machine on which the batch itself takes 100 us. The cost of `flex_block_mask`
+grows with the square of the number of blocks, and the cost of `document_mask` with the square of the number of tokens. The sources decide
+which tokens are in a batch; this module does not.
 """
 
 from typing import TYPE_CHECKING
@@ -30,14 +32,14 @@ _INT32_MAX = 2**31 - 1
 def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], *, T: int) -> Boundaries:
     """Find where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
 
-    doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Two binary searches per window.
+    doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Each window costs two binary searches.
     Raises NielsCacheError if a window is not inside the stream.
     """
-    doc_ends = np.asarray(doc_ends)  # an np.memmap is slower at every step
-    # Unsigned like doc_ends: with int64 keys numpy would turn all of doc_ends into float64, slowly and rounded.
+    doc_ends = np.asarray(doc_ends)  # every operation on an np.memmap is slower
+    # The keys are unsigned like doc_ends. With int64 keys numpy would convert all of doc_ends to float64, which is slow and rounds.
     starts = positions.astype(np.uint64)
     tokens = int(doc_ends[-1]) if len(doc_ends) else 0
-    if len(starts) and int(starts.max()) >= tokens - T:  # as unsigned, a negative position is far beyond the end
+    if len(starts) and int(starts.max()) >= tokens - T:  # a negative position became an unsigned number far beyond the end
         raise NielsCacheError(
             f"windows of T+1={T + 1} tokens at {positions.min()} to {positions.max()}: not inside the stream of {tokens} tokens"
             " of doc_ends; give the doc_ends of the same split"
@@ -47,7 +49,7 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], 
     stop = doc_ends.searchsorted(lasts, side="left")
     counts = stop - first
     rows = np.arange(len(positions)).repeat(counts)
-    # Row by row the documents first, first + 1, ..., stop - 1: in each row they differ from a running number by a constant.
+    # Each row has the documents first, first + 1, ..., stop - 1. Within a row, these differ from a running number by a constant.
     documents = (stop - counts.cumsum()).repeat(counts)
     documents += np.arange(len(documents))
     columns = doc_ends[documents] - starts[rows]
@@ -55,10 +57,11 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], 
 
 
 def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32]:
-    """Return the cumulative lengths of the segments of a batch: 0, every start of a document or row in the rows * T flattened inputs, rows
-    * T.
+    """Return the cumulative lengths of the segments of a batch, (segments + 1,) int32, as flash-attention's varlen functions take them.
 
-    (segments + 1,) int32, the convention of flash-attention's varlen functions. Raises NielsCacheError if int32 cannot count them.
+    The rows of the batch are flattened to rows * T inputs. A segment begins at the start of every row, and wherever a document begins
+    inside a row. The result has the start of every segment, in increasing order from 0, and then rows * T. Raises NielsCacheError if rows *
+    T does not fit into int32.
     """
     if rows * T > _INT32_MAX:
         raise NielsCacheError(f"{rows} rows of T={T}: cu_seqlens is int32 and counts up to {_INT32_MAX} tokens; use a smaller batch")
@@ -68,12 +71,12 @@ def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32
 
 
 def max_seqlen(cu: NDArray[np.int32]) -> int:
-    """Return the tokens of the longest segment, as flash-attention's varlen functions take it; 0 for an empty batch."""
+    """Return the number of tokens in the longest segment, or 0 for an empty batch. flash-attention's varlen functions take this number."""
     return int((cu[1:] - cu[:-1]).max(initial=0))
 
 
 def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
-    """Return (rows, T) int32: the document of every input, counted 0, 1, 2, ... from the start of its row."""
+    """Return (rows, T) int32: the number of every input's document. Documents are numbered 0, 1, 2, ... from the start of each row."""
     starts = cu[:-1]
     first_of_row = starts.searchsorted(np.arange(0, rows * T, T, dtype=np.int32)).astype(np.int32)
     ids = np.arange(len(starts), dtype=np.int32) - first_of_row[starts // T]
@@ -81,15 +84,15 @@ def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int3
 
 
 def position_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
-    """Return (rows, T) int32: the position of every input in its document, from 0 at the start of the document or row."""
+    """Return (rows, T) int32: the position of every input in its document. Positions begin at 0 where the document or the row begins."""
     starts = cu[:-1]
     positions = np.repeat(starts % T, cu[1:] - starts).reshape(rows, T)
-    # In place, with one ramp for all rows: a ramp over the whole batch is one more pass over memory, a third of the time.
+    # One ramp serves all rows, in place. A ramp over the whole batch would be one more pass over memory, a third of the time.
     return np.subtract(np.arange(T, dtype=np.int32), positions, out=positions)
 
 
 def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.bool_]:
-    """Return (rows, T) bool: whether a target is the first token of the next document, which its input cannot predict."""
+    """Return (rows, T) bool: whether each target is the first token of a new document. The input of such a target cannot predict it."""
     crosses = np.zeros((rows, T), dtype=np.bool_)
     crosses[boundaries.rows, boundaries.columns - 1] = True
     crosses[:, -1] = ~boundaries.continues
@@ -99,9 +102,9 @@ def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDAr
 def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
     """Return a bool mask (B, 1, T, T). Element [b, 0, q, k] says whether input q may attend to input k.
 
-    `document_ids` (B, T) are integers, and the mask is on their device. Pass it as `attn_mask` to `scaled_dot_product_attention`. An input
-    attends only to its own document, and with `causal` to nothing later. The mask takes B * T * T bytes. For a large T use
-    `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
+    `document_ids` (B, T) are integers, and the mask is on the same device. Pass the mask as `attn_mask` to `scaled_dot_product_attention`.
+    An input attends only to inputs of its own document, and with `causal` to no later input. The mask takes B * T * T bytes. For a large T
+    use `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
     """
     _check_two_dimensional(document_ids)
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
@@ -109,20 +112,21 @@ def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.T
 
 
 def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_size: int = 128) -> "BlockMask":
-    """Return the `block_mask` of `flex_attention` from `document_ids` (B, T), integers: the rule of `document_mask`, for any head.
+    """Return a `block_mask` for `flex_attention` from integer `document_ids` (B, T). The mask follows the rule of `document_mask`, for any
+    head.
 
-    It is found from the lowest and highest id of every block of `block_size` tokens, without the (B, T, T) mask that `create_block_mask`
-    fills first. Blocks without a common document are skipped, blocks inside one document need no mask. Any ids give the right attention.
-    Ids that never decrease in a row, as those of `document_ids`, skip every block that can be skipped. Needs torch 2.7
-    or later. Raises NielsCacheError if the ids are not two-dimensional or `block_size` is not a positive number.
+    It is computed from the lowest and the highest id of every block of `block_size` tokens. The (B, T, T) mask that `create_block_mask`
+    fills first is not needed. Blocks without a common document are skipped, and blocks inside one document need no mask. The attention is
+    right for any ids. If the ids never decrease within a row, every block that can be skipped is skipped; the ids of `document_ids` never
+    decrease. Needs torch 2.7 or later. Raises NielsCacheError if the ids are not two-dimensional or `block_size` is not a positive number.
     """
-    from torch.nn.attention.flex_attention import BlockMask  # this import loads torch's compiler, more than a second
+    from torch.nn.attention.flex_attention import BlockMask  # this import loads torch's compiler, which takes more than a second
 
     _check_two_dimensional(document_ids)
     check_positive("block_size", block_size)
     batch, T = document_ids.shape
     blocks = -(-T // block_size)
-    # Fill the last block with its last id, which changes neither its lowest nor its highest.
+    # Fill the last block by repeating its last id. This changes neither the lowest nor the highest id of the block.
     filled = torch.nn.functional.pad(document_ids, (0, blocks * block_size - T))
     filled[:, T:] = document_ids[:, -1:]
     by_block = filled.reshape(batch, blocks, block_size)
@@ -147,7 +151,10 @@ def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_si
 
 
 def _ordered(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return from (B, q, k) bool how many k each q has, (B, 1, q), and which, these first, (B, 1, q, k): int32, as BlockMask keeps them."""
+    """Return, for every q of `chosen` (B, q, k) bool, how many k are chosen, and all k with the chosen ones first.
+
+    Both results are int32, as BlockMask keeps them: the counts are (B, 1, q), the ordered k are (B, 1, q, k).
+    """
     indices = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(dim=-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]
 

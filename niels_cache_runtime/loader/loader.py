@@ -2,8 +2,8 @@
 
     step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
 
-Everything before the last arrow is computed from the position, so a state is a few integers and resuming costs the same at any
-step. A batch is one gather for each source in it.
+Everything before the last arrow is computed from the position in the run. So a saved state is a few integers, and resuming costs the same
+at any step. A batch costs one gather (one indexed numpy read) for each source that it has rows of.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,39 +50,39 @@ from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samp
 
 
 class _NoDataLoaderError(NielsCacheError, AttributeError):
-    """An AttributeError, so that `hasattr` answers False."""
+    """An AttributeError, so that `hasattr(loader, "dataset")` returns False."""
 
 
 class TokenLoader(IterableDataset[Batch]):
-    """Batches of T tokens in rows, from one split or a blend of several, each sample exactly once per epoch.
+    """Batches of rows of T tokens, from one split or a blend of several splits, with each sample exactly once per epoch.
 
-    sources: a split's folder such as `cache/pretrain/wikitext/train`, or names to folders. For SFT, the data set's folder and the
-        split: `cache/sft/dolly15k/train`; its examples are packed whole into rows.
-    T: tokens per row. B: rows per batch and rank. seed: of every order.
-    weights: names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a weight
-        may be 0. Needed for several sources; at every prefix each source is less than one sample from its share.
-    shuffle: False reads each source in its own order.
-    rank, world_size: the part of the global batch of B * world_size rows that this process takes.
-    device: the device of batches; two-byte tokens travel to CUDA and are widened there.
-    stride: tokens from one window of a pretrain stream to the next; T when None. Windows cross shards.
-    epochs: iteration ends before a source would begin another `epochs` epochs, and the next iteration continues from there.
-        None: endless.
-    on_exhausted: "restart" (the default without `epochs`) | "stop" (the default with it) | "raise": the action after a source has been
-        read `epochs` times (once when None).
-    drop_last: whether to drop the smaller batch that a pass may end with. Otherwise its rows are divided evenly, and a rank may
-        get none: set it if ranks must take equally many steps.
-    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT always has the first three.
-    mask_cross_document_targets: y_masked hides every target that begins another document than that of its input.
-    loss_on: SFT: "assistant", "last_assistant" (the last reply of each example) or "all".
-    overflow: SFT: the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
+    sources: the folder of a split, such as `cache/pretrain/wikitext/train`, or a mapping of names to such folders. For SFT, give the data
+        set's folder followed by the split: `cache/sft/dolly15k/train`. Whole examples are packed into rows.
+    T: tokens per row. B: rows per batch on each rank. seed: the seed of every order.
+    weights: a mapping of names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a
+        weight may be 0. Required for several sources. After any number of samples, each source is less than one sample away from its share.
+    shuffle: with False, each source is read in its own order.
+    rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
+    device: the device of batches. Tokens travel to CUDA as two bytes each and are widened there.
+    stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
+    epochs: an iteration ends before the first sample that would begin another `epochs` epochs of its source. The next iteration continues
+        from there. None means that iteration never ends.
+    on_exhausted: the action after a source has been read `epochs` times (once if `epochs` is None): "restart" (the default without
+        `epochs`), "stop" (the default with `epochs`) or "raise".
+    drop_last: whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a rank
+        may get no row. Set drop_last if all ranks must take equally many steps.
+    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT batches always have the first three.
+    mask_cross_document_targets: whether y_masked hides every target that belongs to a different document than its input.
+    loss_on: for SFT, the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
+    overflow: for SFT, the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
     weigh_by: the unit of the weights: "tokens", or "examples" if all sources are SFT.
-    prefetch: batches that a thread prepares ahead; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
-    verify: "size" compares sizes with meta.json, "sha256" reads every file of these splits once and compares its content.
+    prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
+    verify: "size" compares file sizes with meta.json; "sha256" also reads every file of these splits once and compares its content.
 
-    Iteration continues at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None) each worker prepares
-    whole batches in turn, in the same order for any number of workers. There the position moves in the workers only: see `state_dict`. A
-    DataLoader that is iterated once per epoch needs persistent_workers=True, because new workers start at the main process's position
-    again. `names` are the sources' names, `samples` and `step` the position.
+    Iteration starts at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None), each worker prepares
+    whole batches in turn, and the order is the same for any number of workers. There, the position moves only in the workers: see
+    `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True, because new workers would start at the main
+    process's position again. `names` are the names of the sources; `samples` and `step` give the position.
 
     Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, caches of
     different tokenizers, and settings out of range.
@@ -154,18 +154,19 @@ class TokenLoader(IterableDataset[Batch]):
         )
         self._start = Position.start(B=self.B, world_size=self.world_size)
         self._taken = 0  # batches since `_start`
-        self._iteration = 0  # the newest one: older iterators are stale
-        self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
-        self._resumed = False  # whether `_worker` comes from a state
+        self._iteration = 0  # number of the newest iterator; older iterators are stale
+        self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: worker id, number of workers, batches made
+        self._resumed = False  # whether `_worker` was loaded from a state
         self._maker = self._make_maker(self.device)
         self._maker.check_boundaries()
 
     @classmethod
     def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
-        """Return a loader that continues where the state was saved, with its settings.
+        """Return a loader with the settings of a saved state that continues at the position of that state.
 
-        sources: the present folders of the caches, if they have moved. changes: keyword arguments of the constructor, such as rank,
-        world_size, B, device, weights. Raises NielsCacheError as the constructor and `load_state_dict` do.
+        sources: the new folders of the caches, if they have moved. changes: keyword arguments of the constructor that are added to the
+            saved settings or replace them, such as rank, world_size, B, device, weights. Raises NielsCacheError for the reasons that the
+            constructor and `load_state_dict` list.
         """
         check_form(state)
         sizes = read_position(state).batches[-1]
@@ -175,7 +176,7 @@ class TokenLoader(IterableDataset[Batch]):
         folders |= name_sources(sources) if sources else {}
         settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
         if "epochs" in changes:
-            del settings["on_exhausted"]  # it depends on epochs
+            del settings["on_exhausted"]  # its saved value depends on the saved epochs
         settings |= changes
         loader = cls(folders, **settings)
         loader.load_state_dict(state)
@@ -193,26 +194,25 @@ class TokenLoader(IterableDataset[Batch]):
 
     @property
     def step(self) -> int:
-        """Batches taken so far, those before a resume included."""
+        """Batches taken so far, including those before a resume."""
         return self.position.step
 
     @property
     def samples_per_epoch(self) -> dict[str, int]:
-        """The samples (rows) per epoch of each source, by name."""
+        """The number of samples (rows) per epoch, for each source name."""
         return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
 
     def __len__(self) -> int:
-        """Return how many batches of this rank the pass has left. TypeError for an endless loader."""
+        """Return how many batches this rank has left in the pass. Raises TypeError for an endless loader."""
         count = self._steps.count(self.position)
         if count is None:
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
 
     def begin_pass(self) -> bool:
-        """If this pass has no batch left, move to the start of the next pass. Iterating to the end of a pass has the same effect. Return
-        whether it moved.
+        """If this pass has no batch left, move to the start of the next pass. Return whether the position moved.
 
-        Raises NielsCacheError with on_exhausted="raise".
+        Iterating to the end of a pass has the same effect. Raises NielsCacheError at the end of a pass if on_exhausted is "raise".
         """
         if self._steps.count(self.position) != 0:
             return False
@@ -221,9 +221,9 @@ class TokenLoader(IterableDataset[Batch]):
 
     @property
     def dataset(self) -> NoReturn:
-        """Not an attribute: a TokenLoader is not a DataLoader.
+        """A name that raises AttributeError, because a TokenLoader is not a DataLoader.
 
-        Raises AttributeError, with advice for Accelerate's functions that need a DataLoader.
+        The message has advice for those functions of Accelerate that need a DataLoader.
         """
         raise _NoDataLoaderError(
             "a TokenLoader is not a DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
@@ -233,8 +233,8 @@ class TokenLoader(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> NoReturn:
         """Raise NielsCacheError: a loader begins its next epoch by itself.
 
-        Accelerate calls this before a DataLoader that it prepared reads its first batch. Such a DataLoader divides the batches of
-        process 0 among all processes, or reads ahead of the loader's position.
+        Accelerate calls this method before the first batch of a DataLoader that Accelerate has prepared. Such a DataLoader would divide the
+        batches of process 0 among all processes, or would read ahead of the loader's position.
         """
         raise NielsCacheError(
             "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
@@ -248,10 +248,11 @@ class TokenLoader(IterableDataset[Batch]):
         return self._iterate(self._iteration) if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
 
     def state_dict(self, *, steps: int | None = None) -> State:
-        """Return the position and what it depends on, JSON-able.
+        """Return the position, and the settings and sources that it depends on, as JSON-able values.
 
-        steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
-        move, and only the training loop has the number of batches that it took: give that number, counting passes read to their end.
+        steps: the number of batches to add to the loader's own position. Under a DataLoader with workers, the loader of the main process
+            does not move, and only the training loop knows how many batches it took. Give that number, and include the batches of finished
+            passes.
         """
         position = self.position
         if steps is not None:
@@ -264,11 +265,12 @@ class TokenLoader(IterableDataset[Batch]):
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
-        B, world_size, rank, device, fields and the folders of the caches may differ; so may weights from the saved position on.
-        allow_changed: names of sources that may have changed since.
+        B, world_size, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from the saved
+        position on.
+        allow_changed: names of sources whose files may have changed since the state was saved.
 
-        Raises NielsCacheError if the state is invalid, a setting of the samples differs, the sources come in another order, or a cache is
-        missing or changed.
+        Raises NielsCacheError if the state is invalid, a setting that decides the samples differs, the sources come in a different order,
+        or a cache is missing or changed.
         """
         check_form(state)
         position = read_position(state)
@@ -290,7 +292,7 @@ class TokenLoader(IterableDataset[Batch]):
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), B=self.B, world_size=self.world_size)
         position = position.resized(B=self.B, world_size=self.world_size)
         end = self._steps.end(position)
-        if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: a new pass begins here
+        if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
             position = replace(position, pass_start=position.samples)
         self._start, self._taken = position, 0
         self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
@@ -298,9 +300,9 @@ class TokenLoader(IterableDataset[Batch]):
         self._iteration += 1
 
     def trace(self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None) -> BatchTrace | TokenOrigin:
-        """Return the origin of every token of this rank's batch at `step`; with row and column (0..T), of that token.
+        """Return the origin of every token in this rank's batch at `step`. With row and column (0..T), return the origin of that one token.
 
-        step: as `self.step` counts, any step of the run, with the batch size of that step. rank: another rank's batch.
+        step: any step of the run, counted as in `self.step`, with the batch size of that step. rank: a different rank, to trace its batch.
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
         number = check_whole("step", step)
@@ -313,7 +315,7 @@ class TokenLoader(IterableDataset[Batch]):
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def report(self, steps: int) -> MixtureReport:
-        """Return a report of the next `steps` steps: configured and actual shares, epochs and repetitions of every source. Printable."""
+        """Return a printable report of the next `steps` steps: configured and actual shares, epochs and repetitions of every source."""
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
         return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
@@ -321,7 +323,8 @@ class TokenLoader(IterableDataset[Batch]):
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
         """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
 
-        samples: its length; None: one epoch of a single source, or, of several, until the first of them has been read once.
+        samples: the length of the dataset. With None and one source, the length is one epoch. With None and several sources, the dataset
+            ends when the first source has been read once.
         """
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
         return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
@@ -347,7 +350,7 @@ class TokenLoader(IterableDataset[Batch]):
                 "an endless loader was iterated again under persistent workers, so they would read the same batches again; "
                 "keep one iterator of the DataLoader, or give epochs=n"
             )
-        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, even if the last was not read to its end
+        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, even if its last pass was not read to the end
             self._start = self._steps.next_pass(self._start)
             self._worker = None
         done = self._worker[2] if self._worker else 0

@@ -16,10 +16,12 @@ _BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
 
 
 class SampleDataset(Dataset[Sample]):
-    """A Dataset whose item k is global sample k: a dict of `x`, `y` (T,) int64 and the loader's other fields, row by row.
+    """A Dataset whose item k is global sample k of a loader. `TokenLoader.as_dataset` makes it.
 
-    Made by `TokenLoader.as_dataset`. It already has the loader's order: use a sequential sampler, or DistributedSampler(shuffle=False).
-    cu_seqlens belongs to batches and is not included. Picklable. IndexError for k outside of 0..len - 1.
+    An item is a dict with one row of each field of a batch: `x` and `y`, (T,) int64, and the loader's other fields. cu_seqlens belongs to
+    whole batches and is not included. Items are already in the loader's order, so use a sequential sampler, or
+    DistributedSampler(shuffle=False). A negative index counts from the end. The object can be pickled. Raises IndexError for an index out
+    of range.
     """
 
     def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
@@ -32,7 +34,7 @@ class SampleDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """Return the samples of these indices, in their order."""
+        """Return the samples at `indices`, in the order of `indices`."""
         if not indices:
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)

@@ -1,11 +1,11 @@
-"""The samples of a run, in order: the blend, then epochs, then each source's own order.
+"""The order of all samples of a run: the blend chooses the source, and the source's own order in this epoch chooses the sample.
 
     global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
 
-Everything is computed from k: no state, no files, constant memory. Reading the samples belongs to the sources.
+Everything is computed from k: there is no state and no file, and memory is constant. The sources read the samples.
 
-`plan_batches` locates thousands of samples at once, so that many batches share the cost of the calls. A resumed run waits for one batch
-only.
+`plan_batches` locates thousands of samples at once, so that many batches share the cost of the calls. It begins with a single batch, so
+that a resumed run waits for one batch only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples: source index, epoch of that source, sample number in it; all (n,) int64.
+    """The places of samples: index of the source, epoch of that source, and sample number in that source; all (n,) int64.
 
-    same: the source and epoch of all of them, if known to be the same.
+    same: (source, epoch) if all samples are known to share them, otherwise None.
     """
 
     sources: NDArray[np.int64]
@@ -40,11 +40,14 @@ class Located:
         return len(self.sources)
 
     def part(self, first: int, last: int) -> "Located":
-        """Return entries first..last-1."""
+        """Return the places first..last-1."""
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield (source, epoch, places (m,) int64) for every pair that occurs: samples that one read can take together."""
+        """Yield (source, epoch, places) for every pair of source and epoch that occurs. `places` is (m,) int64.
+
+        One read can take all samples at these places together.
+        """
         if not len(self):
             return
         if self.same is not None:
@@ -60,8 +63,8 @@ class Located:
 class Mixture:
     """The order of a run over several sources.
 
-    names, samples: of the sources, samples per epoch. schedule: see Blend. seed: of every order. shuffle: False takes each
-    source's samples in the order of their numbers.
+    names: the names of the sources. samples: the number of samples per epoch of each source. schedule: the weights; see Blend.
+    seed: the seed of every source's order. shuffle: with False, the samples of a source come in the order of their numbers.
     """
 
     def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
@@ -81,7 +84,10 @@ class Mixture:
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
-        """Return the first global sample from `start` on that would begin a source's next `epochs` epochs, and the name of that source."""
+        """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.
+
+        It is the first global sample from `start` on that would begin another `epochs` epochs of a source.
+        """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
             whole = epochs * int(self.samples[source])
@@ -94,7 +100,11 @@ class Mixture:
 
 
 def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
-    """Yield every `workers`-th batch of the pass from the `worker`-th after `position` on, without the first `done` of them."""
+    """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
+
+    Of the batches after `position`, worker number `worker` makes every `workers`-th one, beginning with number `worker`. The first `done`
+    batches of this worker are left out.
+    """
     full, last = steps.full(position), steps.last(position)
     rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)
     index, block = worker + done * workers, 1

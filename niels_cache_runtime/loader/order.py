@@ -2,9 +2,9 @@
 
     position in epoch  --Order.at-->  sample number  --Order.positions_of-->  position in epoch
 
-The state is a few integers for any number of samples, so resuming at any position costs nothing. About 40 ns per sample in blocks of
-4096. A call costs about 0.1 ms even for few positions, so ask in blocks. The order is part of the format: a test pins it, and a change
-of it needs a new ORDER_VERSION. `blend` chooses the next source; the loader divides samples among ranks.
+The state is a few integers for any number of samples, so resuming at any position costs nothing. In blocks of 4096, a sample costs about 40
+ns. A call costs about 0.1 ms even for few positions, so ask for many positions at once. The order is part of the format: a test pins the
+order, and a changed order needs a new ORDER_VERSION. `blend` chooses the next source; the loader divides samples among ranks.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
 MAX_SEED = 2**64 - 1
 
-_ROUNDS = 8  # 4 look random on long halves (Luby and Rackoff 1988) and pass our checks for n of 1000; 8 leave a margin
-_ROUNDS_OF_FEW = 24  # on halves of two or three values, 8 rounds prefer some permutations visibly, 12 none that we found
+_ROUNDS = 8  # 4 rounds look random on long halves (Luby and Rackoff 1988) and pass our checks at n = 1000; 8 leave a margin
+_ROUNDS_OF_FEW = 24  # on halves of two or three values, 8 rounds visibly prefer some permutations; with 12 rounds we found no preference
 _FEW = 1000
 _SIDES_TRIED = 256
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -33,12 +33,13 @@ class Order:
     """A permutation of range(n) for every epoch, the same on every machine.
 
     n: samples per epoch, 1 to 2**62. seed: 0 to 2**64 - 1. name: sources with different names have unrelated orders.
-    Raises NielsCacheError for other values.
+    Raises NielsCacheError for values out of range.
 
-    A Feistel network over a rectangle of at least n numbers, whose halves are added modulo the rectangle's sides. It is applied again until
-    the number is below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking).
-    The rectangle is so tight that almost no number needs a second step; with sides of powers of two up to half of them would.
-    It is a shuffle, not a secure cipher.
+    The permutation is a Feistel network over a rectangle of at least n numbers. The two halves of a number are its coordinates in the
+    rectangle, and each half is added to modulo the length of its side. The network is applied again until the number is below n (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking). The rectangle is so tight that almost no
+    number needs a second application. With sides of powers of two, up to half of the numbers would need it. The order is a shuffle, not a
+    secure cipher.
     """
 
     def __init__(self, n: int, *, seed: int, name: str = "") -> None:
@@ -53,14 +54,14 @@ class Order:
         self._newest_keys = (0, self._derive_keys(0))
 
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the sample number at each of `positions` (m,) of an epoch (from 0), (m,) int64.
+        """Return the sample number at each of the `positions` (m,) of an epoch, as (m,) int64. Positions and epochs count from 0.
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
         return self._walk(positions, epoch, forwards=True)
 
     def positions_of(self, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the inverse of `at`: the position in an epoch of each of the samples `numbers` (m,), (m,) int64."""
+        """Return the inverse of `at`: the position of each sample number of `numbers` (m,) in an epoch, as (m,) int64."""
         return self._walk(numbers, epoch, forwards=False)
 
     def _walk(self, start: NDArray[np.int64], epoch: int, *, forwards: bool) -> NDArray[np.int64]:
@@ -91,7 +92,7 @@ class Order:
             np.right_shift(mixed, _HALF, out=spare)
             np.bitwise_xor(mixed, spare, out=mixed)
             np.multiply(mixed, keys[number, 1], out=mixed)
-            np.right_shift(mixed, _HALF, out=mixed)  # 32 good bits, scaled to range(side): Lemire 2019, without the rejection
+            np.right_shift(mixed, _HALF, out=mixed)  # scale 32 good bits to range(side), as in Lemire 2019 without the rejection
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
             # Modulo the side: the candidate that did not wrap around is the smaller one.
@@ -120,10 +121,10 @@ class Order:
 
 
 def _tight_rectangle(n: int) -> tuple[int, int]:
-    """Return sides a >= b near sqrt(n), with a * b >= n, as close to n as a few tries find.
+    """Return sides a >= b near sqrt(n), with a * b >= n. The product a * b is as close to n as a few tries find.
 
-    The sides are near sqrt(n) for two reasons. If a side had length 1, only rotations would be possible. If a side were above 2**32, its 32
-    random bits would not be enough.
+    The sides are near sqrt(n) for two reasons. If a side had length 1, only rotations would be possible. If a side were above 2**32, the 32
+    random bits that are added to a half would not be enough.
     """
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))

@@ -1,7 +1,7 @@
-"""Preparation of items on a thread, while the previous one is in use.
+"""Preparation of the next items on a thread, while the current item is in use.
 
-numpy releases the interpreter's lock while it gathers and widens, so the thread costs the training loop little. There is one thread, so
-the order is kept. Closing or dropping the iterator stops the thread.
+numpy releases the interpreter's lock while it gathers and widens tokens, so the thread costs the training loop little. There is one thread,
+so the order is kept. Closing or dropping the iterator stops the thread.
 """
 
 import queue
@@ -14,11 +14,14 @@ import torch
 from niels_cache_runtime.loader.batch import Batch
 
 _Item = TypeVar("_Item")
-_POLL_SECONDS = 0.1  # after this wait for room, the thread checks whether its iterator was dropped
+_POLL_SECONDS = 0.1  # the thread waits this long for room in the queue, then checks whether its iterator was dropped
 
 
 def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
-    """Yield `items`, each prepared up to `ahead` items early. An exception of `items` is raised in the place of its item."""
+    """Yield `items`, each prepared up to `ahead` items early.
+
+    If `items` raises an exception, the exception is raised where the next item would come.
+    """
     ready: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
     thread = threading.Thread(target=_prepare, args=(items, ready, stop), name="niels-cache-prefetch", daemon=True)
@@ -34,12 +37,15 @@ def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
             del item  # otherwise its memory could not be reused for the batch after next
     finally:
         stop.set()
-        if thread is not threading.current_thread():  # it is, if the garbage collector closes this generator there
+        if thread is not threading.current_thread():  # they are equal if the garbage collector closes this generator on the thread
             thread.join()
 
 
 def prefetched_batches(batches: Iterator[Batch], *, device: torch.device, ahead: int) -> Iterator[Batch]:
-    """Yield batches as `prefetched` does. On CUDA the copies run on a separate stream, and the training stream waits for its batch only."""
+    """Yield `batches`, each prepared up to `ahead` batches early.
+
+    On CUDA the copies run on a separate stream, and the training stream waits only for the batch that it takes.
+    """
     if device.type != "cuda":
         yield from prefetched(batches, ahead=ahead)
         return
@@ -73,7 +79,7 @@ def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop:
             if not put(True, item):
                 return
             del item
-    except BaseException as error:  # raised in the thread that reads
+    except BaseException as error:  # `prefetched` raises it again in the thread that reads
         put(False, error)
     else:
         put(False, None)

@@ -1,6 +1,6 @@
-"""A planned run in numbers, before it starts: shares, epochs and repetitions of every source.
+"""A report on a planned run before it starts: shares, epochs and repetitions of every source.
 
-It is computed from the order; no tokens are read.
+The report is computed from the order of the samples; no tokens are read.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,11 @@ from niels_cache_runtime.loader.source import Source
 class SourceShare:
     """One source in a planned run.
 
-    samples: the number of rows. tokens: the number of inputs that are not padding; for packed rows it is computed from their average.
-    configured: the requested share, over the plan's schedule, as a fraction of tokens (or examples). actual: the resulting share.
-    epochs: how often its samples are read by the end of the plan, earlier steps of the run included. repetitions: how many more times the
-    most-read sample is read, after the first time.
+    samples: the number of rows. tokens: the number of inputs that are not padding. For packed rows it is computed from the average row.
+    configured: the share that the weights request for the planned samples, as a fraction of tokens (or examples). actual: the resulting
+        share.
+    epochs: how many times the source has been read at the end of the plan, including earlier steps of the run.
+    repetitions: how many times the most-read sample is read again after its first time.
     """
 
     name: str
@@ -36,7 +37,7 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureReport:
-    """The sources of a planned run from sample `first` up to `last`; `str` gives a table."""
+    """The sources of a planned run from sample `first` to sample `last` - 1. `str` of the report gives a table."""
 
     first: int
     last: int
@@ -91,7 +92,7 @@ def make_report(
 def _configured_shares(
     names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
 ) -> dict[str, float]:
-    """Return the shares that the weights give. Each segment of the schedule counts by its part of first..last."""
+    """Return the shares that the weights request. Each segment of the schedule counts by the fraction of first..last-1 that lies in it."""
     shares = dict.fromkeys(names, 0.0)
     starts = [start for start, _ in settings.weights]
     for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):

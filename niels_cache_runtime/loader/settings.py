@@ -1,6 +1,6 @@
-"""The settings of a loader, checked in one place before a file is opened, and the sources that they name.
+"""The settings of a loader, and the sources that the settings name. All settings are checked here, before a file is opened.
 
-Every message names the setting and the nearest valid choice. Making batches belongs to `batch`.
+Every error message names the setting and the nearest valid choice. `batch` makes the batches.
 """
 
 import math
@@ -28,14 +28,14 @@ _CHOICES = {
     "weigh_by": ("tokens", "examples"),
 }
 _PARTS = 1 << 16
-_MOST_WEIGHT = 10**100  # small enough for all later products to be floats
+_MOST_WEIGHT = 10**100  # so small that all later products fit into a float
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """The checked keyword arguments of TokenLoader; see there."""
+    """The checked keyword arguments of TokenLoader. TokenLoader's docstring explains them."""
 
     T: int
     B: int
@@ -64,7 +64,7 @@ class LoaderSettings:
         on_exhausted: str | None,
         **given: Any,
     ) -> "LoaderSettings":
-        """Return the settings. Raises NielsCacheError for a setting that is out of range or unknown."""
+        """Check the arguments and return the settings. Raises NielsCacheError for a setting that is out of range or unknown."""
         _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
@@ -93,16 +93,20 @@ class LoaderSettings:
         return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
 
     def of_samples(self) -> dict[str, Any]:
-        """Return the settings that decide the content of every sample: a run cannot resume with different values."""
+        """Return the settings that decide the content of every sample. A run can resume only with the same values of these settings."""
         return {name: getattr(self, name) for name in _OF_SAMPLES}
 
     def of_constructor(self) -> dict[str, Any]:
-        """Return the keyword arguments that build such a loader again, JSON-able, without sizes, ranks, device and weights."""
+        """Return the keyword arguments that build an equal loader, as JSON-able values. B, rank, world_size, device and weights are not
+        included.
+        """
         return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
 
 def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constructor's keyword arguments from a state's `of_constructor`. Raises NielsCacheError for missing or unknown keys."""
+    """Return the constructor's keyword arguments that `of_constructor` put into a state. Raises NielsCacheError for missing or unknown
+    keys.
+    """
     if set(settings) != {*_OF_SAMPLES, *_OF_RUN}:
         other = sorted(set(settings) ^ {*_OF_SAMPLES, *_OF_RUN})[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
@@ -110,9 +114,9 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
-    """Raise NielsCacheError if B is a float. The message has the right value.
+    """Raise NielsCacheError if B is a float and B * world_size is a whole number, or nearly one. The message suggests a valid B.
 
-    A float B usually comes from dividing a global batch by the ranks.
+    Such a B usually comes from dividing a global batch by the number of ranks.
     """
     if not isinstance(B, float) or not 1 <= B < 1 << 31:
         return
@@ -125,7 +129,7 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
 
 
 def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
-    """Return names to folders. A single folder is named after its data set."""
+    """Return a dict from the sources' names to their folders. If a single folder is given, its name is that of its data set."""
     if not isinstance(sources, Mapping | str | os.PathLike):
         raise NielsCacheError(f"sources={sources!r}: must be a split's folder, or a mapping of names to folders")
     if isinstance(sources, Mapping):
@@ -166,9 +170,9 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
-    """Open the source of a folder: windows of a pretrain split, or packed examples of an SFT split.
+    """Open a folder as a source: PretrainWindows for a pretrain split, PackedExamples for an SFT split.
 
-    Raises NielsCacheError as those do, and for a folder that is neither.
+    Raises NielsCacheError for the reasons that these two classes list, and for a folder that is neither kind of split.
     """
     path = Path(folder)
     try:
@@ -191,7 +195,7 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Raise NielsCacheError if two sources have different tokenizers. A source without this information is accepted."""
+    """Raise NielsCacheError if two sources have different tokenizers. A source whose meta.json does not name its tokenizer is accepted."""
     said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
     used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
     if len(used) > 1:
@@ -200,10 +204,10 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None
 
 
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
-    """Return the schedule with weights as shares of rows: those of tokens or examples, divided by the contents of an average row of each
-    source.
+    """Return the schedule of weights, converted from shares of tokens or examples to shares of rows.
 
-    Raises NielsCacheError if examples are weighed and a source has documents.
+    Each weight is divided by the average number of tokens or examples in a row of its source. Raises NielsCacheError if weigh_by is
+    "examples" and a source has documents instead of examples.
     """
     contents = {}
     for name, source in zip(names, sources, strict=True):
@@ -215,13 +219,15 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
 
 
 def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
-    """Return shares of rows. If rows of all used sources hold the same, they are the given weights: exact, and not changed by later
-    sources.
+    """Return shares of rows.
+
+    If the average rows of all used sources hold equally much, the given weights are returned. They are then exact, and a source that is
+    added later does not change them.
     """
     used = {contents.get(name) for name, weight in shares.items() if weight}
     if len(used) <= 1 or any(weight < 0 for weight in shares.values()):
         return shares
     of_rows = {name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}
     total = sum(of_rows.values())
-    # In whole parts of 2**16, at least 1 each: averages are no more precise, and the blend's period stays short.
+    # Each share becomes a whole number of 2**16 parts, at least 1. Averages are not more precise, and the blend's period stays short.
     return {name: max(1, round(_PARTS * share / total)) if share > 0 else share for name, share in of_rows.items()}

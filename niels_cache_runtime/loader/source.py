@@ -1,10 +1,10 @@
-"""The sources that a loader mixes: numbered samples, each a row of T+1 tokens with its boundaries and targets.
+"""The sources that a loader mixes. A source has numbered samples; each is a row of T+1 tokens with its boundaries and targets.
 
     sample number, epoch  --Source.read-->  Rows: tokens, document boundaries, targets
                           --Source.origins-->  Origins: file, offset and document of every token
 
-A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packing`). The loader chooses the samples
-and their order.
+A pretrain split gives windows of its stream (`windows`). An SFT split gives rows of packed examples (`packing`). The loader chooses the
+samples and their order.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from niels_cache_runtime.format.meta import Meta
 class Boundaries:
     """The starts of documents inside rows of T inputs and T targets.
 
-    rows, columns: (K,) int64, sorted by row and then column, one entry for every document that begins at an input column 1..T-1.
-        In every row a document begins at column 0; it is not listed.
+    rows, columns: (K,) int64, sorted by row and then column. There is one entry for every document that begins at an input column 1..T-1. A
+        document or a part of one begins at column 0 of every row; this start is not listed.
     continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
     """
 
@@ -34,8 +34,8 @@ class Boundaries:
 class Rows:
     """Samples that were read.
 
-    tokens: (n, T+1) uint16. boundaries: None unless requested. targets: (n, T) bool, whether a model should learn tokens[:, 1:];
-    None for all of them.
+    tokens: (n, T+1) uint16. boundaries: None unless requested.
+    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that it should learn all of them.
     """
 
     tokens: NDArray[np.uint16]
@@ -45,10 +45,11 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Origins:
-    """The origins of the tokens of samples; arrays (n, T+1) int64, -1 if a token is padding or its document is unknown.
+    """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding has -1 in all of them.
 
-    files: index into the source's `files`. offsets: in tokens from the start of that file. documents: ordinal of the document
-    (or example) in its split. document_offsets: in tokens from the start of that document.
+    files: index into the source's `files`. offsets: in tokens from the start of that file.
+    documents: number of the document (or example) in its split, -1 if unknown.
+    document_offsets: in tokens from the start of that document, -1 if the document is unknown.
     """
 
     files: NDArray[np.int64]
@@ -58,11 +59,15 @@ class Origins:
 
 
 class Source(Protocol):
-    """A split of a cache as numbered samples; picklable, a copy opens the files again and refuses another build.
+    """A split of a cache as numbered samples.
 
-    folder: as the user gave it. files: paths of its token files. meta: its meta.json, None without one.
-    fingerprint: hex, changes if any sample may have changed. samples: per epoch. tokens: per epoch, inputs that are not padding.
-    examples: how many examples an epoch's rows hold, None for a stream of documents.
+    A source can be pickled: a copy opens the files again, and raises an error if they belong to another build.
+
+    folder: the folder as the user gave it. files: paths of the split's token files.
+    meta: the content of the data set's meta.json, or None if there is no meta.json.
+    fingerprint: a hex string that changes if any sample may have changed.
+    samples: the number of samples per epoch. tokens: the number of inputs per epoch that are not padding.
+    examples: the number of examples in the rows of an epoch, None for a stream of documents.
     packs: whether rows hold several examples, so that every model needs boundaries and targets.
     """
 
@@ -78,7 +83,9 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Read samples `numbers` (n,) of an epoch. `boundaries`: also find document boundaries (a packed source always does)."""
+        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries; a source that packs always finds
+        them.
+        """
         ...
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:

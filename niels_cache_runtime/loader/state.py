@@ -1,6 +1,7 @@
 """The state of a loader in a checkpoint: a position, the settings it depends on, fingerprints of the caches.
 
-It is small and JSON-able. Every check names the difference between the state and the loader. Making batches belongs to `batch`.
+A state is small and JSON-able. If a check fails, its error names the difference between the state and the loader. `batch` makes the
+batches.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,9 +68,11 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
     """Return a state.
 
-    settings: the settings that decide the samples, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in order.
-    `names` keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: a blend prefers the first of
-    several equal sources.
+    settings: the settings that decide the samples, by name. weights: the schedule of weights as the user gave it.
+    sources: name -> {folder, fingerprint, samples}, in the loader's order.
+
+    The key `names` of the state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several
+    sources are equally due, a blend takes the first of them.
     """
     return {
         "format": FORMAT,
@@ -84,7 +87,8 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
 
 
 def check_values(state: Any) -> None:
-    """Raise NielsCacheError, with its key, for a value that JSON does not have: an array, for example, cannot be compared.
+    """Raise NielsCacheError for a value that JSON does not have, such as an array, because it could not be compared. The message names its
+    key.
 
     A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
     """
@@ -125,7 +129,7 @@ def check_form(state: Any) -> None:
 
 
 def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
-    """Raise NielsCacheError unless `given` weights are the `saved` ones up to the state's position."""
+    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
     samples = max(int(state["samples"]), 1)
     if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
         raise NielsCacheError(
@@ -134,7 +138,7 @@ def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
 
 
 def read_position(state: State) -> Position:
-    """Return the position of a checked state. Raises NielsCacheError if a number is missing or invalid."""
+    """Return the position of a state that `check_form` accepted. Raises NielsCacheError if a number is missing or invalid."""
     try:
         return position_from_state(state)
     except (KeyError, TypeError, ValueError) as error:
@@ -142,7 +146,7 @@ def read_position(state: State) -> Position:
 
 
 def check_settings(state: State, settings: State) -> None:
-    """Raise NielsCacheError, with its name, for the first different setting of the samples."""
+    """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
     saved = state.get("settings", {})
     for name, value in settings.items():
         if saved.get(name) != value:
@@ -150,7 +154,10 @@ def check_settings(state: State, settings: State) -> None:
 
 
 def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
-    """Raise NielsCacheError, with its name, for the first missing or changed source. `allow_changed`: names that may have changed."""
+    """Raise NielsCacheError for the first source that is missing or changed. The message names the source.
+
+    allow_changed: names of sources that may have changed.
+    """
     saved = state.get("sources", {})
     for name in saved:
         if name not in sources:
@@ -169,7 +176,10 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
 
 
 def check_order(state: State, names: Sequence[str]) -> None:
-    """Raise NielsCacheError if the common sources of state and loader come in another order: the samples of a blend depend on it."""
+    """Raise NielsCacheError if the state and the loader list their common sources in different orders.
+
+    The samples of a blend depend on the order of the sources.
+    """
     saved = [name for name in state.get("names") or () if name in names]
     if saved and saved != [name for name in names if name in saved]:
         raise NielsCacheError(
@@ -189,9 +199,9 @@ def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
 
 
 def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int) -> None:
-    """Raise NielsCacheError if a state from a worker of a DataLoader is loaded by other workers, or for batches of another size.
+    """Raise NielsCacheError if a state from a DataLoader worker is loaded by a different worker, or for batches of a different size.
 
-    here: the number of the worker that loads it, and the number of workers; None in the main process.
+    here: (number of the worker that loads the state, number of workers), or None in the main process.
     """
     worker = state.get("worker")
     if worker is None:

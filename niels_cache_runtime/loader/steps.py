@@ -1,8 +1,8 @@
 """The global samples of each step of a run, for every rank, even if the batch size has changed.
 
-The global batch size is G = B * world_size. Step s takes G consecutive samples, and rank r takes the r-th block of B samples. So with an
-equal G, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change.
-A pass (`epochs` of the sources) may end within a step: its last batch is then smaller, or dropped.
+The global batch size is G = B * world_size. Step s takes G consecutive samples, and rank r takes the r-th block of B samples. So if G stays
+equal, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change. A
+pass reads `epochs` epochs of the sources and may end within a step. The last batch of such a pass is smaller, or dropped.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _MOST_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
-    """The batch sizes from this step on, which begins at this sample: B rows on each of world_size ranks."""
+    """The batch size from step `step` on: B rows on each of world_size ranks. This step begins at sample `samples`."""
 
     step: int
     samples: int
@@ -27,9 +27,11 @@ class BatchSizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """The progress of a run. samples, step: taken so far. pass_start: the first sample of this pass.
+    """The progress of a run.
 
-    batches: every change of batch size, and every pass that ended within a step: the data to find any step again.
+    samples, step: the numbers of samples and steps taken so far. pass_start: the first sample of this pass.
+    batches: one entry for the start, for every change of batch size, and for every pass that ended within a step. These entries are enough
+        to find any step again.
     """
 
     samples: int
@@ -42,7 +44,7 @@ class Position:
         return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size),))
 
     def resized(self, *, B: int, world_size: int) -> "Position":
-        """Return the same position, continuing with another batch size."""
+        """Return the same position for a run that continues with a new batch size."""
         last = self.batches[-1]
         if (last.B, last.world_size) == (B, world_size):
             return self
@@ -52,7 +54,10 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps of one rank. end_of_pass(pass_start) -> the sample at which that pass ends; None for a run without end."""
+    """The steps of one rank.
+
+    end_of_pass: a function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
+    """
 
     B: int
     rank: int
@@ -65,12 +70,16 @@ class Steps:
         return None if self.end_of_pass is None else self.end_of_pass(position.pass_start)
 
     def full(self, position: Position) -> int | None:
-        """Return how many full batches the pass has left."""
+        """Return how many full batches the pass has left, or None if it has no end."""
         end = self.end(position)
         return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
     def last(self, position: Position) -> tuple[int, int] | None:
-        """Return first and last + 1 sample of this rank's even share of the rest after the full batches, or None if it is empty."""
+        """Return this rank's part of the smaller batch at the end of the pass, as first sample and last sample + 1. Return None if it is
+        empty.
+
+        The samples that are left after the full batches are divided evenly among the ranks.
+        """
         end, full = self.end(position), self.full(position)
         if end is None or full is None or self.drop_last:
             return None
@@ -80,12 +89,15 @@ class Steps:
         return mine if mine[0] < mine[1] else None
 
     def count(self, position: Position) -> int | None:
-        """Return how many batches this rank has left in the pass."""
+        """Return how many batches this rank has left in the pass, or None if the pass has no end."""
         full = self.full(position)
         return None if full is None else full + (self.last(position) is not None)
 
     def after_last(self, position: Position) -> Position:
-        """Return the position at the end of the pass, the same on every rank: its step counts a last batch even on ranks without one."""
+        """Return the position at the end of the pass. It is the same on every rank.
+
+        Its step counts a smaller last batch on every rank, even on a rank that has no row of this batch.
+        """
         end, full = self.end(position), self.full(position)
         if end is None or full is None:
             return position
@@ -93,7 +105,7 @@ class Steps:
         return replace(position, samples=end, step=position.step + full + (rest > 0 and not self.drop_last))
 
     def next_pass(self, position: Position) -> Position:
-        """Return the start of the pass after that of `position`."""
+        """Return the position at the start of the next pass."""
         moved = self.after_last(position)
         moved = replace(moved, pass_start=moved.samples)
         last = moved.batches[-1]
@@ -103,7 +115,7 @@ class Steps:
         return replace(moved, batches=(*earlier, BatchSizes(moved.step, moved.samples, self.B, self.world_size)))
 
     def advance(self, position: Position, steps: int) -> Position:
-        """Return the position `steps` batches of this rank later, across any number of passes."""
+        """Return the position after `steps` more batches of this rank, across any number of passes."""
         while True:
             left, full = self.count(position), self.full(position)
             if left is None or full is None or steps <= full:
@@ -116,10 +128,10 @@ class Steps:
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
     def find(self, position: Position, step: int, *, rank: int) -> tuple[int, int]:
-        """Return the first sample and the last + 1 that `rank` takes at `step`, and the batch size of that step. `step` may be before or
-        after `position`.
+        """Return the samples that `rank` takes at `step`, as first sample and last sample + 1. `step` may be before or after `position`.
 
-        Raises NielsCacheError for a step before 0, after the end of this pass, or a rank that did not exist then.
+        The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0, for a step after the end of
+        this pass, and for a rank that the run did not have at that step.
         """
         if step < 0:
             raise NielsCacheError(f"step={step}: steps are counted from 0")
@@ -138,8 +150,9 @@ class Steps:
 
 
 def _even_share(first: int, rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Return first and last + 1 of a rank's share of `rows` samples from `first` on. If any rank has one, rank 0 has; it usually saves the
-    state.
+    """Return a rank's share of `rows` samples that begin at `first`, as first sample and last sample + 1.
+
+    If there is any sample, rank 0 gets one, because rank 0 usually saves the state.
     """
     return first + -(-rank * rows // world_size), first + -(-(rank + 1) * rows // world_size)
 
@@ -163,7 +176,7 @@ def position_from_state(state: dict[str, Any]) -> Position:
     ends = [(later.step, later.samples) for later in batches[1:]] + [(step, samples)]
     for sizes, (next_step, next_samples) in zip(batches, ends, strict=True):
         rows = sizes.B * sizes.world_size
-        # The last batch of a pass may be smaller, or left out.
+        # The last batch of a pass may be smaller, or dropped.
         if (
             not 0 < rows < _MOST_ROWS
             or next_step < sizes.step

@@ -1,7 +1,7 @@
 """The origin of the tokens of a batch: data set, file, offset, document.
 
-It is computed from the step; nothing is recorded while training. The parquet files beside the tokens describe the documents (source, file
-there); the asset package reads them (`niels-cache trace`).
+Origins are computed from the step number; nothing is recorded during training. The parquet files beside the tokens describe each document
+(its source, and its file in that source). The package niels_cache_assets reads these files (`niels-cache trace`).
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ from niels_cache_runtime.loader.source import Source
 class TokenOrigin:
     """The origin of one token.
 
-    dataset: the name of its source. folder: the folder of its split.
-    file, offset: the file of tokens that holds it, and its position in that file, in tokens.
-    document: the number of its document in the split; None for padding, and for a bare folder without documents.
-    document_offset: its position in tokens from the start of the document.
-    epoch, number: the epoch and the number of the sample within its source.
-    sample: the number of the sample within the run. token: the id of the token.
+    dataset: the name of the token's source. folder: the folder of its split.
+    file, offset: the token file that holds the token, and the token's position in that file, in tokens.
+    document: the number of the token's document in the split. None for padding, and for a split without document ends.
+    document_offset: the token's position in the document, in tokens from the document's start. None if `document` is None.
+    epoch, number: the epoch of the source, and the number of the sample within the source.
+    sample: the number of the sample within the run.
+    token: the id of the token.
     """
 
     dataset: str
@@ -41,12 +42,17 @@ class TokenOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTrace:
-    """The origin of every token of one rank's batch. Row arrays (B,) int64, token arrays (B, T+1): column c is x[:, c] and y[:, c - 1].
+    """The origin of every token of one rank's batch.
 
-    samples: of the run. dataset_ids: index into `names` and `folders`. epochs, numbers: of the samples in their sources.
-    tokens: uint16. files: index into the source's list in `file_names`. offsets: in tokens from the file's start. documents: ordinal
-        in the split; document_offsets: in tokens from the document's start. These four int64, -1 if a token is padding or its
-        document is unknown.
+    Arrays with one value per row are (B,) int64. Arrays with one value per token are (B, T+1); their column c is x[:, c] and y[:, c - 1].
+
+    samples: numbers of the samples in the run. dataset_ids: index into `names` and `folders`.
+    epochs, numbers: the epoch of each row's source, and the number of the sample in that source.
+    tokens: uint16 token ids.
+    files: int64, index into the entry of `file_names` for the row's source. offsets: int64, in tokens from the start of the file.
+    documents: int64, number of the document in the split. document_offsets: int64, in tokens from the start of the document.
+
+    `files`, `offsets`, `documents` and `document_offsets` are -1 for padding. The last two are also -1 for an unknown document.
     """
 
     step: int
@@ -64,7 +70,7 @@ class BatchTrace:
     document_offsets: NDArray[np.int64]
 
     def token(self, row: int, column: int) -> TokenOrigin:
-        """Return the origin of one token, row 0..B-1, column 0..T. Raises NielsCacheError outside these ranges."""
+        """Return the origin of the token at `row` (0..B-1) and `column` (0..T). Raises NielsCacheError outside these ranges."""
         rows, columns = self.tokens.shape
         if not 0 <= row < rows:
             raise NielsCacheError(f"row={row}: step {self.step} has rows 0 to {rows - 1}")
@@ -89,7 +95,7 @@ class BatchTrace:
 def trace_samples(
     names: Sequence[str], sources: Sequence[Source], *, step: int, samples: NDArray[np.int64], located: Located
 ) -> BatchTrace:
-    """Return the trace of the global `samples` (n,), which are at `located`."""
+    """Return the trace of the global samples `samples` (n,). `located` has their places."""
     found: list[tuple[NDArray[np.int64], tuple[NDArray[np.generic], ...]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]

@@ -1,12 +1,13 @@
-"""Numbered windows of a pretrain split's whole stream, for an ordered loader.
+"""Numbered windows over the whole stream of a pretrain split. The loader decides their order.
 
     shards      | shard 0         | shard 1         | shard 2   |
     stream      0 .............................................. tokens
     sample i          [i*stride, i*stride + T]                      T+1 tokens, across shards
 
-The stream is the split's tokens, shard after shard, so a sample does not depend on the size of the shards. Cost: constant per batch. If
-the shards lie back to back in memory (full shards are page multiples), a batch is one gather. Otherwise the few windows that cross from
-one shard to the next are copied in pieces. Order, epochs and batches belong to the loader.
+The stream is the split's tokens, shard after shard, so a sample does not depend on the size of the shards. The cost per batch is constant.
+If the shards lie back to back in memory, a batch is one gather (one indexed read); full shards can lie like this, because their size is a
+multiple of the page size. Otherwise the few windows that cross from one shard to the next are copied in pieces. Epochs and batches belong
+to the loader.
 """
 
 import hashlib
@@ -31,21 +32,22 @@ _PROBE_BYTES = 4096
 
 
 class PretrainWindows:
-    """A `source.Source`: windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`, the same in every epoch.
+    """A `source.Source` of windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`. They are the same in every epoch.
 
-    folder: holds `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). A meta.json in its parent folder is
-        checked against them; a bare folder works too.
-    T: inputs per window; sample i is tokens [i*stride, i*stride + T] of the stream, both ends included.
-    stride: tokens from one window's start to the next, T by default: every token except the split's first is then a target once.
-    verify: "size" compares sizes with meta.json, "sha256" reads every file of the split and compares its content.
+    folder: the folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). If its parent folder has a meta.json,
+        the shards are compared with it. A folder without meta.json works too.
+    T: inputs per window. Sample i is the tokens [i*stride, i*stride + T] of the stream, both ends included.
+    stride: tokens from the start of one window to the start of the next. The default is T: then every token that is read, except the first,
+        is a target exactly once.
+    verify: "size" compares sizes with meta.json; "sha256" reads every file of the split and compares its content.
 
-    At the end of the stream up to `stride` - 1 tokens after the last whole window are not read. The ends of documents come from
-    `../NAME_doc_ends.npy`, NAME being the folder's; without that file boundaries cannot be requested and origins have no document.
-    Picklable: a copy opens the files again and refuses another build. All files are of one build, even if a rebuild replaces the data
-    set while it is being opened.
+    At the end of the stream, up to `stride` - 1 tokens after the last whole window are not read. The ends of documents come from
+    `../NAME_doc_ends.npy`, where NAME is the name of the folder. Without that file, boundaries cannot be requested, and origins have no
+    document. The object can be pickled: a copy opens the files again, and raises an error if they belong to another build. All files are of
+    one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the split cannot be opened (`opening.open_split`), if it is empty or shorter than one window, or if T
-    or stride is below 1.
+    Raises NielsCacheError if the split cannot be opened (see `opening.open_split`), if it is empty or shorter than one window, or if T or
+    stride is below 1.
     """
 
     def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size") -> None:
@@ -76,9 +78,10 @@ class PretrainWindows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over `path bytes sha256` of the split's token and doc_ends files, as meta.json lists them.
+        """The sha256 over lines `path bytes sha256`, one for each token file and doc_ends file of the split, as meta.json lists them.
 
-        Without a list in meta.json, over their names, sizes, first and last 4 KiB: a change in the middle is not detected.
+        If meta.json has no such list, the sha256 is over the files' names, sizes, and first and last 4 KiB. In this case a change in the
+        middle of a file is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             return content_sha256(listed_of_split(self.meta, self._path, doc_ends=True))
@@ -88,7 +91,7 @@ class PretrainWindows:
         if self._doc_ends is not None:
             names.append(doc_ends_name(os.path.basename(self._path)))
             arrays.append(self._doc_ends)
-        for name, array in zip(names, arrays, strict=True):  # the open files, not those that may have replaced them
+        for name, array in zip(names, arrays, strict=True):  # hash the open files, not files that may have replaced them
             probed = _PROBE_BYTES // array.itemsize
             known.update(f"{name} {array.nbytes}\n".encode())
             known.update(array[:probed].tobytes())
@@ -96,8 +99,9 @@ class PretrainWindows:
         return known.hexdigest()
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Return samples `numbers` (n,), each from 0 to samples-1; the epoch changes nothing. Raises NielsCacheError for another number,
-        and for `boundaries` if the split has no doc_ends file.
+        """Return the samples `numbers` (n,), each from 0 to samples-1. They do not depend on `epoch`.
+
+        Raises NielsCacheError for a number out of range, and for `boundaries` if the split has no doc_ends file.
         """
         starts = self._starts(numbers)
         if not boundaries:
@@ -106,21 +110,21 @@ class PretrainWindows:
         return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
-        """Return shard, offset and document of every token of the samples `numbers` (n,); documents are -1 without a doc_ends file."""
+        """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
         places = self._starts(numbers)[:, None] + np.arange(self.T + 1)
         files = self._stream_ends.searchsorted(places, side="right")
         unknown = np.full_like(places, -1)
         documents, document_offsets = unknown, unknown
         if self._doc_ends is not None:
-            ends = self._doc_ends.view(IDX_DTYPE)  # as uint64, a search for int64 places would convert to float64
+            ends = self._doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
             documents = ends.searchsorted(places, side="right")
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
 
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the starts of samples in the stream, (n,)."""
+        """Return where the samples `numbers` start in the stream, (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
-        # Seen as unsigned, a negative number is too large.
+        # A negative number viewed as unsigned is too large.
         if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:
             raise NielsCacheError(
                 f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}"
@@ -128,7 +132,7 @@ class PretrainWindows:
         return numbers * self.stride
 
     def _read_tokens(self, starts: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Return (n, T+1) tokens, one window for each place in the stream."""
+        """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
         if self._back_to_back:
             return self._reader.read(starts)
         shards = self._stream_ends.searchsorted(starts, side="right")
@@ -143,7 +147,7 @@ class PretrainWindows:
         return rows
 
     def _copy_pieces(self, row: NDArray[np.uint16], start: int, shard: int) -> None:
-        """Fill a row with the tokens from `start` in the stream. Read them from this shard, and then from the next shards."""
+        """Fill `row` with the tokens from `start` in the stream. Read them from `shard`, and then from the shards after it."""
         done, offset = 0, start - int(self._stream_starts[shard])
         while done < len(row):
             piece = self._shards[shard][offset : offset + len(row) - done]

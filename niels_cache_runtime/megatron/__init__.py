@@ -1,8 +1,8 @@
-"""Megatron-LM's data sets: read, written and numbered as megatron-core 0.16.1 does it, without megatron-core.
+"""Megatron-LM's data sets, without megatron-core: reading, writing and the order of samples are the same as in megatron-core 0.16.1.
 
     IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
 
-Needs numpy and torch only; numba, if installed, builds large indices faster (`kernels`). Names load their module at first use.
+Only numpy and torch are needed. If numba is installed, large indices are built faster (`kernels`). Each name loads its module at first use.
 """
 
 import importlib

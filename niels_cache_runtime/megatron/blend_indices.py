@@ -2,20 +2,21 @@
 
     for i = 0, 1, ...   d = argmax of w_d * max(i, 1) - c_d, the first of equals;   dataset_index[i] = d, dataset_sample_index[i] = c_d++
 
-Numbers are 64-bit floats, and each product and difference is rounded, as in `build_blending_indices` of megatron-core 0.16.1 (compiled
-without fused multiply-add, as its wheels for x86-64 are); the arrays are the same. With 32,767 data sets or more, which Megatron refuses,
-dataset_index is int32.
+Here w_d is the weight of data set d, and c_d is the number of its samples so far. Numbers are 64-bit floats, and each product and
+difference is rounded, as in `build_blending_indices` of megatron-core 0.16.1. (Its wheels for x86-64 are compiled without fused
+multiply-add.) So the arrays are the same. Megatron refuses 32,767 data sets or more; here dataset_index is then int32.
 
-The rule is sequential, but it forgets. From counts that are slightly wrong it reaches the one sequence for these weights within some D
-steps (proof: Adler et al., "Convex dynamics and applications", 2005). And w_d * i, rounded to whole counts with the right sum, is at most
-slightly wrong. So a stretch is cut into lanes that begin at such a guess and advance side by side, with one numpy call per step for all
-lanes. A lane whose guess differs from the end of the lane before it is then done again from there, until it meets its earlier result. The
-result is checked: every lane starts from the counts at the end of the lane before it.
+The rule is sequential, but it forgets its past. If it starts from counts that are slightly wrong, then after about D steps, for D data
+sets, it gives the one right sequence for these weights (proof: Adler et al., "Convex dynamics and applications", 2005). A good guess is w_d
+* i, rounded to whole counts with the right sum: it is at most slightly wrong. So the samples are cut into lanes, which are stretches that
+begin at such a guess. All lanes advance side by side, with one numpy call per step for all of them. Then each guess is compared with the
+counts at the end of the lane before. If they differ, the lane is computed again from the right counts, until it meets its earlier result.
+So in the end, every lane has started from the counts at the end of the lane before it.
 
-Cost: about 20 ns per sample and 2 ns per data set of it, on one core, two to three times the time of Megatron's compiled helper. `kernels`
-builds a large blend, if numba is installed, faster than the helper. Lanes pay off from about eight lanes on. Fewer samples than that
-(2,048, and more with more than 32 data sets) are done one by one, at about 3 us each. Beside the output, memory is that of a round of at
-most 2^15 counts.
+Cost: about 20 ns per sample plus 2 ns per sample and data set, on one core. This is two to three times the time of Megatron's compiled
+helper. If numba is installed, `kernels` builds a large blend faster than the helper. Lanes are faster from about eight lanes on. Fewer
+samples than eight lanes have (2,048, and more with more than 32 data sets) are computed one by one, at about 3 us each. Beside the output,
+memory is needed for one round of at most 2^15 counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,24 +30,24 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
 from niels_cache_runtime.megatron.kernels import Floats, advance_for
 
-MANY_DATASETS = 32_767  # from this number on Megatron refuses, and dataset_index is int32
+MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
 
 Advance = Callable[[Floats, Floats, NDArray[np.int64], NDArray[Any], NDArray[np.int64]], None]
 
-_LANE_COUNTS = 1 << 15  # counts of all lanes together: they fit into a core's cache
+_LANE_COUNTS = 1 << 15  # number of counts in all lanes together, so that they fit into a core's cache
 _MOST_LANES = 1 << 13
 _FEWEST_STEPS = 256
 _MOST_STEPS = 4096
 _STEPS_AT_ONCE = 64
 _BLOCK = 1 << 20
-_FEWEST_LANES = 8  # with fewer, numpy's calls take longer than a plain loop (measured with 2 to 1,000 data sets)
-_MANY = 64  # from this number of data sets on, a row of them is long enough
+_FEWEST_LANES = 8  # with fewer lanes, numpy's calls take longer than a plain loop (measured with 2 to 1,000 data sets)
+_MANY = 64  # from this number of data sets on, it is faster to search one row per lane
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Return the weights with sum 1, rounded as Megatron rounds.
+    """Return the weights divided by their sum, rounded as Megatron rounds.
 
-    Raises NielsCacheError for a weight that is not above 0, or too small beside the others.
+    Raises NielsCacheError for a weight that is not above 0, or that is too small compared with the sum.
     """
     given = _checked(weights)
     with np.errstate(over="ignore"):
@@ -68,10 +69,10 @@ def index_dtype(datasets: int) -> np.dtype[Any]:
 def build_blending_indices(
     weights: Sequence[float], size: int, *, advance: Advance | None = None, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
+    """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (see `normalized`).
 
-    advance: the function for the steps, see `advance_lanes`. The default for a large blend is the compiled function of `kernels`, if numba
-    is installed. Raises NielsCacheError for a weight that is not above 0.
+    advance: the function that computes the steps, see `advance_lanes`. The default for a large blend is the compiled function of `kernels`,
+        if numba is installed. Raises NielsCacheError for a weight that is not above 0.
     """
     return _build(_checked(weights), size, advance=advance, allocate=allocate, progress=progress)
 
@@ -79,9 +80,10 @@ def build_blending_indices(
 def build_exhaustive_blending_indices(
     counts: Sequence[int], *, advance: Advance | None = None, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the same arrays, (sum of counts,), with exactly `counts` samples of each data set: an exhausted data set is left out.
+    """Return dataset_index and dataset_sample_index, both (sum of counts,), with exactly `counts` samples of each data set.
 
-    Raises NielsCacheError for a count that is not a whole number above 0.
+    A data set that has given all its samples is left out from then on. Raises NielsCacheError for a count that is not a whole number above
+    0.
     """
     sizes = np.array([check_positive("count", count) for count in counts], dtype=np.int64)
     total = int(sizes.sum())
@@ -102,7 +104,10 @@ def build_exhaustive_blending_indices(
 
 
 def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
-    """Return the first sample that its data set does not have, or the number of all samples."""
+    """Return the first sample of the blend that its data set does not have.
+
+    If there is no such sample, return the number of all samples.
+    """
     for start in range(0, len(sample_index), _BLOCK):
         block = slice(start, start + _BLOCK)
         excess = sample_index[block] >= sizes[dataset_index[block]]
@@ -112,10 +117,10 @@ def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], 
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:
-    """Do some steps of the rule in each lane: fill `chosen` and `numbers`, both (lanes, steps), with data sets and sample numbers.
+    """Do some steps of the rule in each lane: fill `chosen` with data sets and `numbers` with sample numbers, both (lanes, steps).
 
-    weights: (D,). counts: (D, lanes), C-contiguous, the earlier samples of each data set; updated in place. samples: (lanes,),
-    the present sample of each lane.
+    weights: (D,). counts: (D, lanes), C-contiguous, how many earlier samples each data set has given; updated in place.
+    samples: (lanes,), the current sample of each lane.
     """
     lanes, steps = chosen.shape
     flat = np.ascontiguousarray(counts.T).reshape(-1) if len(weights) >= _MANY else counts.reshape(-1)
@@ -140,7 +145,10 @@ def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], c
 
 
 def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """Return a function from max(i, 1) of each lane to its data set, and stride and offsets to find its count in `counts` (D, lanes)."""
+    """Return a function that chooses the data set of each lane, and (stride, offsets) to find the chosen data set's count.
+
+    The function takes max(i, 1) of each lane. The count of data set d is at d * stride + offsets in the flattened `counts` (D, lanes).
+    """
     datasets, lanes = counts.shape
     # Among the data sets with the largest error, the first has the largest code.
     codes, by_dataset = np.arange(datasets, 0, -1, dtype=np.uint8)[:, None], weights[:, None]
@@ -162,9 +170,9 @@ def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], 
 def _choose_of_many(
     weights: Floats, flat: Floats, lanes: int
 ) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """Return the same as `_choose_of_few`, for flattened counts (lanes, D).
+    """Return the same as `_choose_of_few`, for counts (lanes, D) that are flattened.
 
-    Each row is contiguous, so the search for its largest value is fast.
+    The counts of a lane are contiguous, so the search for the largest error of a lane is fast.
     """
     counts = flat.reshape(lanes, len(weights))
     errors, chosen = np.empty(counts.shape), np.empty(lanes, dtype=np.int64)
@@ -189,9 +197,9 @@ def _checked(weights: Sequence[float]) -> Floats:
 def _build(
     weights: Floats, size: int, *, advance: Advance | None, allocate: Allocate, progress: Progress | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Fill both arrays, round by round: as many lanes as possible, of equal length; the next round begins at the end of the last lane.
+    """Fill both arrays, round by round. A round has as many lanes as possible, all of equal length.
 
-    A rest with too few lanes is filled one by one.
+    The next round begins at the end of the last lane. If too few samples for lanes are left, they are filled one by one.
     """
     dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
@@ -216,7 +224,7 @@ def _build(
 
 
 def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index: NDArray[Any], sample_index: NDArray[np.int64]) -> None:
-    """Apply the rule literally, from sample `first` on, with known `counts`."""
+    """Apply the rule sample by sample, from sample `first` on, beginning with the exact `counts`."""
     given, errors, chosen, numbers = counts.copy(), np.empty(len(weights)), [], []
     for sample in range(first, len(dataset_index)):
         np.multiply(weights, max(float(sample), 1.0), out=errors)
@@ -230,9 +238,9 @@ def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index:
 
 
 def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
-    """Return (D, len(samples)): an estimate of the samples of each data set before those samples.
+    """Return a guess of how many samples each data set has given before each of `samples`, (D, len(samples)).
 
-    Shares are rounded down, and the data sets with the largest remainders get one more, so that they add up.
+    Shares are rounded down, and the data sets with the largest remainders get one more, so that the sum is right.
     """
     exact = weights[:, None] * samples
     counts = np.floor(exact)
@@ -242,7 +250,7 @@ def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
 
 
 class _Round:
-    """Lanes of equal length, side by side, from sample `first` on: `datasets` and `numbers`, both (lanes, steps), to be filled."""
+    """Lanes of equal length, computed side by side, from sample `first` on. They fill `datasets` and `numbers`, both (lanes, steps)."""
 
     def __init__(self, weights: Floats, first: int, datasets: NDArray[Any], numbers: NDArray[np.int64], advance: Advance) -> None:
         self._weights, self._advance = weights, advance
@@ -250,7 +258,9 @@ class _Round:
         self._samples = first + datasets.shape[1] * np.arange(len(datasets))
 
     def fill(self, counts: Floats) -> Floats:
-        """Fill all lanes, from the earlier samples of each data set, (D,). Return those at the end."""
+        """Fill all lanes. `counts` (D,) says how many earlier samples each data set has given. Return the counts at the end of the last
+        lane.
+        """
         begins = guess_counts(self._weights, self._samples)
         begins[:, 0] = counts
         ends = begins.copy()
@@ -263,9 +273,9 @@ class _Round:
             self._redo(wrong, np.ascontiguousarray(begins[:, wrong]), before, ends)
 
     def _redo(self, lanes: NDArray[np.int64], now: Floats, before: Floats, ends: Floats) -> None:
-        """Do these lanes again, from counts `now` (D, lanes) instead of `before`.
+        """Compute these lanes again, from counts `now` (D, lanes) instead of `before`.
 
-        A lane is finished once its counts equal the earlier ones: nothing changes after that.
+        A lane is finished as soon as its counts equal its earlier counts, because nothing changes after that.
         """
         steps = self._datasets.shape[1]
         for start in range(0, steps, _STEPS_AT_ONCE):

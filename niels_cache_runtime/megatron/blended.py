@@ -1,8 +1,8 @@
 """Megatron-LM's BlendedDataset: samples of several data sets in the proportions of their weights, in Megatron's order.
 
-`[i]` is sample `dataset_sample_index[i]` of data set `dataset_index[i]`, together with that number. `blend_indices` describes the two
-arrays and their cost. `open_blend` builds the same as Megatron's BlendedMegatronDatasetBuilder for one split of a list of prefixes: the
-data sets, each with the samples for its weight and a surplus, and the blend of them.
+`[i]` is sample `dataset_sample_index[i]` of data set `dataset_index[i]`, together with the number of that data set. `blend_indices`
+describes the two arrays and their cost. `open_blend` builds the same as Megatron's BlendedMegatronDatasetBuilder, for one part of a split
+of a list of prefixes: first the data sets, each with the samples that its weight needs and a surplus, then the blend.
 """
 
 import math
@@ -27,7 +27,7 @@ SPLITS = ("train", "valid", "test")
 
 
 class MapStyle(Protocol):
-    """A member of a blend: numbered samples, each a dict."""
+    """A member of a blend: numbered samples, where each sample is a dict."""
 
     def __len__(self) -> int: ...
 
@@ -35,11 +35,16 @@ class MapStyle(Protocol):
 
 
 class MegatronBlendedDataset(Dataset[dict[str, Any]]):
-    """`size` samples of `datasets`, blended by `weights`. With size None, weights are counts, and each data set gives exactly so many.
+    """`size` samples of `datasets`, blended by `weights`.
 
-    [i] is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample. index_cache, advance: where the two arrays
-    are kept, and the function that builds them. Without a cache the arrays are pickled too.
-    Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes of it.
+    [i] is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample.
+
+    size: the number of samples. With None, the weights are counts, and each data set gives exactly its count of samples.
+    index_cache: where the two index arrays are kept. Without it, the arrays are pickled together with the data set.
+    advance: the function that computes the steps of the blend, see `blend_indices.advance_lanes`.
+    progress: called with (name of the array, done, total).
+
+    Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes from it.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
                 built = build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
             else:
                 built = build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
-            self._check_sizes(*built)  # before the cache keeps it
+            self._check_sizes(*built)  # checked before the cache keeps the arrays
             return built
 
         if index_cache is None:
@@ -85,7 +90,10 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
     def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
-        """Check the last sample of each data set, because sample numbers only rise. Search from the end, which mostly stops soon."""
+        """Check that each data set has the samples that the blend takes. Only its last sample is checked, because sample numbers only rise.
+
+        The search begins at the end of the blend, so it usually stops soon.
+        """
         block, unseen = 1 << 16, set(range(len(self.datasets)))
         for stop in range(len(dataset_index), 0, -block):
             start = max(stop - block, 0)
@@ -109,11 +117,14 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         return len(self.dataset_index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return sample `index`. IndexError for one outside of 0 to len - 1."""
+        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the samples of these indices, in their order. Samples of one data set are read together, if it takes a list."""
+        """Return the samples at `indices`, in the order of `indices`.
+
+        If a data set has `__getitems__`, all its samples are read with one call.
+        """
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             number = check_index(index, len(self), what="sample")
@@ -158,14 +169,15 @@ def open_blend(
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
     """Return one part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
 
-    prefixes: of .bin and .idx, or folders of a split of a cache.
+    prefixes: each is the prefix of a .bin and .idx file, or the folder of a split of a cache.
     weights: they divide `num_samples` among the data sets. Each share is rounded up, so the blend takes a few samples more. Without
-    weights, data sets are read once and blended by their numbers of samples, num_samples at most. One prefix without weights is not a
-    blend. For num_samples=0 (Megatron-LM's --eval-iters 0) a blend is empty; one prefix without weights gives its one epoch, as for None.
-    settings: of every `MegatronGPTDataset`.
+        weights, each data set is read once, and the blend follows their numbers of samples; it has at most num_samples samples. One prefix
+        without weights is not a blend.
+    num_samples: with 0 (Megatron-LM's --eval-iters 0), a blend is empty. For one prefix without weights, 0 and None both mean one epoch.
+    settings: more keyword arguments for every `MegatronGPTDataset`.
 
-    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set without
-    a sample to blend, and for weights without num_samples.
+    Raises NielsCacheError for the reasons that MegatronGPTDataset and MegatronBlendedDataset list, for a part without sequences, for a data
+    set without a sample to blend, and for weights without num_samples.
     """
     if part not in SPLITS:
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
@@ -188,7 +200,7 @@ def open_blend(
             progress=progress,
             **settings,
         )
-        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only an empty blend takes none of it
+        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only an empty blend takes no sample of the data set
             tokens = tokens_of(indexed.sequence_lengths, sequences)
             raise NielsCacheError(
                 f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or use fewer"
@@ -215,9 +227,10 @@ def open_blend(
 def prebuild_blend(
     prefixes: Sequence[str | Path], weights: Sequence[float] | None = None, *, index_cache: IndexCache, **settings: Any
 ) -> list[Path]:
-    """Build ahead the indices that `open_blend` with these arguments and this cache then only maps. Return their folders, the blend's last.
+    """Build the indices that `open_blend` needs for these arguments. With the same index_cache, `open_blend` then only maps them.
 
-    A directory's name is the index's hash. progress: called with (name of the array, done, total).
+    Return the folders of the indices, the folder of the blend last. The name of a folder is the hash of its index.
+    progress: called with (name of the array, done, total).
     """
     opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)
     parts = [*opened.datasets, opened] if isinstance(opened, MegatronBlendedDataset) else [opened]

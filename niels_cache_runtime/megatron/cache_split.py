@@ -1,8 +1,8 @@
-"""A split of a cache in place of an IndexedDataset: the same samples and indices as from its export, without an export.
+"""A split of a cache in place of an IndexedDataset: the samples and indices are the same as from an export of the split.
 
-Lengths, pointers and fingerprint are those of the files that `indexed_writer` writes of the split as one part. So an index that was built
-from one is found from the other, wherever the files lie. Opening costs a pass over doc_ends and 4 bytes of memory per document; reading
-samples costs another 8.
+Suppose that `indexed_writer` exports the split as one part. Then lengths, pointers and fingerprint of the exported files are the same as
+here. So an index that was built from the split is also found from the exported files, and the other way round, wherever the files lie.
+Opening costs one pass over doc_ends and 4 bytes of memory per document. Reading samples costs another 8 bytes per document.
 """
 
 import mmap
@@ -39,11 +39,11 @@ from niels_cache_runtime.megatron.indexed import (
 
 
 class CacheSplit:
-    """The documents of a split's folder, such as `cache/pretrain/NAME/train`, each a sequence with its EOT.
+    """The documents of a split's folder, such as `cache/pretrain/NAME/train`. Each document, with its end-of-text token, is one sequence.
 
-    `sequence_lengths` (S,) int32 and `sequence_pointers` (S,) int64, `tokens`, `dtype`, `fingerprint`: as those of an `IndexedDataset`, as
-    far as MegatronGPTDataset reads them. Picklable: a copy opens the folder again and refuses another build, by its meta.json (without one,
-    by its files, see `IndexedDataset`).
+    `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64, `tokens`, `dtype` and `fingerprint` have the same meaning as in
+    `IndexedDataset`. They are what MegatronGPTDataset reads. The object can be pickled: a copy opens the folder again, and raises an error
+    if it holds another build. Builds are compared by meta.json, or without a meta.json by the files (see `IndexedDataset`).
 
     Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
     """
@@ -60,7 +60,7 @@ class CacheSplit:
         if not len(ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
         self._mapped, self._ends = split.tokens, ends
-        # A meta.json of ours has the sha256 of every file. Without one only the files can be compared.
+        # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.
         vouched = split.meta is not None and not is_foreign(split.meta)
         self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: NDArray[np.int32] = np.empty(len(ends), dtype=LENGTHS_DTYPE)
@@ -70,17 +70,20 @@ class CacheSplit:
             done += len(block)
 
     def __len__(self) -> int:
-        """Return the number of sequences: documents."""
+        """Return the number of sequences. Each document is one sequence."""
         return len(self.sequence_lengths)
 
     @cached_property
     def sequence_pointers(self) -> NDArray[np.int64]:
-        """The begin of each sequence, in bytes."""
+        """The start of each sequence, in bytes."""
         return (self._ends.astype(np.int64) - self.sequence_lengths) * TOKEN_BYTES
 
     @cached_property
     def tokens(self) -> NDArray[Any]:
-        """The stream, mapped. Raises NielsCacheError if shards are not whole pages, so that they cannot be mapped as one array."""
+        """The tokens of the split as one mapped array.
+
+        Raises NielsCacheError if shards are not whole pages, so that they cannot be mapped as one array.
+        """
         stream, shards = self._mapped.stream, self._mapped.shards
         if stream is not None or len(shards) == 1:
             return shards[0] if stream is None else stream
@@ -91,13 +94,13 @@ class CacheSplit:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the IndexedDataset of these documents."""
+        """The fingerprint that an IndexedDataset of these documents has."""
         header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
         size = int(self._ends[-1]) * TOKEN_BYTES
         return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
 
     def _sections(self) -> Iterator[memoryview]:
-        """Yield lengths and document indices, as .idx holds them."""
+        """Yield the lengths and the document indices, as an .idx file holds them."""
         yield self.sequence_lengths.data.cast("B")
         for block in count_up(len(self) + 1):
             yield block.data.cast("B")
@@ -120,7 +123,9 @@ Indexed = IndexedDataset | CacheSplit
 
 
 def open_indexed(path: str | Path) -> Indexed:
-    """Open the PREFIX of an .idx and a .bin, or the folder of a split of a cache. Raises NielsCacheError for another path."""
+    """Open a data set by the PREFIX of its .idx and .bin files, or by the folder of a split of a cache. Raises NielsCacheError for other
+    paths.
+    """
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():

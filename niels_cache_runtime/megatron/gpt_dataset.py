@@ -2,13 +2,13 @@
 
     k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
 
-`[k]` equals the sample of megatron-core's GPTDataset without an attention mask (`create_attention_mask=False`, the advised setting if the
-kernel makes its own): the same tokens, labels, loss mask and position ids. One thing differs. If no mask depends on the sample,
-megatron-core keeps the loss mask of the first sample that it reads, padding included, and applies it to all later ones. Here each sample
-has its own.
+`[k]` equals sample k of megatron-core's GPTDataset without an attention mask: the tokens, labels, loss mask and position ids are the same.
+(`create_attention_mask=False` is the advised setting if the kernel makes its own mask.) One thing differs. If no mask depends on the
+sample, megatron-core keeps the loss mask of the first sample that it reads, padding included, and applies this mask to all later samples.
+Here each sample has its own loss mask.
 
-Cost: a few microseconds per sample, some of it per document in it; a DataLoader takes whole batches (`__getitems__`). `gpt_indices`
-describes the order.
+Cost: a few microseconds per sample; part of this is per document in the sample. A DataLoader takes whole batches (`__getitems__`).
+`gpt_indices` describes the order.
 """
 
 import hashlib
@@ -38,23 +38,26 @@ from niels_cache_runtime.megatron.gpt_indices import (
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
 Sample = dict[str, torch.Tensor]
-NO_PAD = -1  # not a token id: Megatron's padding if the tokenizer has no pad token
+NO_PAD = -1  # not a token id: Megatron pads with it if the tokenizer has no pad token
 
 
 class MegatronGPTDataset(Dataset[Sample]):
-    """Samples of `sequence_length` tokens of the sequences `indices` of `indexed` (all by default; `gpt_indices.split_ranges`).
+    """Samples of `sequence_length` tokens, made from the sequences `indices` of `indexed`.
 
     [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
     may share memory, and all samples share position_ids; a collated batch is a copy.
 
-    num_samples: at least so many, over as many epochs as needed; None, or 0, for one epoch. seed: as Megatron's `random_seed`.
-    add_extra_token, drop_last: Megatron's `add_extra_token_to_sequence` and, for valid, `drop_last_partial_validation_sequence`.
-    pad_token: fills the last partial sample. Padding, and any token of that id, is 0 in tokens and labels and not in the loss.
-    eod_token: needed for eod_mask_loss (the end of a document, as an input, is not in the loss) and reset_position_ids (positions begin
-    again after it).
-    place: the function that fills the sample index; by default the compiled loop of `kernels` if it is faster and numba is installed. The
-    numbers are the same.
-    index_cache: where the indices are kept; without it they are built here, in memory, and pickled too.
+    indices: the numbers of the sequences, for example from `gpt_indices.split_ranges`; by default all sequences.
+    num_samples: the data set has at least this many samples, over as many epochs as needed. None and 0 mean one epoch.
+    seed: the same as Megatron's `random_seed`.
+    add_extra_token: the same as Megatron's `add_extra_token_to_sequence`. drop_last: for valid, the same as Megatron's
+        `drop_last_partial_validation_sequence`.
+    pad_token: fills the last partial sample. Every token of this id, padding or not, becomes 0 in tokens and labels and is not in the loss.
+    eod_token: the id of the token that ends a document. Needed for eod_mask_loss and reset_position_ids.
+    eod_mask_loss: an input that ends a document is not in the loss. reset_position_ids: positions begin again after such an input.
+    place: the function that fills the sample index. By default it is the compiled loop of `kernels`, if this loop is faster and numba is
+        installed. The numbers are the same.
+    index_cache: where the indices are kept. Without it, the indices are built here, in memory, and are pickled together with the data set.
     progress: called with (name of the array, done, total) while indices are built.
 
     Raises NielsCacheError for settings out of range, and if no sample can be made.
@@ -80,8 +83,8 @@ class MegatronGPTDataset(Dataset[Sample]):
     ) -> None:
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
-        # Python ints: numpy's integers are not JSON-able, and their products overflow.
-        num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MOST) or None  # 0 has the index of None
+        # Convert to Python ints: numpy's integers are not JSON-able, and their products overflow.
+        num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MOST) or None  # 0 means None
         sequence_length = check_sequence_length(sequence_length)
         seed = check_seed(seed)
         self.indexed = indexed
@@ -117,17 +120,17 @@ class MegatronGPTDataset(Dataset[Sample]):
         return len(self.shuffle_index)
 
     def __getitem__(self, index: int) -> Sample:
-        """Return sample `index`. IndexError for one outside of 0 to len - 1."""
+        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Return the samples of these indices, in their order. A DataLoader calls this."""
+        """Return the samples at `indices`, in the order of `indices`. A DataLoader calls this method."""
         batch = self.read(indices)
         columns = [rows.unbind() for rows in batch.values()]
         return [dict(zip(batch, sample, strict=True)) for sample in zip(*columns, strict=True)]
 
     def read(self, indices: Sequence[int]) -> Sample:
-        """Return the samples of these indices as one dict of tensors (len(indices), sequence_length), without a collate function."""
+        """Return the samples at `indices` as one dict of tensors (len(indices), sequence_length). No collate function is needed."""
         rows, filled = self.read_tokens(indices)
         length = self.sequence_length
         if self.add_extra_token:
@@ -154,10 +157,11 @@ class MegatronGPTDataset(Dataset[Sample]):
         }
 
     def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
-        """Return (len(indices), sequence_length + a) int64 tokens of these samples, a: 1 with the extra token; and the length of each row
-        without padding.
+        """Return the tokens of the samples at `indices`, and the length of each row without padding.
+
+        The tokens are (len(indices), sequence_length + a) int64, where a is 1 with the extra token, otherwise 0.
         """
-        # Bound methods and Python ints: with about 3 documents per sample, numpy's scalars would take most of the time.
+        # Bound methods that return Python ints: with about 3 documents per sample, numpy's scalars would take most of the time.
         sample_of, place = self.shuffle_index.item, self.sample_index.item
         document, length_of, pointer_of = self.document_index.item, self.indexed.sequence_lengths.item, self.indexed.sequence_pointers.item
         tokens, itemsize, extra, samples = self.indexed.tokens, self.indexed.dtype.itemsize, int(self.add_extra_token), len(self)
@@ -176,7 +180,7 @@ class MegatronGPTDataset(Dataset[Sample]):
                     row[done : done + len(piece)] = piece
                     done += len(piece)
                     offset = 0
-                if done < len(row) and sample < samples - 1:  # the last one may be partial
+                if done < len(row) and sample < samples - 1:  # only the last sample may be partial
                     raise IndexError
             except (IndexError, ValueError) as error:  # missing places, or more tokens than a sample has
                 where = self.index_directory or "the index"
@@ -199,8 +203,9 @@ class MegatronGPTDataset(Dataset[Sample]):
 
 
 def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return (rows, T) int64, the position of each token since its row or document began, from (rows, T) bool, whether a token ends a
-    document.
+    """Return (rows, T) int64: the position of each token, counted from where its row or its document began.
+
+    ends: (rows, T) bool, whether a token ends a document.
     """
     places = np.arange(ends.shape[1])
     begins = np.zeros(ends.shape, dtype=np.int64)
@@ -216,7 +221,10 @@ def _checked_documents(indices: Any) -> Documents:
 
 
 def _describe(documents: Documents) -> list[int] | str:
-    """Return a hashable form: [start, stop] of a range (or of an array that counts up by one), else the sha256 of the numbers."""
+    """Return a description of the documents that can be hashed as JSON: [start, stop], or a string with the sha256 of the numbers.
+
+    [start, stop] describes a range, and an array that counts up by one.
+    """
     if isinstance(documents, range) and documents.step == 1:
         return [documents.start, documents.stop]
     numbers = np.ascontiguousarray(documents, dtype="<i8")

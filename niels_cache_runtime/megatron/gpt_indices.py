@@ -1,17 +1,18 @@
-"""Megatron-LM's three GPT indices, number by number: the documents, the begin of samples in them, and the order of the samples.
+"""Megatron-LM's three GPT indices: the documents, the start of each sample in them, and the order of the samples.
 
     document_index  (E * D,) int32      E epochs of the documents, shuffled; the last epoch separately if little of it is needed
     sample_index    (n + 1, 2) int32    place in document_index and offset in that document where each sample begins, tokens
     shuffle_index   (n,) uint32         item k of the data set is sample shuffle_index[k]
 
-The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1. The arrays are the same, with number
-of epochs, dtypes and numpy's legacy RandomState; no other module of this package uses it. One thing differs: if the last partial sample
-is kept, Megatron counts samples in 32-bit floats, which is inexact beyond 2^24 tokens. Here the count uses whole numbers.
+The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1. The numbers, their dtypes and the number
+of epochs are the same. The shuffles use numpy's legacy RandomState, which no other module of this package uses. One thing differs: if the
+last partial sample is kept, Megatron counts samples in 32-bit floats, which is inexact beyond 2^24 tokens. Here the count uses whole
+numbers.
 
-Cost: shuffling takes most of it. The sample index takes some 10 ns per document and 5 per sample: less than Megatron's compiled helper
-with at least as many samples as documents, and more with far fewer samples. In that case `kernels` builds a large index, if numba is
-installed, faster than the helper. Memory beside the output is that of a block. `index_cache` keeps the arrays, and `gpt_dataset` reads by
-them.
+Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. This is faster than Megatron's
+compiled helper if there are at least as many samples as documents, and slower with far fewer samples. In the slower case `kernels` builds a
+large index faster than the helper, if numba is installed. Beside the output, memory is needed for one block only. `index_cache` keeps the
+arrays, and `gpt_dataset` uses them to read samples.
 """
 
 import re
@@ -30,7 +31,7 @@ from niels_cache_runtime.megatron.kernels import Int32s, place_for
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 Progress = Callable[[str, int, int], None]
-Place = Callable[..., tuple[int, int]]  # as `place_samples`
+Place = Callable[..., tuple[int, int]]  # a function with the parameters of `place_samples`
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
@@ -43,7 +44,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class GPTIndices:
-    """The three arrays (see the module)."""
+    """The three arrays that the module docstring describes."""
 
     document_index: NDArray[np.int32]
     sample_index: NDArray[np.int32] | NDArray[np.int64]
@@ -51,7 +52,7 @@ class GPTIndices:
 
 
 def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndices:
-    """Return the indices of arrays from the path `where`. Raises NielsCacheError for other names, types or shapes than the three."""
+    """Return the three arrays as GPTIndices. Raises NielsCacheError, naming the path `where`, for wrong names, types or shapes."""
     shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
     document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
     of_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
@@ -62,7 +63,11 @@ def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndi
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The epochs to read. samples: n. shuffled_apart: samples of all epochs but the last, if that one is shuffled separately, else None."""
+    """The epochs to read.
+
+    samples: the number of samples in all epochs. shuffled_apart: the number of samples before the last epoch, if the last epoch is shuffled
+        separately, otherwise None.
+    """
 
     tokens_per_epoch: int
     epochs: int
@@ -71,31 +76,32 @@ class EpochPlan:
 
 
 def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Allocate memory for the array of that name; an `Allocate`."""
+    """Allocate memory for the array `name`. This function is an `Allocate`."""
     return np.empty(shape, dtype=dtype)
 
 
 def check_sequence_length(sequence_length: int) -> int:
-    """Return an int. Raises NielsCacheError beyond an int32, in which Megatron counts the tokens of a sample and one more."""
+    """Return sequence_length as an int. Raises NielsCacheError if sequence_length + 1 does not fit into an int32, which Megatron uses."""
     return check_whole("sequence_length", sequence_length, least=1, most=_INT32_MAX - 1)
 
 
 def check_seed(seed: int) -> int:
-    """Return an int that numpy's RandomState takes. Raises NielsCacheError for another value."""
+    """Return the seed as an int that numpy's RandomState takes. Raises NielsCacheError for any other value."""
     return check_whole("seed", seed, most=2**32 - 1)
 
 
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
-    """Return, for Megatron's "99,1,0", the sequences of train, valid and test, contiguous, in that order; an empty range for a weight of 0.
+    """Return the ranges of sequences for train, valid and test from Megatron's split string, such as "99,1,0".
 
-    Rounded as Megatron rounds. Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
+    The ranges are contiguous and in that order; a weight of 0 gives an empty range. Rounding is the same as Megatron's. Raises
+    NielsCacheError unless `split` is one to three numbers that are not all 0.
     """
     train, valid, test = (range(round(begin * float(sequences)), round(end * float(sequences))) for begin, end in split_bounds(split))
     return train, valid, test
 
 
 def split_bounds(split: str) -> list[tuple[float, float]]:
-    """Return the begin and end of train, valid and test in a split string, as shares of all. The first begin is the int 0, as Megatron's.
+    """Return where train, valid and test begin and end, as fractions of all sequences. The first begin is the int 0, as in Megatron.
 
     Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
     """
@@ -119,9 +125,9 @@ def split_bounds(split: str) -> list[tuple[float, float]]:
 def plan_epochs(
     tokens_per_epoch: int, *, num_samples: int | None, sequence_length: int, add_extra_token: bool = True, drop_last: bool = True
 ) -> EpochPlan:
-    """Return the number of epochs that `num_samples` need, and the number of samples in these epochs: num_samples or more.
+    """Return how many epochs `num_samples` samples need, and how many samples these epochs have: num_samples or more.
 
-    For None and for 0 it is one epoch. drop_last: leave out the rest after whole samples.
+    num_samples: None and 0 mean one epoch. drop_last: leave out the tokens after the last whole sample.
     Raises NielsCacheError if there is no token to read.
     """
     sequence_length = check_sequence_length(sequence_length)
@@ -156,12 +162,14 @@ def build_gpt_indices(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> GPTIndices:
-    """Return the indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
+    """Return the indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, in tokens. The module describes
+    them.
 
-    num_samples: at least so many samples; None, or 0, for one epoch. drop_last: False keeps the last partial sample, as Megatron does for
-    valid without drop_last_partial_validation_sequence. place: see `build_sample_index`. allocate: gives the memory of each array,
-    such as a file. progress: called with (name of the array, done, total). Raises NielsCacheError for settings out of range, and if there
-    is no token to read.
+    num_samples: at least this many samples are made; None and 0 mean one epoch.
+    drop_last: False keeps the last partial sample. Megatron keeps it for valid without drop_last_partial_validation_sequence.
+    place: see `build_sample_index`. allocate: gives the memory of each array, such as a file.
+    progress: called with (name of the array, done, total).
+    Raises NielsCacheError for settings out of range, and if there is no token to read.
     """
     known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
@@ -189,7 +197,7 @@ def build_gpt_indices(
 
 
 def tokens_of(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
-    """Return the number of tokens of those documents. Raises NielsCacheError for a document that does not exist."""
+    """Return the number of tokens in these documents. Raises NielsCacheError for a document that does not exist."""
     count = len(documents)
     if count:
         lowest, highest = (documents[0], documents[-1]) if isinstance(documents, range) else (documents.min(), documents.max())
@@ -248,17 +256,19 @@ def build_sample_index(
 ) -> NDArray[Any]:
     """Return an array of shape (samples + 1, 2). Row i says where sample i begins; the last row is the end of the last sample.
 
-    A row holds a place in `document_index` and an offset in that document, in tokens. Sample i reads tokens i * L to i * L + L + a - 1 of
-    the documents in their order (L: sequence_length, a: 1 with the extra token). Row i + 1 has the document of the last token of sample i.
-    An empty document appears only in row 0. If the tokens end before the last sample does, the last row is the last document's end minus a.
-    place: the function for each block of documents, see `place_samples`; by default the compiled one of `kernels` if it is faster and numba
-    is installed.
+    A row holds a place in `document_index` and an offset in that document, in tokens. Let L be sequence_length, and a be 1 with the extra
+    token, otherwise 0. Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order. Row i + 1 has the document of the
+    last token of sample i. An empty document appears only in row 0. If the tokens end before the last sample is complete, the last row is
+    the end of the last document minus a.
+
+    place: the function that handles each block of documents, see `place_samples`. By default it is the compiled function of `kernels`, if
+        that function is faster and numba is installed.
     """
     extra = int(add_extra_token)
     rows = samples + 1
     index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
     place = place or place_for(documents=len(document_index), samples=samples) or place_samples
-    done, tokens = 0, 0  # rows written, tokens of the documents before the block
+    done, tokens = 0, 0  # number of rows written, number of tokens before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
         block = document_index[start : start + _DOCUMENTS_PER_BLOCK]
         done, tokens = place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
@@ -276,16 +286,17 @@ def build_sample_index(
 def place_samples(
     sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Write the rows of `index` whose samples begin in `block`, a part of the document index. Return (rows written, tokens), block
-    included.
+    """Write the rows of `index` whose samples begin in `block`, a part of the document index. Return (rows, tokens) including the block.
 
-    start, tokens: documents, and their tokens, before the block. done: rows written before it. extra: 1 with the extra token.
+    start, tokens: the numbers of documents and of tokens before the block. done: the number of rows written before the block.
+    extra: 1 with the extra token, otherwise 0.
 
-    Document by document, k = ceil((end - a + 1) / L) samples begin before its end, so counting the documents that share a k
-    gives the document of every sample, without a search. Numbers in a block have 32 bits if these can count its tokens.
+    The method has no search. Let `end` be the place where a document ends, L the sequence_length and a `extra`. Then k = ceil((end - a + 1)
+    / L) samples begin before `end`. Counting how many documents have the same k gives the document of every sample. Numbers in a block have
+    32 bits if 32 bits can count the tokens of the block, otherwise 64.
     """
     lengths = sequence_lengths.take(block)
-    # The rest of a sample that began before the block, counted from its end: 0 to sequence_length.
+    # Row r is due after r * L + a tokens. `lead` counts the tokens before the block since the previous row was due: 0 to L.
     lead = tokens + sequence_length - extra - done * sequence_length
     narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
     word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
@@ -305,7 +316,7 @@ def place_samples(
         documents = np.bincount(begun_here, minlength=stop - first).cumsum()
         if low:
             documents += low
-        # Offset of the first of these samples from the block's first token. It may wrap, but minus its document's start it fits.
+        # Offset of the first of these samples from the block's first token. The offset may wrap; minus its document's start, it fits.
         place = (first + 1) * sequence_length - extra - lead
         offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
         offsets -= starts.take(documents)

@@ -1,13 +1,14 @@
-"""Indices on disk, built once and mapped by all: FOLDER/<hash>/ with an .npy file for each array, and meta.json with its parameters.
+"""Indices on disk. One process builds an index, and all processes map it. FOLDER/<hash>/ has one .npy file per array, and meta.json.
 
     hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
 
-A folder under its hash is complete: it is built beside, in `.HASH.partial`, under a lock, opened once, and renamed. If many processes
-need one index at once, one builds and the others wait. If a builder dies, the system frees its lock, and the next one starts again.
-Finished indices are found without a lock, so a prebuilt folder may be read-only or on a file system without locks. A damaged index is
-renamed and built again; processes that have mapped it keep it.
+meta.json has the parameters. A folder whose name is its hash is complete. The index is built in a neighbouring folder, `.HASH.partial`,
+under a lock; then it is opened once as a check, and the folder is renamed. If many processes need one index at once, one process builds it
+and the others wait. If the builder dies, the system frees its lock, and the next process starts again. Finished indices are found without a
+lock, so a prebuilt folder may be read-only or on a file system without locks. A damaged index is renamed and built again; processes that
+have mapped it keep it.
 
-The builders define the arrays (`gpt_indices`, `blended`). Opening a finished index costs a small read and a map for each array.
+The builders define the arrays (`gpt_indices`, `blended`). Opening a finished index costs one small read, and one map for each array.
 """
 
 import os
@@ -33,11 +34,12 @@ from niels_cache_runtime.format.place import index_name
 from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 
-INDEX_VERSION = 1  # of the algorithms: it is part of every hash, so a change of their results needs a new version
+INDEX_VERSION = 1  # version of the algorithms, a part of every hash: if their results change, it must change
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
-_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}(-[A-Za-z]+-[a-z]+)?\.(partial|damaged)")  # with a class and a part for megatron-core
+# Indices for megatron-core also have a class and a part in their names.
+_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}(-[A-Za-z]+-[a-z]+)?\.(partial|damaged)")
 _QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
 Arrays = dict[str, NDArray[Any]]
@@ -45,10 +47,10 @@ Notify = Callable[[str], None]
 
 
 class IndexCache:
-    """A folder of indices, such as `cache/index`, made when the first is built.
+    """A folder of indices, such as `cache/index`. The folder is made when the first index is built.
 
-    wait_seconds: how long to wait for another process that builds the same index. notify: called with one line about such a wait (standard
-    error by default).
+    wait_seconds: how long to wait for another process that builds the same index.
+    notify: called with one line about such a wait. By default the line is printed to standard error.
     """
 
     def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None) -> None:
@@ -57,11 +59,14 @@ class IndexCache:
         self._notify = notify or (lambda message: print(message, file=sys.stderr, flush=True))
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Return the present or future folder of that index; its name is the hash."""
+        """Return the folder of that index, which may not exist yet. The name of the folder is the hash."""
         return self.folder / index_hash(kind, parameters)
 
     def of(self, prefix: str | Path) -> "IndexCache":
-        """Return the cache for indices of the data set at this prefix: this one, because its hash covers the data, not the place."""
+        """Return the cache for the indices of the data set at this prefix.
+
+        Here this is the same cache for every prefix, because the hash of an index covers the data and not their place.
+        """
         return self
 
     def array_files(self, directory: Path) -> list[Path]:
@@ -69,10 +74,10 @@ class IndexCache:
         return [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
-        """Return the arrays of an index by name, mapped read-only. Build it here first if it does not exist.
+        """Return the arrays of an index by name, mapped read-only. Build the index here first if it does not exist.
 
-        parameters: everything that decides the arrays, JSON-able. build: gets an `Allocate` and fills the arrays from it.
-        Raises NotWrittenError if the folder cannot be written, NielsCacheError if another builder takes longer than wait_seconds.
+        parameters: everything that decides the arrays, JSON-able. build: a function that gets an `Allocate` and fills the arrays from it.
+        Raises NotWrittenError if the folder cannot be written, and NielsCacheError if another builder takes longer than wait_seconds.
         """
         directory = self.directory(kind, parameters)
         arrays = self._find(directory, kind, parameters)
@@ -83,7 +88,7 @@ class IndexCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
             with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
-                os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
+                os.listdir(self.folder)  # a network file system may still say, from before the wait, that the folder is missing
                 arrays = self._find(directory, kind, parameters)
                 if arrays is not None:
                     return arrays
@@ -105,7 +110,7 @@ class IndexCache:
         return arrays
 
     def _find(self, directory: Path, kind: str, parameters: Mapping[str, Any]) -> Arrays | None:
-        """Return the arrays of this index if it is finished and whole, else None."""
+        """Return the arrays of this index if it is finished and whole, otherwise None."""
         return _finished(directory)
 
     def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
@@ -117,9 +122,9 @@ class IndexCache:
         _exchange(partial, directory)
 
     def _clear_abandoned(self) -> None:
-        """Remove the folders of killed builders: their locks are free.
+        """Remove the folders of builders that were killed. Such a folder has a lock that no process holds.
 
-        The user chooses the folder, so other programs may have folders with similar names in it: they stay.
+        The user chooses the folder of the cache. Other programs may have folders with similar names in it, and these are not removed.
         """
         for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
             with suppress(Busy, LockRefused), writer_lock(left.with_name(left.stem.removeprefix(".")), patience=0.0):
@@ -163,12 +168,12 @@ def _not_written(directory: Path, error: OSError) -> NotWrittenError:
 
 
 def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
-    """Return the name of an index: the same for equal parameters in any order."""
+    """Return the name of an index. It is the same for equal parameters in any order."""
     return index_name(kind, version=INDEX_VERSION, parameters=dict(parameters))
 
 
 def open_arrays(directory: str | Path) -> Arrays:
-    """Return the arrays of a finished index by name, mapped read-only. Raises NielsCacheError if it is missing or not whole."""
+    """Return the arrays of a finished index by name, mapped read-only. Raises NielsCacheError if the index is missing or not whole."""
     arrays = _finished(Path(directory))
     if arrays is None:
         raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
@@ -176,7 +181,9 @@ def open_arrays(directory: str | Path) -> Arrays:
 
 
 def _finished(directory: Path) -> Arrays | None:
-    """Return its arrays, if its name fits its parameters and every file has the listed size. None if it is damaged or missing."""
+    """Return the arrays of an index if its name fits its parameters and every file has the listed size. Return None if it is damaged or
+    missing.
+    """
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files(meta, directory)
@@ -189,20 +196,20 @@ def _finished(directory: Path) -> Arrays | None:
         return None
     try:
         return {name.removesuffix(".npy"): map_npy(directory / name) for name in sorted(files)}
-    except (NielsCacheError, FileNotFoundError):  # an invalid header, or a file that was removed meanwhile
+    except (NielsCacheError, FileNotFoundError):  # a file has an invalid header or was removed meanwhile
         return None
-    except OSError as error:  # too many maps, or no permission: the index is not damaged
+    except OSError as error:  # the process has too many maps or no permission: the index is not damaged
         raise NielsCacheError(f"{directory}: cannot be mapped: {error.strerror or error}") from error
 
 
 def _exchange(partial: Path, directory: Path) -> None:
-    """Put a new index into its place, unless another process did first, on a file system where the lock did not work."""
+    """Put a new index into its place, unless another process did so first. This can happen on a file system where the lock did not work."""
     if _finished(directory) is not None:
         return
     damaged = directory.parent / f".{directory.name}{_DAMAGED}"
     remove(damaged)
     if directory.exists():
-        os.rename(directory, damaged)  # in one step, so no process finds it half removed
+        os.rename(directory, damaged)  # renamed in one step, so no process finds it half removed
     take_place(partial, directory)
     sync(directory.parent)
     remove(damaged)
@@ -210,7 +217,7 @@ def _exchange(partial: Path, directory: Path) -> None:
 
 def _files_in(folder: Path) -> Allocate:
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        shape = tuple(int(extent) for extent in shape)  # numpy writes its own integers into the header in a form that it cannot read
+        shape = tuple(int(extent) for extent in shape)  # numpy writes numpy integers into the header in a form that it cannot read back
         if 0 in shape:  # an empty array cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
             return np.empty(shape, dtype=dtype)
@@ -220,7 +227,7 @@ def _files_in(folder: Path) -> Allocate:
 
 
 def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
-    """Return the record of the arrays in a folder, after they are on the disk."""
+    """Make sure that the arrays in a folder are on the disk. Return their record for meta.json."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)
@@ -229,5 +236,5 @@ def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Me
 
 
 def cannot_be_read(partial: Path) -> NielsCacheError:
-    """Return the error for a new index that does not open."""
+    """Return the error for a new index that cannot be opened."""
     return NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")

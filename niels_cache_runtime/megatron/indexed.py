@@ -1,12 +1,12 @@
-"""Megatron-LM's IndexedDataset, read: PREFIX.bin holds tokens, back to back; PREFIX.idx gives the places of sequences and documents.
+"""A reader of Megatron-LM's IndexedDataset. PREFIX.bin holds all tokens; PREFIX.idx gives the places of sequences and documents.
 
     .idx   magic 9 | version u64 = 1 | dtype code u8 | S u64 | D + 1 u64     34 bytes, little endian
            sequence lengths S x i32 (tokens) | pointers S x i64 (bytes into .bin) | document indices (D + 1) x i64 | modes S x i8
     .bin   tokens of every sequence
 
-Only multimodal data sets have modes; the size of the file shows it. Opening costs two maps and one pass over the index, in blocks, to
-check values that Megatron trusts: sizes, pointers, document indices. Reading a sequence is a slice of the map. `gpt_dataset` makes
-samples of sequences.
+Only multimodal data sets have modes; the size of the .idx file shows whether it has them. Opening costs two maps and one pass over the
+index, in blocks. The pass checks values that Megatron trusts: sizes, pointers, document indices. Reading a sequence is a slice of the map.
+`gpt_dataset` makes samples of sequences.
 """
 
 import hashlib
@@ -45,15 +45,19 @@ PROBE_BYTES = 4096
 
 
 class IndexedDataset:
-    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped. `idx_path`: the path of the index if it lies elsewhere (a local disk).
+    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped.
 
-    dtype: of a token. `tokens` (all of .bin) is 1-D of it, `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64 in bytes,
-    `document_indices` (D + 1,) int64: document i is sequences document_indices[i] to document_indices[i + 1] - 1. `sequence_modes`
-    (S,) int8, None unless the data set is multimodal. `[i]` gives only tokens, even with modes.
+    idx_path: the path of the index, if it is not PREFIX.idx (but for example on a local disk).
 
-    Picklable: a copy maps the files again and refuses others. It compares inode, size and time of change on the same host, and blocks of
-    their content on any host. Raises NielsCacheError with the field if a file is missing, cut short or too long, or if header, lengths,
-    pointers and document indices do not fit together.
+    dtype: the dtype of a token. `tokens` is a 1-D array of this dtype with all of .bin. `sequence_lengths` is (S,) int32, in tokens.
+        `sequence_pointers` is (S,) int64, in bytes. `document_indices` is (D + 1,) int64: document i is the sequences document_indices[i]
+        to document_indices[i + 1] - 1. `sequence_modes` is (S,) int8, or None unless the data set is multimodal. `[i]` gives only tokens,
+        even if there are modes.
+
+    The object can be pickled: a copy maps the files again, and raises an error if the files have changed. On the same host, the copy
+    compares inode, size and time of change of the files. On any host, it compares blocks of their content. Raises NielsCacheError if a file
+    is missing, cut short or too long, or if header, lengths, pointers and document indices do not fit together. The message names the
+    field.
     """
 
     def __init__(self, prefix: str | Path, *, idx_path: str | Path | None = None) -> None:
@@ -107,7 +111,7 @@ class IndexedDataset:
                 raise NielsCacheError(
                     f"{self.idx_path}: document index {entry} is {documents[entry]} after {documents[entry - 1]}: they must not decrease"
                 )
-        place = 0  # bytes into .bin
+        place = 0  # offset in .bin, in bytes
         for start in range(0, sequences, BLOCK):
             lengths = self.sequence_lengths[start : start + BLOCK]
             if lengths.min() < 0:
@@ -130,7 +134,10 @@ class IndexedDataset:
         return len(self.sequence_lengths)
 
     def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
-        """Return the tokens of a sequence, or of each sequence of a slice: read-only views of the map. IndexError beyond the last."""
+        """Return the tokens of a sequence, or a list of the tokens of each sequence in a slice. They are read-only views of the map.
+
+        Raises IndexError for an index beyond the last sequence.
+        """
         if isinstance(index, slice):
             return [self.get(sequence) for sequence in range(*index.indices(len(self)))]
         return self.get(index)
@@ -139,8 +146,9 @@ class IndexedDataset:
         return (self.get(sequence) for sequence in range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
-        """Return `length` tokens of a sequence from `offset` on, by default all of the rest. IndexError beyond the last sequence,
-        NielsCacheError if the sequence is shorter.
+        """Return `length` tokens of a sequence from `offset` on. By default, return all tokens from `offset` on.
+
+        Raises IndexError for an index beyond the last sequence, and NielsCacheError if the sequence is too short.
         """
         sequence = check_index(index, len(self), what="sequence", from_end=True)
         tokens = int(self.sequence_lengths[sequence])
@@ -152,10 +160,10 @@ class IndexedDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over header, lengths, document indices, modes (pointers follow from them), and the size and 64 blocks of 4 KiB of .bin.
+        """The sha256 over header, lengths, document indices, modes, the size of .bin, and 64 blocks of 4 KiB of .bin.
 
-        Everything that decides an index is hashed in full. A change of tokens between the blocks is not detected. It does not depend on the
-        place of the files.
+        Everything that decides an index is hashed in full. The pointers are left out, because they follow from the lengths. A change of
+        tokens between the blocks is not detected. The fingerprint does not depend on the place of the files.
         """
         arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
         sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
@@ -163,7 +171,9 @@ class IndexedDataset:
 
     @cached_property
     def _identity(self) -> str:
-        """The hash that a copy in another process is compared with: as `fingerprint`, also of blocks of the index."""
+        """The hash that a copy in another process is compared with. It covers blocks of .bin, as the fingerprint does, and also blocks of
+        the index.
+        """
         return hashlib.sha256(_probe(np.frombuffer(self._index, dtype=np.uint8)) + _probe(self.tokens)).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,7 +188,8 @@ class IndexedDataset:
 
 
 def sequence_lengths(folder: str | Path, ends: NDArray[np.uint64], first: int = 0, stop: int | None = None) -> Iterator[NDArray[np.int32]]:
-    """Yield the tokens of documents first to stop - 1 (all by default) in blocks, int32, by the `ends` of a split's documents.
+    """Yield the numbers of tokens of documents first to stop - 1 (all by default), in blocks of int32. `ends` are the ends of the
+    documents.
 
     Raises NielsCacheError, naming the folder, for a document that an int32 cannot count.
     """
@@ -194,13 +205,17 @@ def sequence_lengths(folder: str | Path, ends: NDArray[np.uint64], first: int = 
 
 
 def count_up(count: int) -> Iterator[NDArray[np.int64]]:
-    """Yield 0 to count - 1 in blocks, as document indices."""
+    """Yield 0 to count - 1 in blocks, in the form of document indices."""
     for start in range(0, count, BLOCK):
         yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
 
 
 def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
-    """Return the fingerprint of an IndexedDataset from its header, the later sections except the pointers, and the `probe` of its .bin."""
+    """Return the fingerprint of an IndexedDataset.
+
+    header: the header of the .idx. sections: the sections of the .idx after the header, except the pointers. tokens: the `probe` of the
+        .bin.
+    """
     known = hashlib.sha256(header)
     for section in sections:
         known.update(section)
@@ -209,7 +224,10 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
 
 
 def probe(size: int, read: Callable[[int], bytes]) -> bytes:
-    """Return a digest of the size and of evenly spaced blocks, the first and the last included; `read` gives PROBE_BYTES from a place."""
+    """Return a digest of the size and of evenly spaced blocks, including the first and the last block.
+
+    read: a function that returns the PROBE_BYTES bytes at a place.
+    """
     known = hashlib.sha256(f"{size}\n".encode())
     last = max(size - PROBE_BYTES, 0)
     for place in sorted({last * number // (_PROBES - 1) for number in range(_PROBES)}):
@@ -223,7 +241,7 @@ def _probe(array: NDArray[Any]) -> bytes:
 
 
 def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]:
-    """Return dtype, sequences, and entries of the document indices."""
+    """Return the dtype, the number of sequences, and the number of entries of the document indices."""
     if len(index) < HEADER.size:
         raise NielsCacheError(f"{path}: has {len(index)} bytes, its header alone takes {HEADER.size} (cut short?); write or copy it again")
     magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size])
@@ -239,12 +257,12 @@ def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]
 
 
 def states_here(files: Sequence[os.stat_result]) -> dict[str, Any]:
-    """Return values that identify these files on this host. On another host, numbers of the same file may differ."""
+    """Return values that identify these files on this host. The values of the same file may differ on another host."""
     return {"host": os.uname().nodename, "files": [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]}
 
 
 def differ(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Return whether two `states_here` are certainly of different files."""
+    """Return whether two results of `states_here` certainly belong to different files."""
     return here != there and here.get("host") == there.get("host")
 
 

@@ -1,9 +1,10 @@
-"""Megatron-LM's IndexedDataset, written: the bytes of megatron-core's IndexedDatasetBuilder, from any sequences or from a split of a cache.
+"""A writer of Megatron-LM's IndexedDataset: the bytes are those of megatron-core's IndexedDatasetBuilder.
 
-`IndexedWriter` writes sequences as they come; lengths, document indices and modes wait in spools beside the output. `write_indexed` writes
-a split, one sequence for each document: tokens are copied unchanged, or linked if a part is one shard, and lengths come from doc_ends,
-in blocks. So memory does not grow with the number of sequences. Files appear when they are complete, .bin first: an .idx always belongs
-to its .bin. A document ends with its EOT, as in the cache. This module does not need the id of EOT.
+`IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths, document indices and modes in temporary files
+beside the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies tokens unchanged, or links to
+them if a part is exactly one shard, and it takes lengths from doc_ends, in blocks. So memory does not grow with the number of sequences.
+Files appear when they are complete. The .bin appears first, so an .idx always belongs to its .bin. A document ends with its end-of-text
+token (EOT), as in the cache. This module does not need the id of EOT.
 """
 
 import fcntl
@@ -39,20 +40,21 @@ from niels_cache_runtime.megatron.indexed import (
     sequence_lengths,
 )
 
-MAX_BYTES = 512 * 1000**3  # of one .bin
+MAX_BYTES = 512 * 1000**3  # the most bytes of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 
 _COPY_TOKENS = 1 << 23
-_FICLONE = 0x40049409  # ioctl(2) on Linux: share the blocks of another file
+_FICLONE = 0x40049409  # an ioctl(2) request on Linux that shares the blocks of another file
 
 
 class IndexedWriter:
-    """A writer of PREFIX.bin and PREFIX.idx, sequence by sequence, as megatron-core's IndexedDatasetBuilder. A context manager: the files
-    appear when its block ends without an error.
+    """A writer of PREFIX.bin and PREFIX.idx, sequence by sequence. It writes the same bytes as megatron-core's IndexedDatasetBuilder.
 
-    dtype: of a token, one of the format's. multimodal: each sequence has a mode, an int8. Raises NielsCacheError if a file exists and
-    `force` is not set, if a token does not fit into dtype, or if a file cannot be written.
+    It is a context manager: the files appear when its block ends without an error.
+
+    dtype: the dtype of a token, one that the format has. multimodal: each sequence has a mode, an int8.
+    Raises NielsCacheError if a file exists and `force` is not set, if a token does not fit into dtype, or if a file cannot be written.
     """
 
     def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, multimodal: bool = False, force: bool = False) -> None:
@@ -67,7 +69,7 @@ class IndexedWriter:
         self._entries = 1
 
     def add_sequence(self, tokens: NDArray[Any] | Sequence[int], *, mode: int = 0) -> None:
-        """Add a sequence to the open document. For a document of one sequence use `add_document`."""
+        """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler."""
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
         if len(given) and not np.array_equal(converted, given):
@@ -83,14 +85,14 @@ class IndexedWriter:
         self._sequences += 1
 
     def end_document(self) -> None:
-        """End the document here. One without sequences is allowed."""
+        """End the open document here. A document without sequences is allowed."""
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
     def add_document(
         self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
     ) -> None:
-        """Add a whole document. It is one sequence, or one sequence for each number in `lengths`.
+        """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
 
         `lengths` counts tokens, and its sum must be the length of the document.
         """
@@ -108,7 +110,7 @@ class IndexedWriter:
         with ExitStack() as files:
             files.callback(self._output.discard)
             self._bin = open(self._output.bin_path, "wb")
-            folder = os.path.dirname(self._output.bin_path)  # the disk of the output has room
+            folder = os.path.dirname(self._output.bin_path)  # not the system's temporary folder: the disk of the output has room
             self._lengths, self._documents, self._modes = (tempfile.TemporaryFile(dir=folder) for _ in range(3))  # noqa: SIM115
             files.pop_all()
         self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
@@ -143,7 +145,10 @@ def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]
 def write_index(
     file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks, modes: Blocks | None
 ) -> None:
-    """Write an .idx, section by section. `lengths` (called twice), `document_indices` and `modes` give their numbers in blocks."""
+    """Write an .idx, section by section.
+
+    `lengths`, `document_indices` and `modes` are functions that yield their numbers in blocks. `lengths` is called twice.
+    """
     file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
     for block in lengths():
         file.write(block.astype(LENGTHS_DTYPE).tobytes())
@@ -158,14 +163,14 @@ def write_index(
 
 
 def refuse_existing(prefix: str) -> None:
-    """Raise NielsCacheError if either file exists."""
+    """Raise NielsCacheError if PREFIX.bin or PREFIX.idx exists."""
     for path in (f"{prefix}.bin", f"{prefix}.idx"):
         if os.path.lexists(path):
             raise NielsCacheError(f"{path}: already exists; choose another prefix, or replace it (force)")
 
 
 class Output:
-    """PREFIX.bin and PREFIX.idx under temporary names. They are renamed if the block ends without an error, else removed."""
+    """PREFIX.bin and PREFIX.idx under temporary names. They are renamed if the block ends without an error, and removed otherwise."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -209,7 +214,10 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One .bin and .idx of a split: documents first_document to end_document - 1, tokens first_token to end_token - 1 of its stream."""
+    """One .bin and .idx of a split, with a range of whole documents and their tokens.
+
+    The part has the documents first_document to end_document - 1 and the tokens first_token to end_token - 1 of the split.
+    """
 
     prefix: str
     first_document: int
@@ -232,11 +240,14 @@ class Part:
 
 
 def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTES, key: str | None = None) -> list[Part]:
-    """Return the parts of a split's folder, such as `cache/pretrain/NAME/train`: one, or several of whole documents with at most
-    `max_bytes` of tokens each, PREFIX_00000, PREFIX_00001, ...; `key`: Megatron's naming, PREFIX_<key>_document.
+    """Return the parts into which a split's folder, such as `cache/pretrain/NAME/train`, is exported. Write nothing.
 
-    It writes nothing. Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, if a document is larger
-    than max_bytes or longer than an int32 can count.
+    There is one part, PREFIX, if the split has at most `max_bytes` bytes of tokens. Otherwise there are several parts of whole documents
+    with at most `max_bytes` each, PREFIX_00000, PREFIX_00001, ...
+    key: if given, names get Megatron's ending, as in PREFIX_<key>_document.
+
+    Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than max_bytes or
+    longer than an int32 can count.
     """
     return _plan(prefix, folder, _open(folder)[1], max_bytes=max_bytes, key=key)
 
@@ -251,12 +262,14 @@ def write_indexed(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Part]:
-    """Write the parts of `plan_indexed`, one sequence for each document. Return them.
+    """Write the parts of `plan_indexed`, with one sequence for each document. Return the parts.
 
-    link: if a part is exactly one shard, "hardlink" makes .bin another name of it, "reflink" a copy that shares its blocks. If
-    the file system cannot, and for all other parts, bytes are copied. progress: called with (bytes of .bin done, total).
-    Each part appears when it is complete. Raises NielsCacheError as `plan_indexed` does, if a file exists and `force` is not set, or if one
-    cannot be written.
+    link: applies to a part that is exactly one shard. "hardlink" makes .bin another name of the shard; "reflink" makes .bin a copy that
+        shares the shard's blocks. If the file system does not support this, and for all other parts, bytes are copied.
+    progress: called with (bytes of .bin done, total).
+
+    Each part appears when it is complete. Raises NielsCacheError for the reasons that `plan_indexed` lists, if a file exists and `force` is
+    not set, and if a file cannot be written.
     """
     split, ends = _open(folder)
     parts = _plan(prefix, folder, ends, max_bytes=max_bytes, key=key)
@@ -297,7 +310,7 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
 
 def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None) -> list[Part]:
     max_tokens = check_positive("max_bytes", max_bytes) // TOKEN_BYTES
-    for _ in sequence_lengths(folder, ends):  # raises for a document that is too long
+    for _ in sequence_lengths(folder, ends):  # `sequence_lengths` raises for a document that is too long
         pass
     cuts = cut_documents(folder, ends, max_tokens)
     ending = "" if key is None else f"_{key}_document"
@@ -314,7 +327,10 @@ def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, m
 
 
 def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[int]:
-    """Copy the part's tokens into the file, from the maps: all of one build, even after a rebuild. Yield the bytes so far."""
+    """Copy the part's tokens into the file. Yield the number of bytes copied so far.
+
+    The tokens come from the memory maps, so they are all of one build, even after a rebuild.
+    """
     for tokens in slice_pieces(split.tokens.shards, part.first_token, part.end_token):
         for start in range(0, len(tokens), _COPY_TOKENS):
             file.write(tokens[start : start + _COPY_TOKENS].data)
@@ -322,7 +338,7 @@ def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[in
 
 
 def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
-    """Link `target` to the part's tokens. Return whether that was possible."""
+    """Link `target` to the part's shard, if the part is exactly one shard. Return whether `target` was linked."""
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
         if link != "copy" and (shard_begin, shard_begin + length) == (part.first_token, part.end_token):
@@ -334,7 +350,7 @@ def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
 def _link(path: str, target: str) -> bool:
     try:
         os.link(path, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # `target` is on another file system, or the file system has no links
         return False
     return True
 

@@ -1,14 +1,15 @@
-"""The loops that build Megatron's indices, compiled by numba: the steps of a blend, the rows of a sample index.
+"""Loops that build Megatron's indices, compiled by numba: one for the steps of a blend, one for the rows of a sample index.
 
 They give the same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`, which use numpy. In a blend, products and
-differences are rounded one by one (no fast-math, so nothing is fused), and the first of equals wins. Lanes are processed in blocks that
-stay in a core's first cache. Their innermost loop has no branch, so the compiler can vectorize it. Threads share the lanes; all threads
-end with the call.
+differences are rounded one by one (no fast-math, so nothing is fused). Of several data sets with the largest error, the first one wins. A
+lane is a stretch of the blend that is computed beside other stretches. Lanes are processed in blocks that stay in a core's first cache.
+Their innermost loop has no branch, so the compiler can vectorize it. Threads share the lanes; all threads end with the call.
 
-numba is optional. Only this module of the runtime imports it, and only to build a large index: that takes about a second and 80 MB, and
-another half a second to compile the loops the first time on a machine. numba keeps its compiled code beside this module, in the user's
-cache folder if that is not writable, or in NUMBA_CACHE_DIR. If none is writable, each process compiles. Without numba, or if it cannot be
-loaded or is switched off (NUMBA_DISABLE_JIT=1), numpy does the work: `advance_for` and `place_for` return None.
+numba is optional. Only this module of the runtime imports numba, and only to build a large index. The import takes about a second and 80
+MB. The first time on a machine, compiling the loops takes another half a second. numba keeps its compiled code beside this module, in the
+user's cache folder if the folder of this module is not writable, or in NUMBA_CACHE_DIR. If none of these is writable, each process compiles
+the loops again. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `advance_for` and `place_for` return
+None, and numpy does the work.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 _LANES_AT_ONCE = 32
-_MANY = 1_000_000  # numpy does fewer numbers in some milliseconds, so numba need not be loaded
-_SPARSE = 2  # documents per sample from which the compiled loop is faster than numpy, which reads each document four times
+_MANY = 1_000_000  # for fewer numbers, numpy takes some milliseconds, so numba need not be loaded
+_SPARSE = 2  # from this number of documents per sample on, the compiled loop is faster; numpy reads each document four times
 
 
 class _Compiled:
@@ -41,7 +42,7 @@ class _Compiled:
     def __call__(self, *arguments: Any) -> Any:
         try:
             return self.load()(*arguments)
-        except Exception:  # from numba, because the loop raises nothing: its cached code is damaged, or the disk is full
+        except Exception:  # raised by numba, not by the loop: numba's cached code is damaged, or the disk is full
             self._call = self._compile(keep=False)
             return self._call(*arguments)
 
@@ -62,29 +63,30 @@ class _Compiled:
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Import numba; return whether it can compile here."""
+    """Import numba. Return whether numba can compile here."""
     try:
         import numba
-    except (ImportError, OSError, SystemError):  # not installed, made for another numpy, or its library cannot be loaded
+    except (ImportError, OSError, SystemError):  # numba is not installed, was built for a different numpy, or cannot load its library
         return False
     return not vars(numba.config).get("DISABLE_JIT")
 
 
 def advance_for(*, datasets: int, samples: int) -> Callable[..., None] | None:
-    """Return `advance_lanes` for a large blend; None for a small one, and without numba."""
+    """Return `advance_lanes` for a large blend. Return None for a small blend, and without numba."""
     return advance_lanes if datasets * samples >= _MANY and is_available() else None
 
 
 def place_for(*, documents: int, samples: int) -> Callable[..., tuple[int, int]] | None:
-    """Return `place_samples` for a large index with far more documents than samples. Return None otherwise, because numpy is as fast, and
-    without numba.
+    """Return `place_samples` for a large index with far more documents than samples, otherwise None.
+
+    For other indices, numpy is as fast. Without numba, the result is always None.
     """
     large = documents + samples >= _MANY and documents >= _SPARSE * samples
     return place_samples if large and is_available() else None
 
 
 def _advance_loop(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s, first: int, stop: int) -> None:
-    """Do lanes first to stop - 1: fill `chosen` and `numbers` (lanes, steps), and update `counts` (D, lanes)."""
+    """Compute lanes first to stop - 1: fill `chosen` and `numbers` (lanes, steps), and update `counts` (D, lanes)."""
     datasets = len(weights)
     at, largest, which = np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE, dtype=np.int64)
     given = np.empty((datasets, _LANES_AT_ONCE))
@@ -117,7 +119,7 @@ def _advance_loop(weights: Floats, counts: Floats, samples: Int64s, chosen: NDAr
 def _place_loop(
     sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Do the same as `gpt_indices.place_samples`. Indices are unsigned: no test for negative ones."""
+    """Do the same as `gpt_indices.place_samples`. Indices are unsigned, so that numba does not test for negative indices."""
     rows = len(index)
     begins = tokens
     due = done * sequence_length + extra  # number of tokens after which the sample of row `done` begins
@@ -139,7 +141,7 @@ _advance, place_samples = _Compiled(_advance_loop), _Compiled(_place_loop)
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s) -> None:
-    """Do the same as `blend_indices.advance_lanes`, with a thread for each core."""
+    """Do the same as `blend_indices.advance_lanes`, on one thread per core."""
     lanes = len(samples)
     _advance.load()
     threads = min(available_threads(), -(-lanes // (8 * _LANES_AT_ONCE)))

@@ -1,4 +1,5 @@
-"""The room of plain readers: random windows, random SFT examples, files in sequence.
+"""Simple readers: random windows, random SFT examples, files in sequence.
 
-Each file has one class, imported from `niels_cache_runtime`. Order, blends, and resuming at the exact sample belong to `loader`.
+Each module has one class, which can be imported from `niels_cache_runtime`. `loader` has shuffled orders, blends, and resuming at the exact
+sample.
 """

@@ -2,8 +2,8 @@
 
     generator --one draw--> B window numbers --> position of each in the mapped split --one gather--> (B, T+1) --widen--> x, y
 
-A window lies inside one shard. If shards are much longer than T, almost every position of the split starts a window. Cost: constant
-per batch, for any number of shards. The order of a whole epoch, resuming and mixing belong to `loader`.
+A window lies inside one shard. If shards are much longer than T, almost every position of the split starts a window. The cost per batch is
+constant, for any number of shards. The order of a whole epoch, resuming and mixing belong to `loader`.
 """
 
 import os
@@ -23,17 +23,18 @@ from niels_cache_runtime.format.layout import TOKEN_BYTES
 class PretrainTokenStreamDataset:
     """A sampler of windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
 
-    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). A meta.json in its
-        parent folder is checked against them; a bare folder works too.
+    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). If its parent folder has a
+        meta.json, the shards are compared with it. A folder without meta.json works too.
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
-    device: the device of batches. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
-    verify: "size" compares sizes with meta.json, "sha256" reads every shard and compares its content.
+    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory and widened on the device.
+    verify: "size" compares sizes with meta.json; "sha256" reads every shard and compares its content.
 
-    `total_windows` is the number of different windows. Picklable: a copy maps the files again, and refuses another build. All files are of
-    one build, even if a rebuild replaces the data set while it is being opened.
+    `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
+    belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the folder or its shards are missing, empty, of odd length or not those of meta.json, if the data set
-    was never built or belongs to another tokenizer, or if T is below 1 or larger than any shard.
+    Raises NielsCacheError if the folder or its shards are missing or empty, if a shard has an odd number of bytes or is not the one that
+    meta.json lists, if the data set was never built or was built with another tokenizer than the cache has now, or if T is below 1 or too
+    large for every shard.
     """
 
     def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size") -> None:
@@ -61,13 +62,13 @@ class PretrainTokenStreamDataset:
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y: (B, T) int64, contiguous, on the device, with y[:, :-1] == x[:, 1:].
 
-        Draws B windows with replacement, uniformly over `total_windows`, by one call on `generator`.
+        B windows are drawn with replacement, uniformly from all `total_windows`, by one call on `generator`.
         """
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
 
     def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return positions in the mapped range from window numbers (below total_windows, counted through the shards in order)."""
+        """Return the positions in the mapped range for window numbers, which count the windows of all shards in order, from 0."""
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 
     def __getstate__(self) -> dict[str, Any]:

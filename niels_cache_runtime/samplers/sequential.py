@@ -1,11 +1,11 @@
-"""All tokens of a folder of files in order, in chunks that ranks take in turns: the loader of simple-llama and of nanoGPT's successors.
+"""All tokens of a folder of files in order, in chunks that ranks take in turns, as in simple-llama and the successors of nanoGPT.
 
     a.npy       b.npy         the files in order, each cut into chunks of batch * seq_len tokens
     0  1  2  .  3  4  5  6 .  the chunks of all files, one list
     r0 r1 r0    r1 r0 r1      num_processes = 2: chunk 6 is left over, the next epoch begins with chunk 0
 
-Reads the shards of our splits, and `.npy` files as other projects write them. Cost: constant per batch; shards are mapped when opened, a
-`.npy` file when its turn comes. Shuffling, mixing and windows across files belong to `loader`.
+The class reads the shards of our splits, and `.npy` files that other projects write. The cost per batch is constant. Shards are mapped when
+the folder is opened, and a `.npy` file is mapped when its turn comes. Shuffling, mixing and windows across files belong to `loader`.
 """
 
 import os
@@ -41,13 +41,13 @@ from niels_cache_runtime.loader.state import check_values
 
 STATE_VERSION = 1
 
-_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # also 1-D integers, but not tokens
+_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # also 1-D arrays of integers, but not tokens
 _NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenFile:
-    """One file of tokens. `shard` is its map, or None for a `.npy` file, which is mapped when its turn comes."""
+    """One file of tokens. `shard` is the map of a shard, or None for a `.npy` file, which is mapped when its turn comes."""
 
     path: Path
     length: int
@@ -55,32 +55,33 @@ class _TokenFile:
 
 
 class DatasetLoader:
-    """Chunks of batch * seq_len tokens from the files of a folder, in order, strided over ranks, endless.
+    """Chunks of batch * seq_len tokens from the files of a folder, in order, divided among ranks, endless.
 
-    batch, seq_len: rows and tokens per row of a batch of this rank. process_rank, num_processes: this rank, and the number of ranks.
-    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16), of `.npy` files (one dimension of any integer
-        type), or of both; read in the order of their names, shards in the order of their numbers. Other files are ignored, among them
-        `.npy` files of other types and shapes, hidden files, and the doc_ends and idx files of a cache. A meta.json in the parent
-        folder is checked against shards.
-    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory to the device, which widens them.
-    verify: "size" compares the shards' sizes with meta.json, "sha256" reads them and compares their content.
+    batch, seq_len: rows of a batch of this rank, and tokens per row. process_rank, num_processes: this rank, and the number of ranks.
+    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16), of `.npy` files (one dimension of any integer type),
+        or of both. Files are read in the order of their names, shards in the order of their numbers. All other files are ignored: `.npy`
+        files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent folder has a
+        meta.json, the shards are compared with it.
+    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory to the device, and widened there.
+    verify: "size" compares the shards' sizes with meta.json; "sha256" reads the shards and compares their content.
 
-    File f of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one
-    list. Rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
+    A file of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one list.
+    Rank r takes chunks r, r + num_processes, and so on. So in each step the ranks take a group of neighbouring chunks, which may lie in two
     files. An epoch ends with the last whole group. In each epoch, every token is an input exactly once, with two exceptions. At the end of
     each file, at most a chunk of tokens is left out. At the end of the list, less than a group of chunks is left out.
 
-    A simple loader with one pointer per rank reads in another way. A rank's position starts at process_rank * batch * seq_len in each
-    file, advances by num_processes * batch * seq_len, and moves to the next file if the next step does not fit. This skips the last
-    chunks of every file that do not fill a group, the same ones in every epoch. If a rank tests only its own position, ranks also change
-    files at different steps and drift apart. With one file, or files of whole groups, both loaders read the same.
+    Many simple loaders have one pointer per rank, and read differently. There, a rank starts at process_rank * batch * seq_len in each
+    file, advances by num_processes * batch * seq_len, and moves to the next file if the next step does not fit. Such a loader skips the
+    last chunks of every file if they do not fill a group, and it skips the same chunks in every epoch. If a rank tests only its own
+    position, ranks also change files at different steps and drift apart. With only one file, or if every file has whole groups, both kinds
+    of loader read the same.
 
-    `chunks` counts those of all ranks per epoch, `steps_per_epoch` the batches of one rank, `epoch` the completed epochs, and
-    `files` maps names to lengths in tokens. A DatasetLoader can be pickled. A copy opens the files again, at the same position. It refuses
-    a folder that now holds another build.
+    `chunks` is the number of chunks per epoch for all ranks, `steps_per_epoch` is the number of batches of one rank, `epoch` is the number
+    of completed epochs, and `files` maps names to lengths in tokens. A DatasetLoader can be pickled. A copy opens the files again, at the
+    same position. It raises an error if the folder now holds another build.
 
-    Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks,
-    if a shard is of odd length or not that of meta.json, or if a `.npy` file is damaged.
+    Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks, if a
+    shard has an odd number of bytes or is not the one that meta.json lists, or if a `.npy` file is damaged.
     """
 
     def __init__(
@@ -115,14 +116,14 @@ class DatasetLoader:
                 "use a smaller batch or seq_len, or more tokens"
             )
         self.epoch = 0
-        self._next_chunk = 0  # the first of the next group, the same on every rank
+        self._next_chunk = 0  # the first chunk of the next group, the same on every rank
         self._pairs = PairMaker(self.device)
         self._mapped: tuple[_TokenFile, NDArray[Any]] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one. Its last token is the first of
-        the next chunk in the file (or the first after the last chunk).
+        """Return x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token.
 
+        The last token of y is the first token of the next chunk in the file. After the last chunk of a file, it is the token that follows.
         Raises NielsCacheError if a `.npy` file changed since it was opened, or holds an id that does not fit into int64.
         """
         chunk = self._next_chunk + self.process_rank
@@ -135,7 +136,10 @@ class DatasetLoader:
         return x.view(self.batch, self.seq_len), y.view(self.batch, self.seq_len)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and what it belongs to, JSON-able. It is the same on every rank after the same number of batches."""
+        """Return the position, and the settings and files that it belongs to, as JSON-able values.
+
+        The state is the same on every rank after the same number of batches.
+        """
         return {
             "version": STATE_VERSION,
             "batch": self.batch,
@@ -149,12 +153,12 @@ class DatasetLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the state was saved: the next batches are those of an uninterrupted run.
 
-        The state of any rank serves all ranks. Another num_processes is supported if the position is a multiple of it: always at an
-        epoch's start, and always for a divisor of the old one. The chunks taken before and after are then those of one list; only the
-        chunks left over at its end follow the new number.
+        The state of any rank serves all ranks. num_processes may differ from the saved run if the position is a multiple of the new
+        num_processes. This is always so at the start of an epoch, and if the new number divides the old one. The chunks before and after
+        the change are then those of one list. Only the chunks that are left over at the end of the list depend on the new number.
 
-        Raises NielsCacheError, and changes nothing, if the state is not one of this class, is of another batch, seq_len or content of the
-        folder (files, their lengths, and their entries in meta.json), or is not at a multiple of num_processes.
+        Raises NielsCacheError, and changes nothing, in these cases: the state is not a state of this class; batch, seq_len or the content
+        of the folder differ (files, their lengths, and their entries in meta.json); the position is not a multiple of num_processes.
         """
         check_values(state)
         if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
@@ -179,7 +183,10 @@ class DatasetLoader:
         self._go_to(epoch, next_chunk)
 
     def _go_to(self, epoch: int, next_chunk: int) -> None:
-        """Move to a chunk. At an epoch's end, move to the start of the next one, so that a state saved there fits any num_processes."""
+        """Move to a chunk. At the end of an epoch, move to the start of the next epoch.
+
+        So a state that is saved at the end of an epoch fits any num_processes.
+        """
         at_end = next_chunk + self.num_processes > self.chunks
         self.epoch, self._next_chunk = (epoch + 1, 0) if at_end else (epoch, next_chunk)
 
@@ -197,14 +204,17 @@ class DatasetLoader:
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
 
     def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
-        """Return meta.json, the hash that it gives for these shards (both None if it does not describe them), and the files in order."""
+        """Return meta.json, the hash that it gives for these shards, and the files in order.
+
+        meta.json and the hash are both None if no meta.json describes the shards.
+        """
         folder = Path(self.dataset_dir)
         if not folder.is_dir():
             raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
         shards = list_shards(folder)
         arrays, ignored = _find_arrays(folder)
         meta, content = None, None
-        if shards or not arrays or verify != "size":  # a meta.json beside files of another project is not ours
+        if shards or not arrays or verify != "size":  # if there are only files of another project, a meta.json beside them is not ours
             meta = open_meta(folder.parent, verify=verify)
         if meta is not None and is_foreign(meta):
             if not arrays:
@@ -224,17 +234,17 @@ class DatasetLoader:
         for path in sorted([*shards, *arrays], key=lambda path: path.name):
             if path in arrays:
                 files.append(_TokenFile(path=path, length=arrays[path], shard=None))
-            else:  # by name, shard_100000 would precede shard_99999
+            else:  # take the shards in the order of `mapped`: by name, shard_100000 would precede shard_99999
                 path, tokens = next(mapped)
                 files.append(_TokenFile(path=path, length=len(tokens), shard=tokens))
         return meta, content, files
 
     def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
-        """Return a copy of these tokens, as uint16 if the file holds that, else as int64."""
+        """Return a copy of the tokens start to end - 1 of a file, as uint16 if the file holds uint16, otherwise as int64."""
         if file.shard is not None:
             return file.shard[start:end].copy()
         if self._mapped is None or self._mapped[0] is not file:
-            # One at a time: every map holds a file descriptor, and there may be more files than a process may open.
+            # Map one file at a time: every map holds a file descriptor, and there may be more files than a process may open.
             try:
                 self._mapped = file, map_npy(file.path)
             except OSError as error:
@@ -258,7 +268,7 @@ class DatasetLoader:
 
 
 def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
-    """Return the `.npy` files of tokens with their lengths, and the names of the other entries of the folder, shards included."""
+    """Return the `.npy` files of tokens with their lengths, and the names of all other entries of the folder, including shards."""
     arrays, ignored = {}, []
     for path in sorted(folder.iterdir()):
         if path.suffix != ".npy" or path.name.startswith(".") or path.name in _OFFSET_FILES or not path.is_file():

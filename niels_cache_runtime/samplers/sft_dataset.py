@@ -3,8 +3,8 @@
     sys ... EOT  usr ... EOT  asst A B EOT  EOT EOT          an example, padded
                                    A B EOT                   its targets; every other target is -100
 
-Rows are cut or padded to T+1 tokens. Cost: one pass over the tokens when opened (in blocks, to find examples without a
-target), then constant per batch. Packing several examples into a row belongs to `loader`.
+Rows are cut or padded to T+1 tokens. Opening costs one pass over the tokens (in blocks, to find examples without a target). Then the cost
+per batch is constant. `loader` can pack several examples into a row.
 """
 
 import os
@@ -33,19 +33,19 @@ _SCAN_TOKENS = 1 << 22
 class SFTExampleDataset:
     """A sampler of whole examples from the two files of an SFT split, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
 
-    tokens_path: headerless little-endian uint16. idx_path: int64 .npy, the start of each example in tokens.
-    T: tokens per row; an example is cut to its first T+1 tokens or padded with EOT.
-    device: the device of batches. eot_id: the EOT token, also the padding.
-    asst_id: the assistant sentinel; taken from the meta.json beside the tokens when None.
-    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
+    tokens_path: a headerless file of little-endian uint16. idx_path: an int64 .npy file, the start of each example in tokens.
+    T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
+    device: the device of batches. eot_id: the id of EOT.
+    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens.
+    verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
 
-    Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled. `examples_without_target` is their
-    number, and one warning reports it. Picklable: a copy maps the files again, and refuses another build. All files are of one build, even
-    if a rebuild replaces the data set while it is being opened.
+    Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
+    number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
+    if they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or are not token
-    ids, if asst_id is unknown, if the data set was never built or belongs to another tokenizer, if this machine lacks the device, if
-    T is below 1, or if there is no example to sample.
+    Raises NielsCacheError if a file is missing, malformed, or not the one that meta.json lists, if ids disagree with meta.json or are not
+    token ids, if asst_id is unknown, if the data set was never built or was built with another tokenizer than the cache has now, if this
+    machine lacks the device, if T is below 1, or if there is no example to sample.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SFTExampleDataset:
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
 
-        Draws B examples with replacement, uniformly over those with a target, by one call on `generator`.
+        B examples are drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
         """
         chosen = draw(len(self._starts), B=B, generator=generator)
         lengths = self._lengths[chosen, None]
@@ -101,13 +101,13 @@ class SFTExampleDataset:
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
     def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta and tokens. Return the start of each example."""
+        """Open or reopen meta.json and the tokens. Return the start of each example."""
         self._pairs = PairMaker(self.device)
         self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path, verify=verify)
         return starts
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return (examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
+        """Return (examples,) bool: whether the kept part of each example has a target. A target is a token after an assistant sentinel."""
         has_target = np.zeros(len(starts), dtype=np.bool_)
         kept_ends = starts + kept_lengths
         for block in range(0, len(self._tokens), _SCAN_TOKENS):

@@ -1,14 +1,14 @@
-"""The room of the verifier: functions that hash a cache again and check its invariants. `__main__` is the command line.
+"""The verifier: functions that hash a cache again and check its rules. `__main__` is the command line.
 
     root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
-If another program wrote the meta.json of a cache, the cache is unverifiable. It is reported as a note, as a result, and in a number of the
-summary, but not as a finding. The verifier reads every file once, several at a time. With `quick` it reads none, and compares names and
-sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no link, except
-one in place of a whole data set.
+If another program wrote the meta.json of a cache, the cache is unverifiable. This is a note, a result in the table and a number in the
+summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick` it reads no file, and compares
+names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no
+link, with one exception: the folder of a data set may itself be a link.
 
-If somebody changes files and computes all hashes again, including that of meta.json, the verifier does not detect it. That needs a record
-elsewhere (`niels-cache verify --against-dagster`).
+If somebody changes files and computes all hashes again, including the hash of meta.json, the verifier does not detect it. To detect it, a
+record outside of the cache is needed (`niels-cache verify --against-dagster`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,13 @@ def verify_dataset(
 ) -> list[Finding]:
     """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index. Return the findings.
 
-    Inside a cache root (`ROOT/pretrain/NAME`, `ROOT/sft/NAME`) the data set's tokenizer must be that of `ROOT/tokenizer`, if there
-    is one. name: the expected data set; None if the folder may have any name. quick: names and sizes only. threads: files read
-    at a time, None for as many as there are cores. `progress(bytes done, bytes in all)` is called after every block, by one thread at a
-    time.
+    If the folder is in a cache root (`ROOT/pretrain/NAME`, `ROOT/sft/NAME`), the data set must have the tokenizer of `ROOT/tokenizer`, if
+    there is one.
+
+    name: the name that the data set must have. None accepts any name.
+    quick: compare names and sizes only.
+    threads: the number of files to read at the same time. None means one for each core.
+    progress: called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
     """
     verified = VerifiedFolder(Path(folder))
     findings = _verify([verified], quick=quick, threads=threads, progress=progress)
@@ -53,9 +56,11 @@ def verify_cache(
 ) -> list[Finding]:
     """Verify a cache root, or a folder that itself holds a meta.json. Return the findings.
 
-    names: only these: a data set's NAME in every family, `pretrain/NAME`, `sft/NAME`, `corpus/NAME`, `index/HASH`, `tokenizer` or
-    `duplicates`. In a root the folder of a data set must have the name that its meta.json has (`dataset_name`, if it is not null).
-    Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.
+    names: what to verify, if not everything. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`, `corpus/NAME`,
+        `index/HASH`, `tokenizer` or `duplicates`.
+
+    In a root, the folder of a data set must have the name that its meta.json gives (`dataset_name`, if it is not null). The other arguments
+    have the same meaning as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.
     """
     folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
@@ -64,18 +69,21 @@ def verify_cache(
 def verify_folders(
     root: str | Path, folders: Sequence[VerifiedFolder], *, beside: bool, quick: bool, threads: int | None, progress: OnProgress | None
 ) -> list[Finding]:
-    """Verify folders that were found below `root`, as `verify_cache` does. With `beside`, also report stray entries of the root."""
+    """Verify folders that were found below `root`. Return the findings. `verify_cache` does the same after finding the folders.
+
+    beside: also report stray entries of the root.
+    """
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
-    if not (Path(root) / META_NAME).exists():  # otherwise it is one data set
+    if not (Path(root) / META_NAME).exists():  # otherwise `root` is one data set
         findings += [*_place_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
     return findings
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """Yield the findings of places below a cache root: a folder of another data set or kind, a missing tokenizer."""
+    """Yield the findings about places below a cache root: a folder with a different data set or kind, or a missing tokenizer."""
     need_tokenizer = []
     for folder in folders:
-        if folder.meta is None:  # already a finding
+        if folder.meta is None:  # a missing meta is already a finding
             continue
         place = folder.path.name if folder.path.parent == root else folder.path.parent.name
         yield from _place_finding(folder, family=place, name=folder.path.name)
@@ -95,7 +103,7 @@ def _place_finding(folder: VerifiedFolder, *, family: str, name: str) -> Iterato
 def _verify(
     folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None, tries: int = TRIES
 ) -> list[Finding]:
-    """Return all findings. A folder with findings that was rebuilt meanwhile is verified again, without progress."""
+    """Return all findings. If a folder has findings and was rebuilt during the verification, it is verified again, without progress."""
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -125,5 +133,5 @@ def _verify(
     return findings
 
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
     __getattr__ = former_names(__name__, f"{__name__}.__main__")  # `main` and `NOT_VERIFIED`

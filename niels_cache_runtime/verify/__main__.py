@@ -1,7 +1,8 @@
 """The command `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
 
-It prints a line for each finding and note, a table of the folders, and a summary. It exits with 0 without findings, 1 with findings (notes
-do not count), and 2 for a wrong path or name. It needs numpy only, so it runs on a training machine. The checks are in the package.
+It prints a line for each finding and note, a table of the folders, and a summary. The exit status is 0 without findings, 1 with findings
+(notes do not count), and 2 for a wrong path or name. The command needs numpy only, so it runs on a training machine. The checks themselves
+are in the other modules of the package.
 """
 
 import argparse
@@ -51,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class ProgressBar:
-    """A progress bar without dependencies: one line on a terminal's standard error, redrawn at most ten times a second; silent elsewhere.
+    """A progress bar without dependencies. On a terminal it is one line on standard error, redrawn at most ten times a second.
 
-    It is called with the bytes done and the bytes in all.
+    It is called with the number of bytes done and the number of all bytes. If standard error is not a terminal, it shows nothing.
     """
 
     _WIDTH = 24

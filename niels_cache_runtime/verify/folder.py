@@ -1,7 +1,7 @@
 """One folder of a cache under verification: its entries, the plan of files to read, and the findings.
 
-A finding names the place of the damage. A consequence of a damaged file, such as a wrong total, is not a finding of its own. The rules
-inside a folder belong to `invariants`; choosing folders and reading them together belongs to the package.
+A finding names the place of the damage. If a damaged file has a consequence, such as a wrong total, the consequence is not another finding.
+`invariants` has the rules inside a folder. The package itself chooses the folders and reads them together.
 """
 
 import json
@@ -20,22 +20,22 @@ from niels_cache_runtime.format.reading import Look, find_files
 from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts
 from niels_cache_runtime.verify.invariants_sft import sft_parts
 
-# Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than recorded elsewhere.
+# The docstring of Finding explains these kinds.
 Kind = Literal["content", "files", "tokenizer", "recorded"]
 _Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
 _PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
-_MOST_NAMED = 8  # of the entries that are no part of a data set
-_FILES_ALONE = ("corpus", "duplicates", "index")  # their writers know the content of their files
+_MOST_NAMED = 8  # the most names of entries beside a data set that one note has
+_FILES_ALONE = ("corpus", "duplicates", "index")  # for these kinds, only names, sizes and hashes of files are verified
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem, in `path` (relative) of `folder`; `str` is one line.
+    """One problem, in the file `path` (relative) of `folder`. `str(finding)` is one line.
 
-    kind: "files" (names, sizes, hashes), "content" (broken rules inside a cache), "tokenizer" (another one than the cache root's) or
-    "recorded" (another content than Dagster recorded).
+    kind: "files" (names, sizes, hashes), "content" (broken rules inside a cache), "tokenizer" (not the tokenizer of the cache root) or
+        "recorded" (not the content that Dagster recorded).
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        """Return one line that is safe for any terminal: file names may hold line breaks, escape sequences and bytes that are not text."""
+        """Return one line that is safe for any terminal. File names may hold line breaks, escape sequences, and bytes that are not text."""
         return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
 
 
@@ -53,15 +53,16 @@ def escaped(text: str) -> str:
 
 
 class VerifiedFolder:
-    """A folder under verification. `path`: the folder. `found`: relative path -> bytes of its files except meta.json. `meta`: None if it is
-    unusable.
+    """A folder under verification.
 
-    `is_unverifiable`: whether another program wrote its meta.json, so there are no sizes and hashes to compare with. Then only the keys of
-    that file about tokens are checked.
+    path: the folder. found: relative path -> bytes, for all its files except meta.json. meta: the content of meta.json, or None if
+        meta.json cannot be used.
+    is_unverifiable: whether another program wrote meta.json, so that there are no sizes and hashes to compare with. Then only those keys of
+        meta.json are checked that are about tokens.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path if path.parts else path.absolute()  # messages about files begin with the folder, except for "."
+        self.path = path if path.parts else path.absolute()  # errors begin with the folder's path; for "." they would not
         self._build = read_build(path)
         found = find_files(path)
         self.found, strange = found.sizes, found.strange
@@ -70,7 +71,7 @@ class VerifiedFolder:
         self._damage: list[Problem] = [*strange.items()]
         self._listed: FileEntries = {}
         self._parts: list[Part] = []
-        self._stopped: dict[Part | None, Problem] = {}  # None: the making of parts
+        self._stopped: dict[Part | None, Problem] = {}  # the key None stands for the making of the parts
         self.meta: Meta | None = None
         self.is_unverifiable = False
         if META_NAME in strange:
@@ -93,9 +94,9 @@ class VerifiedFolder:
             self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
 
     def _vouched_for(self) -> FileEntries:
-        """Return the list of files in a damaged meta.json, as far as its content_sha256 covers and confirms it; otherwise nothing.
+        """Return those files from the list in a damaged meta.json that its content_sha256 covers and confirms.
 
-        So a file is not blamed for damage to its entry.
+        So if the entry of a file is damaged, this is not reported as damage of the file.
         """
         try:
             meta = json.loads(self._build or b"")
@@ -106,7 +107,7 @@ class VerifiedFolder:
         return {path: entry for path, entry in listed.items() if intact and is_content(path)}
 
     def notes(self) -> list[str]:
-        """Return at most two lines: that nothing can be verified, and the harmless entries that were not read."""
+        """Return at most two lines: one says that nothing can be verified, the other names harmless entries that were not read."""
         said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
         places = (
             SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()
@@ -119,11 +120,14 @@ class VerifiedFolder:
         return [*said, escaped(f"{self.path}: not part of the data set, and not verified: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
-        """Return whether another build has taken its place since then, so that the entries found are of two builds."""
+        """Return whether the folder was replaced by another build after it was listed.
+
+        Then the entries that were found are of two builds.
+        """
         return read_build(self.path) != self._build
 
     def plan(self) -> dict[Path, Look | None]:
-        """Return the files to read, and the `Look` of each."""
+        """Return the files to read, and for each of them the `Look` that gets its blocks, or None."""
         listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
@@ -137,7 +141,10 @@ class VerifiedFolder:
         return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
 
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
-        """Yield all findings. hashes: of the files in `plan`; None if no file was read, to compare only sizes."""
+        """Yield all findings.
+
+        hashes: the hashes of the files in `plan`. With None, no file was read, and only names and sizes are compared.
+        """
         problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
         if self.meta is not None and self.meta.get("built") is False:
             problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
@@ -152,7 +159,7 @@ class VerifiedFolder:
                 yield Finding(kind=kind, folder=str(self.path), path=path, problem=problem)
 
     def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
-        """Yield differences between the files on disk and those listed, by name, size and hash."""
+        """Yield differences between the files on disk and the files that meta.json lists, by name, size and hash."""
         if self.is_unverifiable:
             unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
             yield from (as_problem(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
@@ -172,7 +179,7 @@ class VerifiedFolder:
                 yield path, "its sha256 is not the one in meta.json"
 
     def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Iterator[Problem]:
-        """Yield contradictions in meta.json and in intact files, and those in damaged files that explain the damage."""
+        """Yield contradictions in meta.json and in intact files. For damaged files, yield those contradictions that explain the damage."""
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
@@ -201,13 +208,13 @@ class VerifiedFolder:
     def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
         try:
             problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
-        except NielsCacheError:  # the tokenizer's own meta.json is broken: that is a finding of the tokenizer's folder
+        except NielsCacheError:  # the tokenizer's meta.json is broken: this is a finding of the tokenizer's folder
             return
         if problem:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """Return `look` in a wrapper. After an exception has stopped the part, calls of the wrapper do nothing."""
+        """Return a wrapper of `look`. After an exception has stopped the part, calls of the wrapper do nothing."""
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:
@@ -219,7 +226,10 @@ class VerifiedFolder:
         return watched
 
     def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items, up to the exception that ends them: any error from numpy about a broken file is a problem of the part."""
+        """Yield the items until an exception ends them. The exception becomes a problem of the part.
+
+        Any exception is accepted here, because numpy raises many different ones for a broken file.
+        """
         try:
             yield from items
         except Exception as error:

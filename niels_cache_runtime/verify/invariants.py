@@ -2,11 +2,13 @@
 
     meta, folder --> parts --> looks: called with the blocks of their files, of several at once --> problems: (path, clause)
 
-A part is a split, or meta.json by itself. If another program wrote meta.json, only its own keys about tokens are checked: counts, ids below
-the vocabulary, and offsets that fit the tokens. SFT data sets: `invariants_sft`.
+A part is a split, or meta.json alone. A look is a function that gets the blocks of one file in order. If another program wrote meta.json,
+only those keys are checked that are about tokens: counts, ids below the vocabulary size, and offsets that fit the tokens. `invariants_sft`
+has the rules of SFT data sets.
 
-A look searches each block for special ids and ids outside the vocabulary, in two passes over a block that was just hashed. The rest is
-arithmetic on their places. Memory stays flat, and nothing is mapped. An error that stops a part is one more problem of it.
+A look searches each block for special ids and for ids outside the vocabulary. This takes two passes over a block that was just hashed. The
+other checks are arithmetic on the places of these ids. Memory does not grow with the files, and nothing is mapped. An error that stops a
+part is one more problem of this part.
 """
 
 import os
@@ -44,22 +46,23 @@ ROLES = ("sys", "usr", "asst")
 
 
 class Part(Protocol):
-    """A checked part. inputs: relative paths of the files that its problems depend on. looks: for each file, the function for its blocks,
-    in order.
+    """A checked part.
+
+    inputs: relative paths of the files that its problems depend on. looks: relative path -> function that gets the blocks of this file, in
+        order.
     """
 
     inputs: frozenset[str]
     looks: dict[str, Look]
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the problems, after the looks have got every file."""
+        """Yield the problems. Call this after the looks have got all blocks of every file."""
 
 
 def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yield the parts of a pretrain data set: shard sizes, totals, ids, and documents of both splits. sizes: bytes of the listed files on
-    disk.
+    """Yield the parts of a pretrain data set. They check shard sizes, totals, ids and documents of both splits.
 
-    Raises NielsCacheError if meta.json lacks a key that they need.
+    sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
     vocab_size, eot = _known_or_not(meta)
     yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size))
@@ -69,9 +72,10 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
 
 
 def _known_or_not(meta: Meta) -> tuple[int, int | None]:
-    """Return the vocabulary size and the EOT id, which may be unknown for imported tokens (null in meta.json).
+    """Return the vocabulary size and the EOT id (end-of-text token). Both may be unknown (null in meta.json) for imported tokens.
 
-    Then any id is inside the vocabulary, and no document must end with EOT.
+    If the size is unknown, MAX_VOCAB_SIZE is returned, so any id is inside the vocabulary. If the EOT id is unknown, None is returned, and
+    no document must end with EOT.
     """
     imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
     ids = meta.get("special_token_ids")
@@ -81,7 +85,7 @@ def _known_or_not(meta: Meta) -> tuple[int, int | None]:
 
 
 class MetaPart:
-    """The part of meta.json alone: it reads no file."""
+    """The part that checks meta.json alone. It reads no other file."""
 
     def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
         self.inputs: frozenset[str] = frozenset()
@@ -92,8 +96,8 @@ class MetaPart:
 class SpecialIds:
     """The ids to search for: special tokens, and ids outside the vocabulary.
 
-    Two passes find them, a comparison and a maximum, because special ids lie at one end of nearly every vocabulary. The ordinary ids are
-    those of the longest run without a special one; the few others are compared one by one.
+    Two passes find them, one comparison and one maximum, because special ids lie at one end of nearly every vocabulary. The longest run of
+    ids without a special id counts as ordinary. The few ids outside this run are compared one by one.
     """
 
     def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int]) -> None:
@@ -104,9 +108,9 @@ class SpecialIds:
         self._buffers = threading.local()
 
     def unusual(self, tokens: NDArray[np.uint16]) -> NDArray[np.bool_]:
-        """Return which ids are not ordinary. The result is valid until the next call in this thread."""
+        """Return which tokens have an id that is not ordinary. The result is valid until the next call in this thread."""
         buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
-        if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the rest
+        if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the comparison
             buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
         unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
         if len(tokens) and int(tokens.max()) >= self._end:
@@ -114,12 +118,12 @@ class SpecialIds:
         return unusual
 
     def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
-        """Return the places of ids that are not ordinary, in order, and these ids."""
+        """Return the places of ids that are not ordinary, in order, and the ids at these places."""
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
 
     def too_large(self, ids: NDArray[np.uint16]) -> int:
-        """Return the largest id if it is outside the vocabulary, else -1."""
+        """Return the largest of `ids` if it is outside the vocabulary, otherwise -1."""
         largest = int(ids.max()) if len(ids) else -1
         return largest if largest >= self.vocab_size else -1
 
@@ -173,7 +177,11 @@ class _PretrainSplit:
 
 
 class _Shard:
-    """Counts in the blocks of one shard. `position`: its first token in the stream. ends: None if documents need not end with EOT."""
+    """Counts in the blocks of one shard.
+
+    position: the place of the next token in the stream, at first of the shard's first token. ends: the document ends, or None if documents
+        need not end with EOT.
+    """
 
     def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int) -> None:
         self._ids, self._ends, self._position = ids, ends, position
@@ -188,7 +196,7 @@ class _Shard:
             closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
             self.unclosed += len(last_tokens) - closed
         self._position += len(tokens)
-        if np.count_nonzero(unusual) == closed:  # nearly always: only the EOT of documents, so places do not matter
+        if np.count_nonzero(unusual) == closed:  # nearly always, because only the EOT of documents are unusual
             self.eot_tokens += closed
             return
         ids = tokens[unusual]
@@ -198,7 +206,7 @@ class _Shard:
 
 
 def tokens_of(block: memoryview) -> NDArray[np.uint16]:
-    """Return the block's whole tokens. An odd byte at the end of a file is reported by its size."""
+    """Return the whole tokens of a block. If a file has an odd byte at its end, the check of its size reports it."""
     return np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
 
 
@@ -209,7 +217,7 @@ def _pretrain_meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
 
 
 def meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
-    """Yield problems of meta.json about tokens, in both families."""
+    """Yield problems of meta.json about tokens. The rules are the same for pretrain and SFT data sets."""
     if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
         yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
     ids = {role: special_id(meta, role) for role, token in meta["special_token_ids"].items() if token is not None}
@@ -233,7 +241,11 @@ def special_id(meta: Meta, key: str) -> int:
 
 
 def as_problem(error: NielsCacheError, folder: Path) -> Problem:
-    """Return an error about a file of `folder` as that file and the rest of the message; any other error is about its meta.json."""
+    """Return an error as a problem: (path, clause).
+
+    If its message begins with a file of `folder`, the path is that file and the clause is the rest of the message. Any other error is about
+    the folder's meta.json.
+    """
     message = str(error)
     if not message.startswith(f"{folder}{os.sep}"):
         return META_NAME, message
@@ -259,7 +271,11 @@ def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
 def read_offsets(
     folder: Path, path: str, kind: Kind, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
 ) -> tuple[OffsetFile | None, Problem | None]:
-    """Return the offsets, or the problem with them. Return neither for a missing file, which the comparison of files reports."""
+    """Return (offsets, None), or (None, problem) if the offsets have a problem.
+
+    Return (None, None) for a missing file that is listed, because the comparison of files reports it, and for a missing file that is not
+    needed.
+    """
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
     try:
@@ -269,13 +285,15 @@ def read_offsets(
 
 
 def foreign_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yield the parts of both splits, if another program wrote meta.json. sizes: bytes of the files on disk."""
+    """Yield the parts of both splits, if another program wrote meta.json. sizes: the bytes of all files on disk."""
     for split in SPLITS:
         yield _ForeignSplit(meta, folder, split, sizes)
 
 
 def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    """Yield the problems of both splits that need no file. Raises NielsCacheError if a shard is missing between others."""
+    """Yield those problems of both splits that can be found without reading a file. Raises NielsCacheError if a shard in the middle is
+    missing.
+    """
     for split in SPLITS:
         yield from _ForeignSplit(meta, folder, split, sizes).size_problems()
 
@@ -300,7 +318,7 @@ class _ForeignSplit:
         return look
 
     def size_problems(self) -> Iterator[Problem]:
-        """Yield the problems of sizes alone."""
+        """Yield the problems that can be found from sizes alone."""
         for name in self._files:
             if self._sizes[name] % TOKEN_BYTES:
                 yield name, f"{self._sizes[name]} bytes are not a whole number of uint16 tokens"
@@ -308,7 +326,7 @@ class _ForeignSplit:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
         if self._missing and len(self._missing) == len(
             self._needed
-        ):  # allowed for an empty split, as an empty pretrain split has no shards
+        ):  # an empty split may lack both files, in the same way as an empty pretrain split has no shards
             yield from total_problems(self._meta, f"{self._split}_examples", 0)
         else:
             yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in self._missing)

@@ -1,4 +1,4 @@
-"""The rules inside an SFT data set: offsets, ids, totals, and examples that are rows of messages. See `invariants` for the method."""
+"""The rules inside an SFT data set: offsets, ids, totals, and examples that consist of messages. `invariants` describes the method."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,8 +26,9 @@ from niels_cache_runtime.verify.offset_file import OffsetFile
 
 
 def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yield the parts of both splits. sizes: bytes of the listed files on disk. Raises NielsCacheError if meta.json lacks a key that they
-    need.
+    """Yield the parts that check meta.json and both splits.
+
+    sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
     yield MetaPart(lambda: meta_problems(meta, ids.vocab_size))
@@ -65,10 +66,10 @@ class _SftSplit:
 
 
 class _Messages:
-    """Counts of errors in the form of examples (sentinel, content, EOT for each message), in consecutive blocks of tokens.
+    """Counts of errors in the form of examples, in consecutive blocks of tokens. A message is a role sentinel, its content, and EOT.
 
-    starts: None if the starts of examples are unknown; then only ids are checked. An offset that was moved to another message of its
-    conversation is not detected.
+    starts: None if the starts of examples are unknown; then only ids are checked. If an offset was moved to a different message of the same
+        conversation, this is not detected.
     """
 
     def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int) -> None:
@@ -76,7 +77,7 @@ class _Messages:
         self._asst = ids.roles[ROLES.index("asst")]
         self._position = 0
         self._last_is_eot = False  # whether the block before this one ended with EOT
-        self._last_answered = -1  # the last example in which an assistant was seen
+        self._last_answered = -1  # the last example in which an assistant's message was seen
         self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
         self.too_large = -1
 
@@ -125,5 +126,5 @@ class _Messages:
 
 
 def _without(places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sorted places that are not among the others."""
+    """Return the sorted `places` that are not in `others`."""
     return np.setdiff1d(places, others, assume_unique=True)

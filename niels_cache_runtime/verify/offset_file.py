@@ -1,8 +1,8 @@
-"""Sorted offsets of an .npy file, read in pieces: for a verifier, whose memory must not grow with the file and which must survive a bad
-disk.
+"""Sorted offsets of an .npy file, read in pieces, for a verifier.
 
-A disk that fails under a map ends the process with a signal; here it is an error. Cost: one pass when opened, which keeps every 4096th
-offset in memory, then one small read for each range. Training maps its offsets (`mmap`).
+The memory of a verifier must not grow with the file, and a bad disk must not end it. If a disk fails under a memory map, a signal ends the
+process; here the failure is an error. Opening costs one pass, which keeps every 4096th offset in memory. Then each range costs one small
+read. Training maps its offsets instead (`mmap`).
 """
 
 import os
@@ -25,9 +25,9 @@ _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_D
 
 
 class OffsetFile:
-    """A 1-D .npy file of offsets in a split of `token_count` tokens; `offsets[i]` and `offsets[i:j]` read it.
+    """A 1-D .npy file of offsets for a split of `token_count` tokens. `offsets[i]` and `offsets[i:j]` read from the file.
 
-    Raises NielsCacheError if it cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
+    Raises NielsCacheError if the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
     """
 
     def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
@@ -55,7 +55,10 @@ class OffsetFile:
         return self._read(index % self._count, index % self._count + 1)[0]
 
     def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the index of the first offset in [begin, begin + count) (or its place if none), and those offsets, relative to `begin`."""
+        """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.
+
+        If there are none, the index is where the first offset would be.
+        """
         bounds = np.array([begin, begin + count], dtype=self._dtype)
         near = self._sparse.searchsorted(bounds)
         lower = max(int(near[0]) - 1, 0) * _STEP

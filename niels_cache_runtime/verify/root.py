@@ -1,8 +1,9 @@
 """The entries of a cache root: the folders to verify, and the entries beside them.
 
-A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else may be there. It may be a link: its
-owner chooses where it lies, and it is verified there. No other link is followed. Beside those folders any other entry is allowed, and is
-not read; builders leave entries with a leading dot. Costs a look at each name. The content of a folder belongs to `folder`.
+A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`. Nothing else may be in these four folders. The folder
+of a data set may be a link, because its owner chooses where it lies; then the target of the link is verified. No other link is followed.
+Beside those folders any other entry is allowed, and is not read. Entries with a leading dot come from builds. The cost is one look at each
+name. `folder` verifies the content of a folder.
 """
 
 import os
@@ -27,7 +28,10 @@ _LEFT_BY_BUILDERS = {
 
 
 def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders that `verify_cache` verifies, in order, without those with a leading dot (builds in progress)."""
+    """Return the folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are left out.
+
+    Raises NielsCacheError for a path that is no cache root and no data set, and for a name in `names` that the root does not hold.
+    """
     root = Path(root)
     if not root.is_dir():
         raise _no_root(root, "give a cache root such as cache/")
@@ -49,22 +53,22 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
 
 def _no_root(path: Path, advice: str) -> NielsCacheError:
     found = describe(path)
-    said = NO_CACHE if found.kind == "root" else found.said  # its folders are links to nowhere
+    said = NO_CACHE if found.kind == "root" else found.said  # it looks like a root, but its folders are links to nowhere
     return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
 def stray_findings(root: str | Path) -> Iterator[Finding]:
-    """Yield a finding for each entry in the place of a data set that is not one."""
+    """Yield a finding for each entry that lies where only data sets may lie, but is not a data set."""
     for path, problem in _places(Path(root)):
         if problem is not None:
             yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
 
 
 def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
-    """Return one line about each harmless entry that you should know about.
+    """Return lines about harmless entries that the user should know about.
 
-    In `folders`: entries that are no part of the data set. With `beside`, in the root: data sets behind links, and entries that are not
-    verified.
+    folders: entries in these folders that are not part of the data set are noted.
+    beside: also note data sets behind links in the root, and entries of the root that are not verified.
     """
     root = Path(root)
     said = [line for folder in folders for line in folder.notes()]
@@ -74,7 +78,7 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
 
 
 def _renamed(folder: VerifiedFolder) -> Iterator[str]:
-    """Yield a line if a folder that is given by its path has another name than its data set, which is allowed."""
+    """Yield a line if a folder that the user gave by its path does not have the name of its data set. This is allowed."""
     named = (folder.meta or {}).get("dataset_name")
     if named not in (None, folder.path.absolute().name):
         yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
@@ -99,7 +103,7 @@ def _beside(root: Path) -> Iterator[str]:
 
 
 def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield the folders of data sets and their entries, each with its problem or None."""
+    """Yield every folder of data sets and every entry in it, each with its problem or None."""
     for name in _ONE:
         yield root / name, _stray_problem(root / name)
     for name in _MANY:
@@ -108,7 +112,7 @@ def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return the entries without a leading dot, an empty list for a folder that cannot be listed."""
+    """Return the entries without a leading dot. The list is empty if the folder cannot be listed."""
     return [path for path in _listed(folder) if not path.name.startswith(".")]
 
 
@@ -134,7 +138,7 @@ def _stray_problem(path: Path) -> str | None:
 
 
 def _listing_problem(path: Path) -> str | None:
-    """Return why the data sets of a family cannot be listed, or None if they can or the folder is missing."""
+    """Return why the data sets of a family cannot be listed. Return None if they can be listed, or if the folder is missing."""
     try:
         os.listdir(path)
     except FileNotFoundError:

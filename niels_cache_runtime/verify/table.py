@@ -1,4 +1,4 @@
-"""The results of a verification, folder by folder: the rows of the table that `verify` prints, and that table as plain text."""
+"""The results of a verification, folder by folder: the rows of the table that `verify` prints, and this table as plain text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ Outcome = Literal["sound", "findings", "unverifiable", "off"]
 
 
 class Result(NamedTuple):
-    """The result of one folder. family: `pretrain`, `sft`, `corpus` ...; for the tokenizer and the duplicates their own name. files, bytes:
-    without meta.json. result: the outcome in words.
+    """The result of one folder.
+
+    family: `pretrain`, `sft`, `corpus` and so on. The tokenizer and the duplicates have their own name here.
+    files, bytes: the number of files and their bytes, without meta.json. result: the outcome in words.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Result(NamedTuple):
 
 
 def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Sequence[Finding], *, quick: bool) -> list[Result]:
-    """Return one row for each folder, in order. Findings beside the folders belong to none."""
+    """Return one row for each folder, in order. Findings about entries beside the folders are in no row."""
     counts = Counter(finding.folder for finding in findings)
     rows = []
     for folder in folders:
@@ -58,7 +60,7 @@ def _counted(number: int, unit: str) -> str:
 
 
 def as_text(rows: Sequence[Result]) -> str:
-    """Return aligned lines, the heading first."""
+    """Return aligned lines of text, beginning with the heading."""
     lines = [COLUMNS, *(row.cells() for row in rows)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
     aligned = [

@@ -1,1 +1,1 @@
-"""The commands, one file each, named as they are typed (with _ for -): help, options and code. parser.py loads them by name."""
+"""The commands. Each command has one file with its help, options and code. The file has the name of the command, with _ for -."""

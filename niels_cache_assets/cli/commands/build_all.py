@@ -1,6 +1,6 @@
 """`build-all`: build everything that the settings name, and print a table of the results.
 
-The launcher in defs/ decides the order, and what happens to the other data sets when one fails.
+The launcher in defs/ decides the order of the builds, and what happens to the remaining data sets when one data set fails.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
 
 
 def _require_writable(root: Path) -> None:
-    """Raise NielsCacheError if the cache directory is not writable. Runs once for all data sets, before any source is read."""
+    """Raise NielsCacheError if the cache directory is not writable. This check runs once, before any source is read."""
     require_utf8(root.absolute(), "choose another --cache-dir")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def _require_writable(root: Path) -> None:
 
 
 def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
-    """Print the table, then one line for each message, with the data sets that it is about."""
+    """Print the table of results, then one line for each message, with the data sets that the message is about."""
     from rich.text import Text
 
     from niels_cache_assets.show.contents import all_counts, contents, shares_met
@@ -189,7 +189,7 @@ def _sha256(meta: Meta) -> str | None:
 
 
 def _bytes(result: LaunchResult) -> int | None:
-    """Return the size of all files that meta.json lists. A report lists none, so count its files on disk."""
+    """Return the size of all files that meta.json lists. The meta.json of a report lists no files, so count its files on disk."""
     from niels_cache_assets.show.contents import total_bytes
 
     if not result.meta or not result.meta.get("built", True):
@@ -219,7 +219,7 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
 
 
 def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
-    """Print commands to inspect, verify and train, with the real paths. Print nothing if nothing was built, or with --quiet."""
+    """Print commands to inspect, verify and train, with the real paths. Print nothing if nothing was built or --quiet is set."""
     from niels_cache_assets.show.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
 
@@ -253,7 +253,7 @@ def _program() -> str:
 
 
 def _options(arguments: argparse.Namespace) -> str:
-    """Return the options that select the same caches in another command."""
+    """Return the options with which a further command selects the same caches."""
     given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
     return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
 
@@ -267,10 +267,10 @@ def _ui_command(arguments: argparse.Namespace) -> str:
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
     home = os.environ.get(HOME_VARIABLE)  # set by the launcher to the home that it used
     variables = {
-        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it if nothing else is configured
+        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows this profile if nothing else is configured
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
-        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # without it, the UI uses the default home
+        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # if unset, the UI uses the default home
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
     return environment + ("make ui" if in_clone else f"{_program()} ui")

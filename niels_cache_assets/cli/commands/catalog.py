@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]})
         return DONE
     if arguments.names:
-        print("\n" + "\n\n".join(tables.values()))  # a file that you append it to may lack a final newline
+        print("\n" + "\n\n".join(tables.values()))  # the user may append the output to a file that lacks a final newline
         return DONE
     table = new_table(
         "data set", "family", "description", "download", "licence", "from", shrinking=["description", "download", "licence", "from"]

@@ -1,6 +1,6 @@
-"""`clean FILE ...`: run the cleaning chain on files that no table names, to see what it would drop. Nothing is written.
+"""`clean FILE ...`: run the cleaning chain on any files, and print which documents it would drop. Nothing is written.
 
-It runs the code that makes a corpus, and uses all cores for a large input.
+The command runs the code that makes a corpus, and uses all cores for a large input.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.sources.types import PretrainSource
 
-EXAMPLES = 3  # for a reason that --reason names
-_WORTH_PROCESSES = 8_000_000  # bytes of input; less is faster without processes
+EXAMPLES = 3  # examples to print if --reason names a reason
+_WORTH_PROCESSES = 8_000_000  # bytes of input; a smaller input is faster without processes
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
-    """Return [cleaning] with the keys of the data set of --like, then with those of --set."""
+    """Return the settings of [cleaning]. The data set of --like overrides their keys, and --set overrides both."""
     from niels_cache_assets.config.registry import load_registry
 
     changes: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
 def _clean(
     sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
-    """Count the documents of the sources in `outcome`, chunk by chunk, up to `limit` of them in all."""
+    """Count the documents of all sources in `outcome`, chunk by chunk, up to `limit` documents in all."""
     from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.streaming.encode import in_chunks

@@ -1,6 +1,6 @@
-"""`completion SHELL`: print the code that a shell reads once, and answer the shell when you press TAB (by argcomplete).
+"""`completion SHELL`: print the code that a shell reads once, and answer the shell when you press TAB. argcomplete does both.
 
-The answer runs at every TAB. It loads only the typed command, and pydantic only to list names of the configuration.
+Each TAB runs this program. The program loads only the typed command, and loads pydantic only to list names of the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from niels_cache_assets.cli.parser import build_parsers, load
 SHELLS = ("bash", "zsh", "fish")
 PROFILES = ("default", "quickstart")
 
-_FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # the shell itself completes these
+_FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # the shell itself completes files
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

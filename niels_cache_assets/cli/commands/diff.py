@@ -1,4 +1,4 @@
-"""`diff A B`: print the differences between two builds as tables. show/differences/ compares them."""
+"""`diff A B`: print the differences between two builds as tables. show/differences/ compares the builds."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _place(place: TokenPlace, noun: str) -> str:
 
 
 def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
-    """Return the surrounding text with the token marked; token ids if the tokenizer is not known."""
+    """Return the surrounding text with the token marked. If the tokenizer is not known, return token ids."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text

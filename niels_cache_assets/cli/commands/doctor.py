@@ -1,7 +1,7 @@
 """`doctor`: check everything that a build needs from this machine. No check leaves a file behind.
 
-It opens each file that a data set names, sends one request for each data set from the hub, and creates a file and two folders in the cache
-directory for an instant.
+The command opens each file that a data set names, and sends one request for each data set from the hub. For an instant, it also creates a
+file and two folders in the cache directory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings, and return 1 if one of them is a problem."""
+    """Print the findings, and return 1 if at least one finding is a problem."""
     from rich.text import Text
 
     findings = list(_examine(arguments))
@@ -203,7 +203,9 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
-    """Check the cache directory by writing there, or in the folder where a build would create it."""
+    """Check that the cache directory is writable. If the directory does not exist, check the folder where a build would create the
+    directory.
+    """
     from niels_cache_runtime.format.commit import can_exchange
 
     folder = _existing(root)

@@ -1,10 +1,12 @@
-"""`duplicates [NAME]`: pairs of documents, each dropped document beside the one that is kept; without NAME, counts by data set.
+"""`duplicates [NAME]`: pairs of a dropped document and the kept document. Without NAME, the command prints counts by data set.
 
-It reads two columns of the drop list, and the row groups of the printed texts. The build of corpus/duplicates found the duplicates. This
-command compares only the printed words, in time that is quadratic in their number at worst.
+The command reads two columns of the drop list (the list of dropped duplicates), and the row groups of the printed texts. The build of
+corpus/duplicates found the duplicates. This command compares only the words that it prints. In the worst case, this takes quadratic time in
+the number of words.
 
-Two texts are printed side by side, or one below the other on a narrow terminal. Words that only one text has are underlined on a terminal
-and in [[ ]] elsewhere. Printing starts shortly before the first difference, because near duplicates often begin alike.
+The two texts are printed side by side, or one below the other on a narrow terminal. Words that only one text has are underlined on a
+terminal, and in [[ ]] if the output is not a terminal. Printing starts shortly before the first difference, because near duplicates often
+begin alike.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
-MOST_CHARACTERS = 10_000  # of a printed text: finding the words that differ takes quadratic time
+MOST_CHARACTERS = 10_000  # limit for a printed text, because finding the words that differ takes quadratic time
 SIDE_BY_SIDE_COLUMNS = 90  # on a narrower terminal, columns of text are hard to read
 CONTEXT_WORDS = 12  # common words before the first difference
 _LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
-Part = tuple[bool, list[str]]  # words, and whether the other side lacks them
+Part = tuple[bool, list[str]]  # whether the other text lacks these words, and the words
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +117,7 @@ def _drawn(arguments: argparse.Namespace, root: Path, kind: str, seed: int) -> l
 
 
 def _as_json(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the pair's row of the drop list, and both documents."""
+    """Return the row of the drop list for this pair, and both documents."""
     return {
         **pair,
         "document": texts[name, pair["ordinal"]],
@@ -142,7 +144,7 @@ def _print_counts(console: Console, meta: Meta) -> None:
 
 
 def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair]:
-    """Return `count` pairs of a kind, drawn uniformly, in corpus order. If `seed` is None, return the least similar ones."""
+    """Return `count` pairs of a kind, drawn uniformly, in corpus order. If `seed` is None, return the least similar pairs."""
     import numpy as np
 
     from niels_cache_assets.show.corpora import column, rows_at, seeded_choice
@@ -181,7 +183,7 @@ def _similarity(pair: Pair) -> str:
 
 
 def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[str, str]:
-    """Return `dropped: wiki train 12, Title (a.jsonl, row 3)`, and the same for the kept document."""
+    """Return the titles of both documents, such as `dropped: wiki train 12, Title (a.jsonl, row 3)`."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     sides = (
@@ -197,7 +199,7 @@ def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, 
 
 
 def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str], *, characters: int) -> None:
-    """Print two titled texts, up to `characters` of each."""
+    """Print two texts with their titles, up to `characters` characters of each text."""
     from rich.table import Table
     from rich.text import Text
 
@@ -215,7 +217,7 @@ def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str]
 
 
 def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
-    """Return both texts from shortly before their first difference, white space collapsed, and words that the other lacks marked."""
+    """Return both texts from shortly before their first difference. Words that only one text has are marked. White space is collapsed."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
@@ -226,7 +228,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     matches = SequenceMatcher(a=shown[0], b=shown[1], autojunk=False).get_opcodes()
     parts: tuple[list[Part], list[Part]] = ([], [])
     for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
-        # If one side was cut, the words that only the other shows at the very end are no difference.
+        # If one text was cut, words at the very end of the other text are not a difference.
         by_the_cut = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
         parts[0].append((tag != "equal" and not by_the_cut, shown[0][first:last]))
         parts[1].append((tag != "equal" and not by_the_cut, shown[1][other_first:other_last]))
@@ -235,7 +237,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
 
 
 def _fitting(words: list[str], characters: int) -> list[str]:
-    """Return as many words as fit, at least the beginning of one."""
+    """Return as many words as fit into `characters`, but at least the beginning of the first word."""
 
     def ends() -> Iterator[int]:
         end = -1

@@ -1,4 +1,6 @@
-"""`import megatron PREFIX --name NAME`: make a pretrain cache from tokens of another project, and print what is unknown about them."""
+"""`import megatron PREFIX --name NAME`: make a pretrain cache from tokens of another project, and print which facts about the tokens are
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
 
 
 def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
-    """Return what the options tell about the tokens. Raise NielsCacheError if they contradict each other or the cache root."""
+    """Return the facts about the tokens that the options give. Raise NielsCacheError if the options contradict each other or the tokenizer
+    of the cache root.
+    """
     from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
     from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -139,13 +143,15 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
         size, ids = _read_model(arguments.tokenizer)
     if arguments.vocab_size is not None and size is not None and arguments.vocab_size != size:
         raise NielsCacheError(f"{WHERE}: --vocab-size {arguments.vocab_size}: the tokenizer has {size}; leave it out")
-    if arguments.eot is not None:  # tokens of our own model may end documents with an id other than our EOT
+    if arguments.eot is not None:  # documents may end with an id that is not the EOT of this tokenizer
         ids["eot"] = arguments.eot
     return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
 
 
 def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
-    """Return the number of pieces of a SentencePiece model, and the ids of special tokens that it has under our names."""
+    """Return the number of pieces of a SentencePiece model, and the ids of our special tokens in it. An id is None if the model lacks this
+    token.
+    """
     from niels_cache_assets.tokenizer.kinds import load_model
 
     processor, _ = load_model(path)

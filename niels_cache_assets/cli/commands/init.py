@@ -1,4 +1,4 @@
-"""`init`: write a first niels_cache.toml. own_data/new_config.py makes its text; docs/configuration.md explains its keys."""
+"""`init`: write a first niels_cache.toml. own_data/new_config.py makes the text of the file; docs/configuration.md explains its keys."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
                 console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}", soft_wrap=True)
         console.print("Next steps", style="bold", soft_wrap=True)
         if wishes.profile == "quickstart":
-            option = f" --config {target}"  # this profile reads a file only if --config names it
+            option = f" --config {target}"  # with this profile, a file is read only if --config names it
         console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs", soft_wrap=True)
         console.print(f"  {PROGRAM} build-all{option}", soft_wrap=True)
     return DONE
@@ -151,7 +151,7 @@ def _given(arguments: argparse.Namespace) -> Wishes:
 
 
 def _asked(folder: str) -> Wishes:
-    """Ask the few questions that matter at the start. Every answer may be empty."""
+    """Ask the few questions that matter for a first configuration. Every answer may be empty."""
     from niels_cache_assets.own_data.new_config import Wishes
 
     console = output()
@@ -164,7 +164,7 @@ def _asked(folder: str) -> Wishes:
 
 
 def _names(question: str) -> list[str]:
-    """Ask for names until the catalog has all of them."""
+    """Ask for names of data sets until the catalog has all given names."""
     from niels_cache_assets.config.shipped import ABOUT, catalog
 
     while True:
@@ -191,7 +191,7 @@ def _in_words(source: Source) -> str:
 
 
 def _paths(question: str) -> list[str]:
-    """Ask for paths until all of them exist."""
+    """Ask for paths until all given paths exist."""
     while True:
         try:
             paths = shlex.split(input(f"{question}: "))
@@ -205,9 +205,9 @@ def _paths(question: str) -> list[str]:
 
 
 def _write(target: Path, text: str) -> Registry:
-    """Write the file in one step and return its registry, after loading the text as a configuration.
+    """Load the text as a configuration, write it to `target` in one step, and return its registry.
 
-    The text is loaded from a temporary file in the same folder, because paths are relative to it.
+    The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
     from niels_cache_assets.config.registry import load_registry
     from niels_cache_assets.disk.journal import write_whole

@@ -1,4 +1,6 @@
-"""`list`: every configured data set and the state of its cache on disk. It does one small read per data set and contacts no upstream."""
+"""`list`: every configured data set and the state of its cache on disk. The command does one small read per data set and contacts no
+upstream.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,7 @@ def _mixed(name: str, registry: Registry) -> str:
 
 
 def _meta(place: Place, judged: CacheState) -> Meta:
-    """Return meta.json if its counts can be shown, otherwise an empty one."""
+    """Return the content of meta.json if its counts can be shown, otherwise an empty dict."""
     return {} if judged.state in _WITHOUT_COUNTS else place.meta()
 
 

@@ -1,4 +1,6 @@
-"""`prebuild-index`: build the indices of a blend before training needs them. niels_cache_assets.indices has the code of the indices."""
+"""`prebuild-index`: build the indices of a blend before training needs these indices. niels_cache_assets.indices has the code of the
+indices.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _names_of(*adders: Callable[[argparse._ArgumentGroup], None]) -> tuple[str, ...]:
-    """Return the `dest` of these options."""
+    """Return the `dest` of the options that these functions add."""
     parser = argparse.ArgumentParser(add_help=False)
     for adder in adders:
         adder(parser.add_argument_group())
@@ -146,7 +148,7 @@ to the same prefix, it replaces outdated indices.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build missing indices and print all of them. Raise NotWrittenError if the blend is valid but its folder cannot be written."""
+    """Build missing indices and print all indices. Raise NotWrittenError if the blend is valid but its folder cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import array_progress
@@ -156,13 +158,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_for_megatron_core(arguments)
     for option in OF_MEGATRON_CORE:
         value = getattr(arguments, option)
-        if value is not None and value is not False:  # 0 is a value
+        if value is not None and value is not False:  # 0 counts as a value
             raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: works only with --for megatron-core; add that option")
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
         outcome = prebuild(plan, root=root, progress=progress)
-        if arguments.name in registry.blend_keys():  # otherwise the UI has no such partition
+        if arguments.name in registry.blend_keys():  # the UI has a partition only for these names
             _record(registry, arguments.name, root)
     if arguments.json:
         print_json(
@@ -180,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(registry: Registry, name: str, root: Path) -> None:
-    """Record the index in the current Dagster home, if there is one, so that its UI shows the index as built."""
+    """Record the index in the current Dagster home, if there is one. Then the UI of this home shows the index as built."""
     home = Path(os.environ.get(HOME_VARIABLE) or ".dagster").expanduser().absolute()
     if not (home / "dagster.yaml").exists():
         return
@@ -188,7 +190,7 @@ def _record(registry: Registry, name: str, root: Path) -> None:
 
     try:
         record_index(registry, name, root=root, home=home)
-    except NielsCacheError as error:  # the index itself is built
+    except NielsCacheError as error:  # only the record failed; the index is built
         diagnostics().print(f"WARNING: the index is built, but it is not recorded in {home}: {error}", soft_wrap=True)
 
 
@@ -243,7 +245,7 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
 
 
 def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
-    """Build missing indices and print all of them. Raise NielsCacheError for wrong use, NotWrittenError if the folder cannot be written."""
+    """Build missing indices and print all indices. Raise NielsCacheError for wrong use, NotWrittenError if the folder cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
     from niels_cache_assets.cli.progress import array_progress

@@ -1,4 +1,6 @@
-"""`rejected NAME`: the documents that cleaning dropped from a corpus, by reason, with the saved examples. `clean` prints the same form."""
+"""`rejected NAME`: the documents that cleaning dropped from a corpus, by reason, with the saved examples. `clean` prints the same kind of
+table.
+"""
 
 from __future__ import annotations
 

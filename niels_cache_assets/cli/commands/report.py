@@ -1,4 +1,4 @@
-"""`report`: all caches as one HTML page, or as JSON. niels_cache_assets.show.reports makes its content."""
+"""`report`: all caches as one HTML page, or as JSON. niels_cache_assets.show.reports makes the content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`sample NAME`: the text that training will see: random windows of a pretrain split, or examples of an SFT split with marked targets.
+"""`sample NAME`: print the text that training will see. It is random windows of a pretrain split, or examples of an SFT split with marked
+targets.
 
-With --stage corpus, it prints documents before they become tokens. The assistant's targets are underlined on a terminal and in [[ ]]
-elsewhere. A mark shows that a target or a document is cut.
+With --stage corpus, the command prints documents before they become tokens. The assistant's targets are underlined on a terminal. If the
+output is not a terminal, the targets are in [[ ]]. A mark shows that a target or a document is cut.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_corpus_sample(arguments, registry, root, seed=seed)
         return DONE
     place = find_place(registry, root, arguments.name, kinds=FAMILIES)
-    meta = open_meta(place.directory)  # raises for a cache that is not built, or was built with another tokenizer
+    meta = open_meta(place.directory)  # raises for a cache that is not built, or was built with a different tokenizer
     tokenizer = open_tokenizer(root) if meta and meta.get("tokenizer_sha256") else None
     generator = torch.Generator().manual_seed(seed)
     folder, count, length = place.directory, arguments.count, arguments.tokens
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     if tokenizer is None:
         console.print(f"{place.name}: showing token ids, because the tokenizer is not known", soft_wrap=True)
-    explanations: dict[str, None] = {}  # without repetition
+    explanations: dict[str, None] = {}  # a dict, so that each explanation is printed once
     for sample in drawn:
         console.print(f"--- {sample.title}", style="bold")
         text = render(sample.tokens, sample.is_target, tokenizer, console) if tokenizer else Text(" ".join(map(str, sample.tokens)))
@@ -131,7 +132,7 @@ def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
 
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
-    """Return tokens as text, with targets underlined on a terminal and in [[ ]] elsewhere."""
+    """Return tokens as text. Targets are underlined on a terminal, and in [[ ]] if the output is not a terminal."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text
@@ -173,7 +174,7 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
 
 
 def _title(ordinal: int, document: Document) -> str:
-    """Return `train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`, without the split if it is not known yet."""
+    """Return `train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`. Omit the split if it is not known yet."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     split = f"{document.split} " if document.split else ""

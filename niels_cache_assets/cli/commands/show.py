@@ -1,8 +1,8 @@
 """`show NAME`: the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH`: the meta.json of one folder.
 `show BLEND`: the settings of a blend, and its indices.
 
-If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. Everything comes from
-meta.json; no other file is opened or hashed (`verify` does that).
+If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. All output comes from
+meta.json. No data file is opened or hashed; only `verify` opens and hashes data files.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
 
 
 def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
-    """Print the counts after each stage, then the facts of the corpus's meta.json."""
+    """Print the counts after each stage, then the facts in the meta.json of the corpus."""
     from niels_cache_assets.corpus.report import funnel
     from niels_cache_assets.show.corpora import duplicates_of, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
@@ -212,7 +212,9 @@ def _print_splits(console: Console, meta: Meta) -> None:
 
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
-    """Return counts by unit and split, from `train_tokens` and `val_tokens`, or from a table `documents` = {train, val}."""
+    """Return counts by unit and split. meta.json has the counts as pairs such as `train_tokens` and `val_tokens`, or as a table such as
+    `documents` = {train, val}.
+    """
     from niels_cache_runtime.format.layout import SPLITS
 
     counts: dict[str, dict[str, int]] = {}

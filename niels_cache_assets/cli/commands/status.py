@@ -1,7 +1,7 @@
-"""`status [NAME ...]`: which caches are complete, stale, broken or being built, which build can be resumed, and what to do.
+"""`status [NAME ...]`: print which caches are complete, stale, broken or being built, which build can be resumed, and what to do.
 
-artifacts/state.py and artifacts/unfinished.py determine the status; this module puts it into words. It costs their small reads, and one
-look at a lock and a journal for each cache. With --full every file is read.
+artifacts/state.py and artifacts/unfinished.py determine the status; this module puts the status into words. Cost: for each cache, a few
+small reads and one look at a lock and a journal. With --full, every file is read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ exit codes: 0 everything is complete or off, 1 something is not.""",
 class Row:
     judged: CacheState
     work: Work
-    unfinished: Unfinished | None = None  # None also while it is being built
+    unfinished: Unfinished | None = None  # also None while the cache is being built
 
     @property
     def is_fine(self) -> bool:
@@ -79,8 +79,8 @@ class Row:
     def words(self) -> str:
         """`complete`, `stale, resumable at 43%`, `complete, an unfinished build exists (43%)`, `missing, being built (43%)`.
 
-        If the next build cannot resume the unfinished one: `missing, an unfinished build is stale (43%)`.
-        If the share is not known, the number of documents so far: `missing, resumable (12,345 documents)`.
+        If the next build cannot resume the unfinished build, the text is `missing, an unfinished build is stale (43%)`. If the share is not
+        known, the text has the number of documents so far: `missing, resumable (12,345 documents)`.
         """
         share, documents = self.work.share, self.work.documents
         words: list[str] = [self.judged.condition]
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it is not complete, which process builds it, and what to do."""
+        """The reason why this cache is not complete, the process that builds it, and what to do."""
         if self.work.writer is not None:
             return f"by {self.work.writer}"
         reasons = [said for said in (self.judged.advice, self.judged.note) if said]
@@ -141,7 +141,7 @@ class Row:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table or JSON, and return 1 if one of the rows is not complete."""
+    """Print the table or JSON, and return 1 if at least one row is not complete."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 
@@ -172,7 +172,7 @@ def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
-    """Return the named states. The name of a data set also selects its corpus; the name of a blend, its index."""
+    """Return the named states. The name of a data set also selects its corpus. The name of a blend selects its index."""
     known = [*dict.fromkeys(each for state in states for each in (state.name, state.name.removeprefix("index/")))]
     for name in names:
         if name not in known:
@@ -183,7 +183,7 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
 
 
 def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
-    """Return the states after reading every file: 'damaged' where the content does not match."""
+    """Return the states after reading every file. The state is 'damaged' if the content does not match the hashes."""
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.verify import verify_cache
@@ -195,7 +195,7 @@ def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
     with transfer_progress("verifying") as progress:
         names = [state.directory.relative_to(root).as_posix() for state in whole]
         for finding in verify_cache(root, names=names, progress=progress):
-            if finding.kind != "tokenizer":  # another tokenizer is a state of its own, not damage
+            if finding.kind != "tokenizer":  # a different tokenizer is a separate state, not damage
                 found.setdefault(Path(finding.folder), []).append(finding)
     return [_damaged(state, found[state.directory]) if state.directory in found else state for state in states]
 

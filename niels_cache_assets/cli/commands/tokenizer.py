@@ -1,7 +1,7 @@
-"""`tokenizer compare`: characters per token of two or more SentencePiece models, on the same text, source by source.
+"""`tokenizer compare`: print the characters per token of two or more SentencePiece models on the same text, source by source.
 
-The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes `--characters` of each source
-once. Memory holds the text of one source.
+The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
+characters of each source once. Memory holds the text of one source at a time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ not count, here and wherever niels-cache shows this figure. The text is decoded 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One source: its number of characters, and the number of tokens that each model needs for them."""
+    """The result for one source: its number of characters, and the number of tokens that each model needs for these characters."""
 
     source: str
     characters: int
@@ -162,13 +162,13 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
 
 
 def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
-    """Yield the texts between the special tokens of a train split: documents, or turns of conversations."""
+    """Yield the texts between the special tokens of a train split. A text is a document, or a turn of a conversation."""
     import numpy as np
 
     from niels_cache_assets.show.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
 
-    if not open_meta(directory):  # raises for a cache of another tokenizer
+    if not open_meta(directory):  # raises for a cache of a different tokenizer
         return
     special = np.array(sorted(tokenizer.special_token_ids().values()))
     rest: list[int] = []
@@ -184,7 +184,7 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceToke
 
 
 def _beginning(characters: int, texts: Iterator[str]) -> Iterator[str]:
-    """Yield non-empty texts until they have that many characters in all; cut the last one."""
+    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit."""
     for text in texts:
         if text:
             yield text[:characters]

@@ -1,7 +1,7 @@
-"""`trace`: the data sets, documents and texts of a batch of a training run.
+"""`trace`: print the data sets, documents and texts that a batch of a training run comes from.
 
-The loader is created again from its saved state and computes the batch that training saw. The runtime returns the origin of its tokens.
-show/loader_states.py reads states; show/origins.py adds lineage and text.
+The command creates the loader from its saved state, and this loader computes the batch that training saw. The runtime returns the origin of
+each token in the batch. show/loader_states.py reads states; show/origins.py adds lineage and text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
-EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it, because text rarely has more tokens than characters
+EXCERPT_CHARACTERS = 64  # this many tokens are decoded for an excerpt, because text rarely has more tokens than characters
 NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     trace = loader.trace(arguments.step, rank=arguments.rank)
     assert isinstance(trace, BatchTrace)  # because no row is given
     if arguments.row is not None:
-        trace.token(arguments.row, arguments.column or 0)  # raises for a row or column out of range
+        trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
     numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
     rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers)
     notes = [note for cache in caches.values() for note in cache.notes]
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> TokenLoader:
-    """Return the loader. Raise NielsCacheError for a cache that is missing or has changed, or an invalid state."""
+    """Return the loader. Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid."""
     from niels_cache_runtime.loader.loader import TokenLoader
 
     try:
@@ -143,7 +143,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state does not record it."""
+    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state does not record this number."""
     rows, columns = trace.tokens.shape
     ahead = ""
     if taken is not None and trace.step >= taken:
@@ -154,7 +154,9 @@ def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int |
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
-    """Print the documents of a row with the beginning of each (below the table on a narrow terminal), or with all text if `whole`."""
+    """Print the documents of a row, with the beginning of each text, or with all text if `whole`. On a narrow terminal, the beginnings are
+    printed below the table.
+    """
     from rich.measure import Measurement
     from rich.text import Text
 
@@ -176,7 +178,9 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
-    """Return the row for programs: its tokens, and each segment with its document and text. With a column, only its segment."""
+    """Return the row as JSON data: its tokens, and each segment with its document and text. If `column` is given, return only the segment
+    with this column.
+    """
     segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
     whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
     if column is not None:

@@ -1,6 +1,7 @@
-"""`ui`: serve the web UI on this machine until Ctrl-C. defs/ui/server.py serves it; defs/ui/guard.py refuses requests of other web pages.
+"""`ui`: serve the web UI on this machine until Ctrl-C. defs/ui/server.py is the server. defs/ui/guard.py refuses requests of foreign web
+pages.
 
-The port is opened before anything else is loaded, so that a used port is reported at once.
+The port is opened before the slow imports, so that a used port is reported at once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Ctrl-C cancels the runs that you started in this UI; the next build resumes them
 
 
 class _Stopped(BaseException):
-    """Ctrl-C, SIGTERM or the end of the terminal: the normal end of a server."""
+    """The normal end of the server, after Ctrl-C, SIGTERM or the end of the terminal."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,10 +110,10 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _hang_up(number: int, frame: FrameType | None) -> None:
-    """Send SIGTERM, which the web server handles. An exception from one of its callbacks would not end it."""
+    """Send SIGTERM, which the web server handles. An exception raised in a callback would not end the server."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit at once after a second signal. The services end by themselves."""
+    """Exit at once after a second signal. The services of Dagster end by themselves."""
     os._exit(128 + number)

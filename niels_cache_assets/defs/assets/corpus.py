@@ -1,7 +1,8 @@
 """`corpus/*`: the steps before tokenization, for data sets with `prepare`. Without such a data set these assets do not exist.
 
-`duplicates` is one asset, because the search covers all data sets at once. If caches depended on it, a change of any drop list would make
-all of them stale. `kept` is between them: for each data set, its data version covers only the text that training will read.
+`duplicates` is one asset, because the search covers all data sets at once. If caches depended on `duplicates`, a change of any drop list
+would make all caches stale. So caches depend on `kept`, which depends on `duplicates`. For each data set, the data version of `kept` covers
+only the text that training will read.
 """
 
 import dagster as dg
@@ -124,7 +125,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=f"{Duplicates.version}-{settings[:8]}",  # changed settings of [dedup] then show as unsynced
+        code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
         description=_DUPLICATES,
     )
     def duplicates(

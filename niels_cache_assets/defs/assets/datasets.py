@@ -1,8 +1,8 @@
 """`pretrain/*` and `sft/*`: token shards of text and pairs of conversations, one partition for each data set.
 
-One streaming op writes the three assets of a data set and reports them together at its end. It is not subsettable, because one pass makes
-all three. It yields the first result only after everything is built and renamed. Dagster keeps results that were yielded before an error,
-and would record a forgotten asset as built.
+One streaming op writes the three assets of a data set and reports all three at its end. The op is not subsettable, because one pass makes
+all three assets. The op yields its first result only after everything is built and renamed. The reason is that Dagster keeps results that
+were yielded before an error, and records an asset as built if its result is missing.
 """
 
 import json
@@ -100,10 +100,10 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Return the dependencies of the pretrain assets: upstream and, if a data set has one, its corpus.
+    """Return the dependencies of the pretrain assets: upstream, and the corpus of a data set that has a corpus.
 
-    Upstream also covers the settings of a data set, such as the budgets of one that reads a corpus. A data set depends on its own drop list
-    (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
+    The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
+    dependency, too. A data set depends on its own drop list (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
     """
     upstream = dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])
     if not registry.prepared():
@@ -116,7 +116,9 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
-    """Return the decorator of a family's op, with the specs of its three assets in topological order. `above`: their dependencies."""
+    """Return the decorator for the op of a family, with the specs of its three assets in topological order. `above`: the dependencies of
+    the assets.
+    """
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
 
@@ -197,14 +199,16 @@ def _stream(
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings as text: `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
+    """Return settings as text, such as `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
     hidden = ("source", "enabled", "given", "code_version")
     said = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
     return f"{settings['source']}{': ' if said else ''}{', '.join(said)}"
 
 
 def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
-    """Record the upstream that the cache was built from. A data set with a corpus did not ask upstream: only its settings may be new."""
+    """Record the upstream that the cache was built from. The build of a data set with a corpus did not ask upstream, so only its settings
+    may be new.
+    """
     if name in registry.prepared():
         last = last_observation(context.instance, registry, name)
         if last is not None:

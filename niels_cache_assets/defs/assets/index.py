@@ -1,9 +1,10 @@
-"""`index/gpt`: the indices of a blend in Megatron-LM's order, one partition for each [blend.NAME]. Without such a table it does not exist.
+"""`index/gpt`: the indices of a blend in Megatron-LM's order, one partition for each [blend.NAME]. Without such a table, the asset does not
+exist.
 
-A partition depends on the train shards of its members. It becomes stale when one of these is rebuilt with different tokens. If nothing
-changed, materializing it again is a cache hit, because the directory of an index is named after the hash of everything that decides it.
-Dagster has one code version for all partitions of an asset. So changed settings of one blend show all blends as unsynced; unchanged ones
-are hits.
+A partition depends on the train shards of the data sets in the blend. The partition becomes stale when such a data set is rebuilt with
+different tokens. If nothing changed, materializing the partition again is a cache hit, because the name of an index directory is the hash
+of everything that decides the content. Dagster has one code version for all partitions of an asset. So if the settings of one blend change,
+all blends show as unsynced. A build of an unchanged blend is then a cache hit.
 """
 
 import dagster as dg
@@ -49,7 +50,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
-        code_version=f"{BlendIndex.version}-{settings[:8]}",  # changed settings of [blend.*] then show as unsynced
+        code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
         description=_DESCRIPTION,
     )
     def gpt(

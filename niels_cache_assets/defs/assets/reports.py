@@ -1,7 +1,7 @@
-"""`reports/*`: reports over all data sets for people; no asset depends on them. They cost seconds and hash nothing.
+"""`reports/*`: reports about all data sets for people. No asset depends on a report. A report takes seconds and hashes nothing.
 
-Dagster does not compare data versions of more than 100 partitions. With so many data sets a report becomes stale only when its settings
-change.
+Dagster does not compare data versions of more than 100 partitions. So with more than 100 data sets, a report becomes stale only when its
+settings change.
 """
 
 import time
@@ -55,7 +55,7 @@ def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _code_version(registry: Registry, by_hand: str) -> str:
-    """Return the code version with a hash of the settings of runs, so that changed settings show as unsynced."""
+    """Return the code version. It holds a hash of the settings of [reports] and [blend.*], so that changed settings show as unsynced."""
     blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
     settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}
     return f"{by_hand}-{fingerprint_of(settings)[:8]}"

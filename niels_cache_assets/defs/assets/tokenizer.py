@@ -58,8 +58,8 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _code_version(registry: Registry) -> str:
-    """Return the code version with a hash of the settings, so that changed settings show as unsynced."""
+    """Return the code version. It holds a hash of the settings, so that changed settings show as unsynced."""
     try:
         return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
-    except NielsCacheError:  # the model to import is missing: a run reports that, and the definitions must load
+    except NielsCacheError:  # the model to import is missing; a run reports this, but the definitions must load
         return CODE_VERSION

@@ -1,8 +1,9 @@
 """`upstream/pretrain` and `upstream/sft`: the origins of the data sets, as external assets.
 
-The data version of a partition is upstream's revision and a hash of the data set's resolved settings. The settings are included because
-Dagster has one code version for all partitions of an asset. So only the partition whose revision or settings changed becomes stale. A build
-records an observation of the upstream that it read, unless the last observation is the same.
+Each data set is a partition. The data version of a partition consists of upstream's revision and a hash of the data set's resolved
+settings. The settings are included because Dagster has one code version for all partitions of an asset. So if the revision or the settings
+of one data set change, only its partition becomes stale. A build records an observation of the upstream that it read, unless the last
+observation has the same version.
 """
 
 from pathlib import Path
@@ -19,11 +20,11 @@ from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
 _POINTER_TAG = (
-    "dagster/input_event_pointer/"  # followed by the key of an input asset; the value is its newest event at that time, of any partition
+    "dagster/input_event_pointer/"  # plus the key of an input asset; the value is the newest event of this asset, in any partition
 )
-REVISION = "revision"  # key in the metadata of an observation; meta.json of a cache has it as dataset_revision
+REVISION = "revision"  # key in the metadata of an observation; in the meta.json of a cache, the same value is dataset_revision
 _DIGITS = 12
-_OBSERVATIONS = 1000  # the newest ones of a data set that are searched
+_OBSERVATIONS = 1000  # search only this many of the newest observations of a data set
 
 _DESCRIPTION = """The origin of the {family} data sets: a Hugging Face data set, a folder of notes, or files.
 
@@ -51,20 +52,22 @@ def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
 
 
 def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetObservation:
-    """Return an observation of a data set's upstream now. Upstream of a data set that is switched off is not asked.
+    """Return a new observation of a data set's upstream. If the data set is switched off, upstream is not asked.
 
-    Asks upstream (network, or a hash of the files). Raises NielsCacheError if it is not available.
+    Asks upstream over the network, or hashes the files. Raises NielsCacheError if upstream is not available.
     """
     source = registry.source(name)
     return _observation(registry, name, source.revision(with_prepared(registry, root)) if source.enabled else None, root=root)
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
-    """Record in a step that its partition was read at `revision`, unless that is already known. Its results are then compared with it.
+    """Record in a step that its partition was read at `revision`, unless this is already known. Dagster then compares the results of the
+    step with this record.
 
-    Dagster records the inputs of a step when the step starts. This function makes it look again; otherwise the results would be unsynced at
-    once. The revision is also recorded as a materialization, because the UI counts only materialized partitions. The provenance of a step
-    points at the newest materialization, of any partition. So a new one is needed if another version was read last, or observed since.
+    Dagster records the inputs of a step when the step starts. This function makes Dagster read the inputs again. Otherwise, the results
+    would show as unsynced at once. The revision is also recorded as a materialization, because the UI counts only materialized partitions.
+    The provenance of a step points at the newest materialization in any partition. So a new materialization is needed if the last read or a
+    later observation has a different version.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
@@ -76,7 +79,7 @@ def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry,
 
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
-    """Return whether a build of this partition recorded this version last, and no other version was observed since."""
+    """Return whether the last build of this partition recorded this version, and no different version was observed later."""
     partition = [str(seen.partition)]
     wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition)
     records = instance.fetch_materializations(wanted, limit=1).records
@@ -113,7 +116,9 @@ def version_of(observation: dg.AssetObservation) -> str:
 def last_observation(
     instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
 ) -> dg.AssetObservation | None:
-    """Return the last observation of upstream, or None. With `before`, an event number: the last one before that event."""
+    """Return the last observation of upstream, or None. If `before` (an event number) is given, return the last observation before this
+    event.
+    """
     key = UPSTREAM_KEYS[registry.family_of(name)]
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
     records = instance.fetch_observations(wanted, limit=1).records
@@ -121,10 +126,11 @@ def last_observation(
 
 
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
-    """Return the versions of upstream that a data set's cache, and its corpus, were last built from. Normally there is one.
+    """Return the versions of upstream that the cache and the corpus of a data set were last built from. Normally, this is one version.
 
-    The set is empty if Dagster has no record of a cache. It contains None if upstream had not been observed. The version comes from the
-    event that a materialization points at, as in the UI. The version that is recorded beside it is not that of an observed partition.
+    The set is empty if Dagster has no record of a cache. The set contains None if upstream had not been observed. The version comes from
+    the event that a materialization points at; the UI does the same. A materialization also records a version itself, but this is not the
+    version of the observed partition.
     """
     family = registry.family_of(name)
     found: set[str | None] = set()

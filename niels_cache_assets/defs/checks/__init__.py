@@ -1,4 +1,4 @@
-"""All asset checks in one list for the definitions; one module for each group of checks."""
+"""All asset checks in one list for the definitions. There is one module for each group of checks."""
 
 import dagster as dg
 

@@ -1,12 +1,13 @@
 """Checks of a data set's cache after every materialization: the runtime's `verify`, which reads the whole cache again.
 
 Dagster 1.13 can run partitioned checks alone through its API, but not from its UI. To verify from the UI, use the button of
-`caches_in_sync` (checks/sync.py). There is one partitioned op for each family, so one read of the files serves all checks. The checks are
-on meta_json, because consumers depend on it, and they block: a cache that fails them stops its consumers. For a sound pretrain cache two
-more checks follow: whether its splits are disjoint, and whether they meet their token budgets.
+`caches_in_sync` (checks/sync.py). There is one partitioned op for each family, so one read of the files serves all checks. The checks
+belong to the asset meta_json, because consumers depend on this asset. The checks block, so that a cache that fails a check stops its
+consumers. A sound pretrain cache has two more checks: whether its splits are disjoint, and whether the splits meet their token budgets.
 
-`splits_disjoint` is an error if the configuration keeps such documents out of train, and a warning otherwise, because upstream's own splits
-may contain them. Cost: train and val are decoded once more.
+`splits_disjoint` finds documents of val that are also in train, exactly or nearly. This is an error if the configuration should have
+removed such documents. Otherwise, it is a warning, because upstream's own splits may contain such documents. Cost: train and val are
+decoded once more.
 """
 
 import warnings
@@ -40,7 +41,7 @@ _DESCRIPTIONS = {
     "order and in range, totals agree.",
     CHECK_NAMES["tokenizer"]: "The cache was made with the tokenizer that its root holds now; with another one its tokens are wrong.",
 }
-_OF_PRETRAIN = {  # these never block, because the cache is what was configured
+_OF_PRETRAIN = {  # these checks never block, because the cache is what was configured
     SPLITS_DISJOINT: "No document of train equals one of val (canonical text), or is near to one (Jaccard of word 5-grams). A warning "
     "if the data set has no setting that prevents it; `decontaminate` or `prepare` does.",
     BUDGETS_MET: "Train and val have as many tokens as the data set's train_tokens and val_tokens: the source did not end too early.",
@@ -57,7 +58,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             for name, text in {**_DESCRIPTIONS, **(_OF_PRETRAIN if family == "pretrain" else {})}.items()
         ]
 
-        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
+        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each check can run alone (API)
         def verify(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
@@ -80,13 +81,13 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
 
 
 def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
-    """Return a warning at most: the cache is complete, and the source may have no more text."""
+    """Return the result of the check of token budgets. A failure is only a warning, because the source may have no more text."""
     short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else _UNSOUND
     return _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
 
 
 def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
-    """Compare the splits of a cache. If `skipped` is given, return it as the reason why they are not compared.
+    """Compare the splits of a cache. If `skipped` is given, do not compare, and return `skipped` as the reason.
 
     Raises NielsCacheError if the cache cannot be read with the tokenizer of its root.
     """
@@ -139,8 +140,8 @@ def _of_pretrain(
 def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
     """Return whether the settings should have prevented the overlap.
 
-    The settings prevent near duplicates only with decontaminate = "near", because that setting compares exactly. The bands of dedup miss
-    some near duplicates at any threshold.
+    The settings prevent all near duplicates only with decontaminate = "near", because only this setting compares documents exactly. The LSH
+    bands of dedup miss some near duplicates at any threshold.
     """
     kept_out_exact = source.decontaminate != "off" or "dedup" in source.prepare
     return bool((overlap.exact and kept_out_exact) or (overlap.near and source.decontaminate == "near"))

@@ -1,6 +1,7 @@
-"""Checks of a corpus: any document is left (an error that blocks), and the reasons of dropped documents are plausible (warnings).
+"""Checks of a corpus. If no document is left, this is an error that blocks. If the reasons of dropped documents are not plausible, this is
+a warning.
 
-They read meta.json and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
+The checks read meta.json, and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
 """
 
 import warnings

@@ -1,7 +1,7 @@
-"""`caches_in_sync`: the state of a partitioned asset, which the graph cannot show, as one check for each family.
+"""`caches_in_sync`: one check for each family that shows the state of all its data sets. Dagster's asset graph cannot show this state.
 
-It is unpartitioned on purpose, because it covers every data set of the family. When it runs after a materialization, it reads only
-meta.json. When you execute it alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
+The check is unpartitioned on purpose, because it covers every data set of the family. After a materialization, the check reads only
+meta.json. When you execute the check alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
 checks/cache.py alone.
 """
 
@@ -49,7 +49,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
-            # another tokenizer is already a state, and not damage
+            # a different tokenizer is already a state, and not damage
             name: [
                 finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name), name=name) if finding.kind != "tokenizer"
             ]
@@ -57,7 +57,8 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         }
         damaged = [name for name, found in findings.items() if found]
         needing = {*damaged, *behind}
-        in_order = sorted(states, key=lambda state: state.name not in needing)  # first those that need attention, among perhaps hundreds
+        # Data sets that need attention come first, because there may be hundreds of data sets.
+        in_order = sorted(states, key=lambda state: state.name not in needing)
         rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
@@ -84,10 +85,10 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
 
 
 def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
-    """Return a line of the table. `findings`: those of its files; None if the files were not read."""
+    """Return a line of the table. `findings`: the findings about the files of this cache, or None if the files were not read."""
     meta: Meta = {}
     if state.condition in ("complete", "stale"):
-        with suppress(NielsCacheError):  # replaced in the meantime
+        with suppress(NielsCacheError):  # the cache was replaced in the meantime
             meta = read_meta(str(state.directory / META_NAME))
     train, val = contents(counts_of(meta), shares_met(meta))
     row = {
@@ -104,7 +105,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
 
 
 def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
-    """Return data sets that match their settings but not the last observed revision of upstream, and what to do."""
+    """Return the data sets that match their settings but not the last observed revision of upstream. The values say what to do."""
     found = {}
     for state in states:
         if state.state != "in sync":

@@ -1,4 +1,4 @@
-"""Checks of `tokenizer`. They block, because no cache should be built with a tokenizer that fails them."""
+"""Checks of `tokenizer`. The checks block, because no cache should be built with a tokenizer that fails a check."""
 
 from collections.abc import Iterator
 
@@ -69,7 +69,7 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
 
 
 def _special_ids_in(piece: str, tokenizer: SentencePieceTokenizer) -> list[int]:
-    """Return the ids of a special token's string, without the blank that SentencePiece adds before any text."""
+    """Return the ids of the string of a special token. Omit the blank that SentencePiece adds before any text."""
     ids = tokenizer.encode_unchecked([piece])[0].tolist()
     return [token for token in ids if tokenizer.decode([token]).strip()]
 

@@ -1,10 +1,11 @@
-"""Runs whose process was killed: they and their step workers are ended, so that they do not show as running.
+"""Cleanup of abandoned runs. If the process of a run was killed, the run and its step workers are ended, so that the run does not show as
+running.
 
-The coordinator of a run, a launcher or our executor (resources.py), records itself in the Dagster home, in a file with the name of the run
-(niels_cache_assets.processes). Each of its step workers adds another file. A run is ended if its record is no longer locked, and step
-workers are ended if their coordinator has ended. A run without a record in this home, or with a record of another machine, is left alone:
-if homes share one database, it belongs to another home. Cost: one query of the database and a look at a folder of small files every few
-seconds.
+The coordinator of a run is a launcher or our executor (resources.py). The coordinator records itself in the Dagster home, in a locked file
+with the name of the run (niels_cache_assets.processes). Each step worker of the run adds its own file. A run is ended if its record is no
+longer locked, and step workers are ended if their coordinator has ended. A run without a record in this home, or with a record of a
+different machine, is left alone. If several homes share one database, such a run belongs to a different home. Cost: one query of the
+database and a look at a folder of small files every few seconds.
 """
 
 import json
@@ -28,7 +29,8 @@ _GONE = "The process of this run has ended (it was killed, or the machine stoppe
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
-# For homes from before 23 November 2026: a launcher held a lock file in _FORMER_LOCKS, named by a tag of its runs. Other runs had none.
+# For homes from before 23 November 2026. A launcher held a lock file in _FORMER_LOCKS, and a tag of its runs had the name of this file.
+# Runs that no launcher started had no lock file.
 _FORMER_TAGS = (f"{HIDDEN_TAG_PREFIX}niels_cache_launcher", "niels_cache/launcher")
 _FORMER_LOCKS = ".launchers"
 _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -36,13 +38,13 @@ _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 @contextmanager
 def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
-    """End abandoned runs before the block, and regularly while it runs."""
+    """End abandoned runs before the `with` block, and regularly while the block runs."""
     end_abandoned_runs(instance)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
-            with suppress(Exception):  # errors of the database, such as a lock: the next attempt may succeed
+            with suppress(Exception):  # errors of the database, such as a lock; the next attempt may succeed
                 end_abandoned_runs(instance)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
@@ -53,12 +55,12 @@ def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
     finally:
         ended.set()
         if watcher.is_alive():
-            watcher.join(_JOIN_SECONDS)  # does not wait longer for a database that hangs
+            watcher.join(_JOIN_SECONDS)  # the limit is for a database that hangs
 
 
 @contextmanager
 def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Record this process as the coordinator of a run that begins and ends in the block."""
+    """Record this process as the coordinator of a run that begins and ends in the `with` block."""
     descriptor = _hold(_record(_home(instance), run_id))
     try:
         yield
@@ -67,12 +69,14 @@ def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
 
 
 def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record this process as the coordinator of a run until the process ends. The run's result is reported after all of our code."""
+    """Record this process as the coordinator of a run until the process ends. The record must last until then, because Dagster reports the
+    result of the run after all of our code.
+    """
     _hold(_record(_home(instance), run_id))
 
 
 def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record a step worker of a recorded run, and end it when its coordinator ends. In any other process do nothing."""
+    """Record this process as a step worker of a recorded run, and end it when its coordinator ends. Do nothing in any other process."""
     home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
     if parent is not None and coordinator is not None and parent.pid == coordinator.pid:
@@ -81,14 +85,14 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
-    """End the runs of this home whose process has ended. Free their slots of the pool, and those of runs that have ended."""
+    """End the runs of this home whose process has ended. Also free the pool slots of all ended runs."""
     home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / _RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
         if run_id and not step:
-            with claimed_record(path, copies=is_own) as is_gone:  # if a home was copied, its database was copied too
+            with claimed_record(path, copies=is_own) as is_gone:  # in a copied home, the database is a copy too
                 if is_gone:
-                    _end_steps(home, run_id)  # first, because an ended run must not write any more
+                    _end_steps(home, run_id)  # before `_end`, because an ended run must not write any more
                     _end(instance, run_id)
                     _clear(home, run_id)
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
@@ -103,7 +107,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
 
 
 def _home(instance: dg.DagsterInstance) -> Path:
-    """Return the folder of the instance's files: the Dagster home, unless its dagster.yaml names another folder for artifacts."""
+    """Return the folder of the instance's files. It is the Dagster home, unless dagster.yaml names a different folder for artifacts."""
     return Path(instance.root_directory)
 
 
@@ -122,7 +126,7 @@ def _hold(path: Path) -> int:
 
 
 def _end_steps(home: Path, run_id: str) -> None:
-    """End the step workers of a run whose coordinator has ended. They also end themselves, unless they hang."""
+    """End the step workers of a run whose coordinator has ended. Step workers also end themselves, unless they hang."""
     for path in (home / _RECORDS).glob(f"{run_id}.*"):
         worker = read_record(path)
         if worker is not None and is_held(path):
@@ -130,7 +134,7 @@ def _end_steps(home: Path, run_id: str) -> None:
 
 
 def _end(instance: dg.DagsterInstance, run_id: str) -> None:
-    """End a run whose process has ended, unless the process reported its result before."""
+    """End a run whose process has ended, unless the process reported the result of the run before."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return
@@ -143,7 +147,7 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _clear(home: Path, run_id: str) -> None:
-    """Remove the records of an ended run, that of the coordinator last, because the step workers are found through it."""
+    """Remove the records of an ended run. Remove the record of the coordinator last, because the step workers are found through it."""
     steps = list((home / _RECORDS).glob(f"{run_id}.*"))
     for path in steps:
         if not is_held(path):
@@ -153,7 +157,7 @@ def _clear(home: Path, run_id: str) -> None:
 
 
 def _has_own_database(instance: dg.DagsterInstance) -> bool:
-    """Return whether the database belongs to this home: a file in it, which is Dagster's default."""
+    """Return whether the database belongs to this home. This is so if the database is a file in the home, which is Dagster's default."""
     if instance.is_ephemeral:
         return False
     storage = instance.get_ref().run_storage_data
@@ -162,7 +166,9 @@ def _has_own_database(instance: dg.DagsterInstance) -> bool:
 
 
 def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    """Return whether a run without a record has lost its process: its launcher's lock is free, or its code server does not answer."""
+    """Return whether a run without a record has lost its process. This is so if the lock of its launcher is free, or if its code server
+    does not answer.
+    """
     identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)
     if identity is not None:
         return not is_held(home / _FORMER_LOCKS / identity)

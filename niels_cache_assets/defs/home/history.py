@@ -1,12 +1,12 @@
 """Dagster's records of the folders of a cache, for reports and for a comparison with the files on disk.
 
-Reports show when a folder was built, the results of its checks, and the age of its upstream. `niels-cache verify --against-dagster`
-compares. If someone changes a cache and renews every hash in it, `verify` finds nothing. But meta_sha256, which covers the hashes of all
-files, is also in Dagster's event log. `verify` itself compares the files with meta.json.
+Reports show when a folder was built, the results of its checks, and the age of its upstream. `niels-cache verify` compares the files with
+meta.json. So if someone changes a cache and also renews every hash in it, `verify` finds nothing. But Dagster's event log also has
+meta_sha256, which covers the hashes of all files. `niels-cache verify --against-dagster` compares the cache with this record.
 
-One home may serve several cache roots. Only records of these folders and of their current content count. Cost: a few small queries for each
-folder. Materializations hold plots. If none of the newest 40 belongs to the current content, older ones are not read. Otherwise records are
-followed back to the build, at most 1,000.
+One home may serve several cache roots. Only records about the given folders and their current content count. Cost: a few small queries for
+each folder. Materializations are large, because they hold plots. If none of the newest 40 materializations belongs to the current content,
+older materializations are not read. Otherwise, at most 1,000 materializations are read, back to the build.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,15 +33,15 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, datas
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
-_RECORDS = 1000  # the newest ones of an asset and partition, because a home may serve many cache roots
+_RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
 _PAGE = 20
-_FOREIGN = 40  # records of other roots and builds, after which the search for this folder ends
-_RESULTS = 20  # the newest ones of a check
+_FOREIGN = 40  # after this many records of different roots and builds, the search for this folder ends
+_RESULTS = 20  # read this many of the newest results of a check
 
 
 def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) -> History:
-    """Return the history from the Dagster home in DAGSTER_HOME, else .dagster here. If there is no home, the history gives the reason."""
+    """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here). If there is no home, the history says so."""
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
         return History(source=f"none: {home} is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
@@ -50,7 +50,7 @@ def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) ->
             return history_of(instance, registry, items, root=root)
     except NielsCacheError as error:
         return History(source=f"none: {error}")
-    except Exception as error:  # a damaged database or another version of Dagster: the report is still useful without a history
+    except Exception as error:  # a damaged database or a different version of Dagster; the report is also useful without a history
         reason = str(error).partition("\n")[0]
         return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
 
@@ -95,7 +95,7 @@ class _Reader:
                     yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
 
     def _built(self, key: dg.AssetKey, partition: str | None, folder: Path, meta_sha256: str) -> float | None:
-        """Return when the current content was built, or first found as a cache hit. It reads few records at a time, because they hold
+        """Return when the current content was built, or first found as a cache hit. Records are read in small pages, because they hold
         plots.
         """
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
-    """Return whether a record belongs to this folder and to this meta.json, if both have a hash."""
+    """Return whether a record belongs to this folder. If the record and meta.json both have a hash, the hashes must also be equal."""
     metadata = metadata_of(record)
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
     recorded = metadata.get("meta_sha256")
@@ -162,7 +162,8 @@ def _check(result: AssetCheckExecutionRecord) -> Check:
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
-    """Return findings for folders below `root` that differ from Dagster's record, or have none. Indices are left out: they can be rebuilt.
+    """Return findings for folders below `root` that differ from Dagster's record or have no record. Indices are left out, because an index
+    can be rebuilt.
 
     Raises NielsCacheError if there is no Dagster home, and NotWrittenError for errors of its disk or database.
     """
@@ -181,7 +182,7 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
         meta_sha256 = load_meta(str(folder / META_NAME)).get("meta_sha256")
     except NielsCacheError:  # verify reports this
         return
-    if meta_sha256 is None:  # from another program; verify notes this
+    if meta_sha256 is None:  # made by a different program; verify notes this
         return
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
     recorded = _recorded_sha256(instance.fetch_materializations(wanted, limit=_RECORDS).records, folder)
@@ -206,8 +207,8 @@ def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
-    """Return the hash of the newest build at this place. If there is none here, as for a moved cache, return that of the newest build
-    anywhere.
+    """Return the hash of the newest build in this folder. If there is none, for example because the cache was moved, return the hash of the
+    newest build in any folder.
     """
     found: dict[bool, str] = {}
     for record in records:
@@ -219,6 +220,6 @@ def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str 
 
 
 def metadata_of(record: dg.EventLogRecord) -> dict[str, Any]:
-    """Return the metadata of a materialization as plain values, or an empty dict for other records."""
+    """Return the metadata of a materialization as plain values, or an empty dict if the record is not a materialization."""
     event = record.asset_materialization
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}

@@ -1,8 +1,9 @@
-"""One Dagster home for the UI, the command line and CI: it is created, gets its dagster.yaml, and is opened once.
+"""One Dagster home for the UI, the command line and CI. This module creates the home, writes its dagster.yaml, and opens it.
 
-`python -m niels_cache_assets.defs.instance` does that and prints its path. It holds a file lock, because two processes that create a fresh
-SQLite home at the same time can damage it permanently. dagster.yaml belongs to the user once it is written. An empty one, left by an
-interrupted start, is written again; a truncated one is rejected. Dagster's telemetry is off unless dagster.yaml turns it on.
+`python -m niels_cache_assets.defs.instance` does this and prints the path of the home. A file lock is held meanwhile, because two processes
+that create the same SQLite home at the same time can damage it permanently. After dagster.yaml is written, it belongs to the user. If an
+interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's telemetry is off
+unless dagster.yaml turns it on.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, wh
 
 
 def dagster_home(home: Path | None = None) -> Path:
-    """Return the argument, else DAGSTER_HOME, else .dagster in the working directory, as an absolute path."""
+    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
     return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
@@ -76,7 +77,7 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
         return read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
-    except Exception as error:  # errors of the YAML parser, the decoder and Dagster: this call only reads and checks the file
+    except Exception as error:  # errors of the YAML parser, the decoder and Dagster; this call only reads and checks the file
         reason = " ".join(str(error).split())
         raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 

@@ -1,7 +1,7 @@
-"""Errors of the disk or the database of a Dagster home, as one line with the problem, the place and the remedy.
+"""Messages for errors of the disk or the database of a Dagster home. A message is one line with the problem, the place and the remedy.
 
-Dagster writes an event for nearly everything it does. So a full disk shows up in the middle of its code, as the database's own error.
-Nothing is written while the message is made. Other errors are left unchanged.
+Dagster writes an event for nearly everything that it does. So with a full disk, an error of the database comes from the middle of Dagster's
+code. Nothing is written to the disk while the message is made. Errors with a different cause are left unchanged.
 """
 
 import errno
@@ -30,7 +30,7 @@ _OF_THE_DISK = {
     errno.EACCES: f"make it writable for you, or {_ELSEWHERE}",
     errno.EPERM: f"make it writable for you, or {_ELSEWHERE}",
 }
-# Words of SQLite's messages.
+# Texts that occur in messages of SQLite.
 _OF_SQLITE = {
     "full": f"make room, or {_ELSEWHERE}",
     "disk I/O error": f"the disk or its quota may be full, or failing: make room, or {_ELSEWHERE}",
@@ -44,12 +44,14 @@ _OF_A_SERVER = "check that the database in its dagster.yaml runs and has room, t
 
 
 class _Refused(BaseException):
-    """Ends the run that could not record an event. Code that catches Exception would print the error and try to record it."""
+    """An error that ends a run after it could not record an event. It is no Exception, because code that catches Exception would print it
+    and try to record it.
+    """
 
 
 @contextmanager
 def home_refusals(home: Path) -> Iterator[None]:
-    """Turn errors of the home in the block into NotWrittenError. `home` need not exist yet."""
+    """Turn errors of the home inside the `with` block into NotWrittenError. `home` need not exist yet."""
     try:
         yield
     except _Refused as refused:
@@ -65,7 +67,7 @@ def home_refusals(home: Path) -> Iterator[None]:
 
 @contextmanager
 def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
-    """End a run of this thread at the first event that the home cannot record. Dagster then prints nothing about it."""
+    """End a run of this thread at the first event that the home cannot record. Dagster then prints nothing about the error."""
     record: Callable[..., Any] = instance.handle_new_event
     running = threading.get_ident()
 
@@ -86,7 +88,7 @@ def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[No
 
 
 def _refusal(error: BaseException, home: Path) -> str | None:
-    """Return the whole line, or None if the error does not come from the disk or the database."""
+    """Return the message for an error, or None if the error does not come from the disk or the database."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, DBAPIError):
@@ -102,7 +104,7 @@ def _refusal(error: BaseException, home: Path) -> str | None:
 
 
 def recorded_refusal(message: str, home: Path) -> str | None:
-    """Return the same line for an error of SQLite that Dagster recorded, or None for any other error."""
+    """Return the message for an error of SQLite that Dagster recorded as text, or None if the text is not such an error."""
     found = re.search(r"sqlite3\.\w+\) ([^\n\[(]+)", message)
     return _of_sqlite(found[1].strip(), home) if found else None
 
@@ -113,7 +115,7 @@ def _of_sqlite(reason: str, home: Path) -> str | None:
 
 
 def _is_a_wrong_home(error: BaseException, cause: OSError) -> bool:
-    """Return whether the error already has a message, and the place can never be written. That is wrong use, not a temporary problem."""
+    """Return whether the error already has a message and the home can never be written. This is wrong use, not a temporary problem."""
     return isinstance(error, NielsCacheError) and cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

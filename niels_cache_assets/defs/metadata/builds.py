@@ -1,10 +1,12 @@
-"""Metadata of a build for the UI: plots, samples, figures in words, and the data version of each asset.
+"""Metadata of a build for the UI: plots, samples, numbers in words, and the data version of each asset.
 
-A value is a number only if the UI's plot of it, over partitions or time, means something. Every other figure is text with its unit.
+A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every remaining
+number is stored as text with its unit.
 
 The values come from meta.json, the seconds of this run, and one pass over the built files (samples and plots). Only meta.json is hashed
-here. The name `sha256` is used only for the hash of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file
-in a table. Any other hash has its own name (`content_sha256`, `meta_sha256`); data versions are such hashes.
+here. The name `sha256` is used only for the hash of a file that `sha256sum` also prints, such as meta.json, the tokenizer's model, or a
+file in a table. A hash that is not the hash of a file has a different name (`content_sha256`, `meta_sha256`). Data versions are such
+hashes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +44,11 @@ FileEntries = Mapping[str, Mapping[str, Any]]
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
 _WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
-_STATES = {"hit": "cache_hit"}  # records from before 23 November 2026 have the words of `outcome.state`
+_STATES = {"hit": "cache_hit"}  # records from before 23 November 2026 hold `outcome.state` itself
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
-    """Return the content hash of one split's own token and offset files."""
+    """Return the content hash of the token and offset files of one split."""
     return dg.DataVersion(content_sha256(split_files(meta, split)))
 
 
@@ -57,9 +59,9 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 def family_metadata(
     outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
-    """Return the metadata of each split, and that of the whole data set under None. The most useful entries come first.
+    """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
 
-    `settings` are those of the registry, with this run's applied. `draw`: with plots. `tokenizer` decodes the samples.
+    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots. `tokenizer` decodes the samples.
     """
     meta = outcome.meta
     state = state_of(outcome)
@@ -133,7 +135,7 @@ def _short(meta: Meta) -> list[str]:
 
 
 def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
-    """Return counts of dropped items: `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
+    """Return the counts of dropped items, such as `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
     gone = sum(dropped.values())
     given = sum(_items(meta, outcome.family).values()) + gone
@@ -146,7 +148,7 @@ def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
 
 
 def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
-    """Return the metadata of the tokenizer. `draw`: with plots."""
+    """Return the metadata of the tokenizer. `draw`: whether to draw plots."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
     trained_on = meta.get("trained_on", {})
@@ -185,13 +187,13 @@ def state_of(outcome: Outcome) -> Metadata:
     word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
     said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
     if outcome.state == "built" and outcome.kind in FAMILIES:
-        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only those of this run, because `seconds` are of this run
+        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
     return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
-    """Return `built`, `cache_hit` or `disabled`, from the plain values of a materialization. Return an empty string for other records."""
+    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization, or an empty string if the metadata has no state."""
     word = str(metadata.get(STATE, "")).partition(" ")[0]
     return _STATES.get(word, word)
 
@@ -216,7 +218,7 @@ def _characters_per_token(outcome: Outcome, ratio: float | None) -> Metadata:
 
 
 def split_schema(family: Family) -> dg.TableSchema:
-    """Return the columns of a split's files, for the definition of its asset."""
+    """Return the columns in the files of a split, for the definition of its asset."""
     below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
     columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
@@ -227,7 +229,7 @@ def split_schema(family: Family) -> dg.TableSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The result of a pass over a cache. plots: None if not requested. said: figures in words. characters_per_token: only of SFT."""
+    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None unless SFT."""
 
     plots: dg.MarkdownMetadataValue | str | None
     said: list[str]
@@ -235,9 +237,9 @@ class Seen:
 
 
 def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
-    """Return figures and plots that meta.json does not have, from one pass over the cache. For the cost see show/plots/measures.py.
+    """Return numbers and plots that meta.json does not have, from one pass over the cache. show/plots/measures.py states the cost.
 
-    For a damaged cache a line says so; the checks then report the damage.
+    If the cache is damaged, return a line that says this. The checks then report the damage.
     """
     from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
 
@@ -262,7 +264,7 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
 
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Return characters per token by source, the long words that are split, and plots of them and of the pieces."""
+    """Return the characters per token of each source and the pieces of long words. If `draw`, add plots of both, and of all pieces."""
     tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
     ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}

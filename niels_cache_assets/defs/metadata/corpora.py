@@ -1,6 +1,7 @@
 """Metadata of corpora, duplicates and reports for the UI: numbers to plot, tables, examples of rejected documents, pictures.
 
-Everything comes from meta.json and report.json, except the examples: a small read of rejected.parquet, and of the first document.
+All values except the examples come from meta.json and report.json. The examples take a small read of rejected.parquet and of the first
+document.
 """
 
 import textwrap
@@ -34,7 +35,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
     state = state_of(outcome)
     if outcome.state == "built":
-        characters = meta["characters"]["before"] - outcome.resumed  # only those of this run, because `seconds` are of this run
+        characters = meta["characters"]["before"] - outcome.resumed  # only characters of this run, because `seconds` covers only this run
         state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
     return without_empty(
         {
@@ -116,7 +117,7 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
 
 
 def report_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of corpus/report: the tables of report.json and its plots. Raises OSError if a plot was removed meanwhile."""
+    """Return the metadata of corpus/report: the tables of report.json and its plots. Raises OSError if a plot has been removed."""
     report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
     funnel = [

@@ -1,8 +1,8 @@
-"""Entries of metadata in forms that the UI can show: tables, code, pictures, samples. They are small, because Dagster's database stores
-them.
+"""Entries of metadata in forms that the UI can show: tables, code, pictures, samples. The entries are small, because Dagster's database
+stores them.
 
-Samples show the text of a cache: special tokens are visible, targets are marked. In an example, lines that the model learns to produce
-begin with + (green in the UI); lines that are only context begin with a blank.
+Samples show the text of a cache, with visible special tokens and marked targets. In an example, a line that the model learns to produce
+begins with + (green in the UI). A line that is only context begins with a blank.
 """
 
 import base64
@@ -26,37 +26,39 @@ from niels_cache_runtime.format.layout import Family, Split
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TABLE_ROWS = 100
-COLUMNS = 110  # of the UI's window for Markdown
+COLUMNS = 110  # width of the UI's window for Markdown
 NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
 _INLINE = 1000  # from this number of characters on, the UI shows Markdown in its own window
 
 
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
-    """Return the first rows of a table with these columns and types. The files and `niels-cache` have all rows."""
+    """Return the first rows as a table with these columns and types. The files and the command line have all rows."""
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]], schema=schema)
 
 
 def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries without None and without empty tables, which the UI would show as a heading only."""
+    """Return the entries that are not None and not an empty table. The UI would show only the heading of an empty table."""
     has_no_row = {key for key, value in metadata.items() if isinstance(value, dg.TableMetadataValue) and not value.records}
     return {key: value for key, value in metadata.items() if value is not None and key not in has_no_row}
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Return a Markdown code block. Its fence is longer than any run of backticks in the text, so the text cannot close the block."""
+    """Return the text as a Markdown code block. The fence is longer than any run of backticks in the text, so the text cannot close the
+    block.
+    """
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def behind_a_click(markdown: str) -> str:
-    """Return Markdown that is long enough for its own window in the UI. The table of entries would cut wide text."""
+    """Return the Markdown, padded so that the UI shows it in its own window. The table of entries would cut wide text."""
     return markdown.ljust(_INLINE)
 
 
 def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
-    """Return settings and similar values, in their own window."""
+    """Return settings and similar values as JSON that the UI shows in its own window."""
     return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
 
 
@@ -67,7 +69,7 @@ def code_entry(text: str) -> dg.MarkdownMetadataValue:
 
 
 def picture(title: str, png: bytes) -> str:
-    """Return Markdown with an image. The UI shows such images, but no SVG or HTML."""
+    """Return Markdown with an image. The UI shows PNG images, but no SVG or HTML."""
     return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
 
 
@@ -76,9 +78,9 @@ def pictures(plots: Mapping[str, bytes]) -> dg.MarkdownMetadataValue:
 
 
 def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
-    """Return the first item, a random one, the longest and the shortest, each cut. Return None for an empty split.
+    """Return the beginnings of the first, a random, the longest and the shortest item of a split. Return None for an empty split.
 
-    For a damaged cache a line says so; the checks, which run after this, report the damage.
+    If the cache is damaged, return a line that says this. The checks run later and report the damage.
     """
     try:
         picked = pick_samples(folder, family, split, meta)
@@ -98,7 +100,7 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
 
 
 def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> str:
-    from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
+    from niels_cache_runtime.cache.sft import assistant_target_mask  # imports torch
 
     ids = tokenizer.special_token_ids()
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"]).tolist()

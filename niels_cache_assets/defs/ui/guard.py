@@ -1,8 +1,9 @@
-"""A guard in front of Dagster's web server: only the UI's own pages can start, change or read anything. It is pure ASGI.
+"""A guard in front of Dagster's web server. With the guard, only the UI's own pages can start, change or read anything. The guard is pure
+ASGI.
 
 Dagster's server has no login. It executes GraphQL mutations sent by GET, accepts `text/plain;application/json` as JSON, and checks neither
-Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on 127.0.0.1. The server's
-routes, and the rules of the guard:
+Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on 127.0.0.1. These are the
+routes of the server and the rules of the guard:
 
     POST      /graphql, /report_asset_{materialization,check,observation}/...   application/json only, Origin the UI's or absent
     GET       /graphql                                   only the page of the GraphQL editor; no query is ever passed on
@@ -11,13 +12,14 @@ routes, and the rules of the guard:
     GET       every other path: the UI's page and its files; links from other pages work, embedding does not
     websocket /graphql                                   Origin the UI's or absent; Dagster executes only subscriptions there
 
-For all requests: Host must be this server's (another one means DNS rebinding: a name that was pointed at 127.0.0.1). Sec-Fetch-Site, if the
-browser sends it, must be the UI's own. No query string is passed on. The answer cannot be framed or embedded. `read_only` refuses every
-mutation and report before Dagster sees it. Cost: a few comparisons per request; a body is parsed once more.
+These rules hold for all requests. Host must be a name of this server. (A different Host means DNS rebinding, where a foreign name points at
+127.0.0.1.) If the browser sends Sec-Fetch-Site, the header must show that the request comes from the UI. No query string is passed on. The
+answer cannot be framed or embedded. With `read_only`, the guard refuses every mutation and report before Dagster sees it. Cost: a few
+comparisons per request, and a body is parsed once more.
 
-`check_guard` tests a guarded server before it listens: it must refuse requests of other web pages and still serve its UI. That takes part
-of a second and changes nothing: the test mutation asks only for its own type name. It protects against an update of the web server that no
-longer fits the guard. The rules themselves are tested in tests/test_web_guard.py.
+`check_guard` tests a guarded server before the server listens. The server must refuse requests of foreign web pages and still serve its UI.
+The test takes part of a second and changes nothing, because the test mutation asks only for its own type name. The test protects against an
+update of the web server that no longer fits the guard. The rules themselves are tested in tests/test_web_guard.py.
 
 The guard does not decide who may log in. A program (not a web page) that can connect to the port is let through.
 """
@@ -38,8 +40,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_GRAPHQL_BYTES = 1 << 20  # of a query on a read-only server; the UI's own queries have a few KB
-MAX_BODY_BYTES = 1 << 25  # of any other body
+MAX_GRAPHQL_BYTES = 1 << 20  # limit for a query to a read-only server; the UI's own queries have a few KB
+MAX_BODY_BYTES = 1 << 25  # limit for every other body
 _GRAPHQL_KEYS: dict[str, tuple[type, ...]] = {"query": (str,), "variables": (dict, str), "operationName": (str,)}
 
 _READ = frozenset({"GET", "HEAD"})
@@ -48,7 +50,7 @@ _REPORTS = frozenset({"report_asset_materialization", "report_asset_check", "rep
 _NOTEBOOKS = frozenset({"notebook", "dagit"})
 _NOT_PAGES = frozenset({_GRAPHQL, "logs", "download_debug", "server_info", "dagit_info"}) | _REPORTS | _NOTEBOOKS
 
-# The known routes of Dagster's server. An unknown route may be unsafe: see refuse_unknown_routes.
+# The known routes of Dagster's server. An unknown route may be unsafe (see refuse_unknown_routes).
 _KNOWN_ROUTES = {
     "/graphql": _READ | {"POST", "WEBSOCKET"},
     **{f"/{report}/{{asset_key:path}}": frozenset({"POST"}) for report in _REPORTS},
@@ -73,10 +75,11 @@ class _Refused(Exception):
 
 
 class WebGuard:
-    """An ASGI app that passes the UI's own requests to `app`, and refuses all others with a short page (400, 403, 405, 413 or 415).
+    """An ASGI app that passes the UI's own requests to `app`, and refuses all remaining requests with a short page (400, 403, 405, 413 or
+    415).
 
-    `port`: the server's port. Host may be 127.0.0.1, localhost or [::1] with this port. `name`: the one of these names that the message
-    recommends.
+    `port`: the port of the server. Host may be 127.0.0.1, localhost or [::1] with this port. `name`: the host name that the message of a
+    refusal recommends.
     """
 
     def __init__(self, app: App, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
@@ -96,7 +99,7 @@ class WebGuard:
                     raise _Refused(403, "no websocket here")
                 return await self._app(scope, receive, send)
             self._check_method(scope, headers)
-            scope = {**scope, "query_string": b""}  # no GET can then carry a query to the app
+            scope = {**scope, "query_string": b""}  # so that no GET can carry a query to the app
             if scope["method"] == "POST":
                 receive = await _well_formed(receive, _room(scope), read_only=self._read_only)
         except _Refused as refused:
@@ -111,7 +114,7 @@ class WebGuard:
             raise _Refused(403, "another web page asked for this (Origin)")
         if any(ord(character) < 32 for character in scope["path"]):  # Starlette treats "/graphql\n" as "/graphql"
             raise _Refused(403, "a path with control characters")
-        if ".." in scope["path"].split("/"):  # Dagster refuses it too, but with a traceback
+        if ".." in scope["path"].split("/"):  # Dagster also refuses such a path, but with a traceback
             raise _Refused(403, "a path that leads upwards")
         if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none") and not _is_link(scope, headers):
             raise _Refused(403, "another web page asked for this (Sec-Fetch-Site)")
@@ -149,7 +152,7 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _room(scope: Scope) -> str:
-    """Return the first part of the path, which selects the rule."""
+    """Return the first part of the path. It selects the rule."""
     room: str = scope["path"].lstrip("/").partition("/")[0].lower()
     return room
 
@@ -157,14 +160,16 @@ def _room(scope: Scope) -> str:
 def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     """Return whether someone followed a link to a page of the UI.
 
-    The page of the UI then opens on its own: the page that has the link cannot read it.
+    A link opens the page of the UI as a separate document, so that the page with the link cannot read it.
     """
     goes_to = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
     return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _room(scope) not in _NOT_PAGES
 
 
 async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Receive:
-    """Return the request again, after its body was checked. For unexpected JSON, Dagster's server would answer 500 with a traceback.
+    """Check the body of a request, and return a receive function that gives this body again.
+
+    Without this check, Dagster's server would answer unexpected JSON with status 500 and a traceback.
 
     With `read_only`, only queries are accepted.
     """
@@ -187,7 +192,7 @@ async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Recei
                 raise _Refused(400, f"{key} is a JSON {type(request[key]).__name__}")
     if read_only:
         _refuse_mutations(request)
-        body = json.dumps(request).encode()  # the checked request, because another parser may read the body differently
+        body = json.dumps(request).encode()  # send exactly the checked request, because a different parser may read the body differently
     read = [{"type": "http.request", "body": body}]
 
     async def receive_again() -> Message:
@@ -232,7 +237,7 @@ JSON = "application/json"
 
 
 class Request(NamedTuple):
-    """An HTTP request, or the opening of a websocket if the method is WEBSOCKET. `headers` may hold a name twice."""
+    """An HTTP request, or the opening of a websocket if the method is WEBSOCKET. `headers` may hold the same name twice."""
 
     method: str = "GET"
     path: str = "/graphql"
@@ -242,7 +247,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a request. `status` of a websocket: 101 accepted, 403 refused."""
+    """The answer to a request. For a websocket, `status` is 101 if it was accepted and 403 if it was refused."""
 
     status: int
     headers: dict[str, str]
@@ -250,7 +255,7 @@ class Answer(NamedTuple):
 
 
 async def check_guard(app: App, *, port: int, read_only: bool) -> None:
-    """Raise NielsCacheError if a request of another page is not refused, or a request of the UI is not answered."""
+    """Raise NielsCacheError if a request of a foreign page is not refused, or a request of the UI is not answered."""
     host, own, other = ("host", f"127.0.0.1:{port}"), ("origin", f"http://127.0.0.1:{port}"), ("origin", "http://attacker.example")
     as_json, as_text = ("content-type", JSON), ("content-type", "text/plain;application/json")
     mutation, query = json.dumps({"query": MUTATION}), json.dumps({"query": "{ __typename }"})
@@ -279,7 +284,7 @@ async def check_guard(app: App, *, port: int, read_only: bool) -> None:
 
 
 async def ask(app: App, request: Request) -> Answer:
-    """Return the answer of an ASGI app, without a network. A websocket is closed as soon as it is accepted."""
+    """Return the answer of an ASGI app, without using a network. A websocket is closed as soon as the app accepts it."""
     is_websocket = request.method == "WEBSOCKET"
     scope: Scope = {
         "type": "websocket" if is_websocket else "http",

@@ -1,7 +1,8 @@
 """The web UI: Dagster's own web server behind ui/guard.py, in this process, and its services (services.py).
 
-Dagster has no hook for a layer in front of its server. So the functions of its own command line are used. If an update changes them, or the
-guard no longer fits the server, nothing is served: a NielsCacheError says so before the port answers.
+Dagster has no hook for a layer in front of its server. So this module calls the functions behind Dagster's own command line. If an update
+changes these functions, or if the guard no longer fits the server, nothing is served, and a NielsCacheError says so before the port
+answers.
 """
 
 import asyncio
@@ -26,17 +27,18 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.ui.services import Services
 
 _NAME = "ui"  # name of the lock in the home
-_REFRESH_MILLISECONDS = 2_000  # the page asks for new states this often, as under `dagster dev`
+_REFRESH_MILLISECONDS = 2_000  # the page asks for new states at this interval, which is also that of `dagster dev`
 _DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; SQLite ignores them
 _CHECK_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
-    """Serve the UI on a bound socket until an exception ends it, for example that of a signal. Call `ready` when the UI answers.
+    """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal. Call `ready` when the UI
+    answers.
 
-    Read-only: the UI cannot change anything, and no daemon is started. Otherwise there can be only one UI for each Dagster home. Raises
-    NielsCacheError if another UI runs, the home cannot be used, the guard does not fit the web server, or a service ends by itself. Raises
-    NotWrittenError for errors of the home's disk or database.
+    If `read_only`, the UI cannot change anything, and no daemon is started. If not, there can be only one UI for each Dagster home. Raises
+    NielsCacheError if a different process runs a UI on this home, the home cannot be used, the guard does not fit the web server, or a
+    service ends by itself. Raises NotWrittenError for errors of the home's disk or database.
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.ui.services import Services
@@ -52,7 +54,7 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
         ExitStack() as stack,
     ):
         if not read_only:
-            stack.enter_context(ending_abandoned_runs(instance))  # queued runs wait for their slots
+            stack.enter_context(ending_abandoned_runs(instance))  # because queued runs wait for the slots of abandoned runs
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 
@@ -74,7 +76,7 @@ def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
 
 @contextmanager
 def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
-    """Yield the guard in front of the web server, after it passed its test."""
+    """Yield the guard in front of the web server, after the guard has passed its test."""
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context

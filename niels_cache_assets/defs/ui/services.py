@@ -1,7 +1,8 @@
-"""The processes behind the web UI, as in `dagster dev`: a code server, and the daemon that launches queued runs and backfills.
+"""The processes behind the web UI: a code server, and the daemon that launches queued runs and backfills. `dagster dev` starts the same two
+processes.
 
-They run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. That process then ends the runs first and the
-services afterwards. The services also end whenever the main process ends (niels_cache_assets.processes).
+These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. After Ctrl-C, the main process ends
+the runs first and the services afterwards. The services also end whenever the main process ends (niels_cache_assets.processes).
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # the settings that a process reads from a home; no public name
+from dagster._core.instance.ref import InstanceRef  # the settings that a process reads from a home; this class has no public name
 from dagster._core.storage.tags import GRPC_INFO_TAG  # the default launcher records the code server of a run in this tag
 from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
@@ -28,16 +29,16 @@ from niels_cache_runtime.errors import NielsCacheError
 MODULE = "niels_cache_assets.definitions"
 LOCATION = "niels_cache_assets"
 STARTUP_SECONDS = 180
-RUN_GRACE_SECONDS = 1.5  # for a run to record its position; later work is repeated
+RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; work after that position is repeated
 SERVICE_GRACE_SECONDS = 0.3
 
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 class Services:
-    """The code server, which listens on a socket in `folder` during the block. `start_daemon` adds the daemon.
+    """The services of the UI. During the `with` block, the code server listens on a socket in `folder`. `start_daemon` adds the daemon.
 
-    At the end, runs of the code server are canceled. Queued runs stay queued until the next start.
+    At the end of the block, runs of the code server are canceled. Queued runs stay queued until the next start.
     """
 
     def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
@@ -74,10 +75,9 @@ class Services:
         self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
-        """Return the option that passes the instance with its current settings, if dagster.yaml has no entry for telemetry.
-
-        Otherwise return nothing. The option would show the settings on the command line, which every user of the machine can see, and
-        dagster.yaml may hold a database password.
+        """Return the command line option that passes the current settings of the instance, but only if dagster.yaml has no entry for
+        telemetry. Otherwise, return no option. The option shows the settings on the command line, which every user of the machine can see,
+        and dagster.yaml may hold a database password.
         """
         if self._instance.is_ephemeral:
             return []
@@ -86,7 +86,7 @@ class Services:
         return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
 
     def check(self) -> None:
-        """Raise NielsCacheError if one of the services has ended."""
+        """Raise NielsCacheError if a service has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); see its messages above")
@@ -99,16 +99,17 @@ class Services:
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(self._folder)},  # files of a killed process are removed with the folder
+            env={**os.environ, "TMPDIR": str(self._folder)},  # so that files of a killed process are removed with the folder
         )
         return self._processes[name]
 
     def _stop(self) -> None:
-        """Stop the daemon, then the runs, then the code server that holds them. Takes about two seconds at most."""
-        processes = [*reversed(self._processes.values())]  # the code server is the last; empty if it could not be started
+        """Stop the daemon, then the runs, then the code server that executes the runs. This takes at most about two seconds."""
+        # The code server is the last process. The list is empty if the code server could not be started.
+        processes = [*reversed(self._processes.values())]
         for process in processes[:-1]:
             process.send_signal(signal.SIGINT)
-        with suppress(Exception):  # errors of the instance's storage: the processes are ended in any case
+        with suppress(Exception):  # errors of the instance's storage; the processes are ended in any case
             self._cancel_runs()
         for process in processes[-1:]:
             process.send_signal(signal.SIGINT)
@@ -125,15 +126,15 @@ class Services:
             os.close(end)
 
     def _cancel_runs(self) -> None:
-        """Ask the runs of the code server to end, and wait until they have ended or their time is over."""
+        """Ask the runs of the code server to end. Wait until they have ended or RUN_GRACE_SECONDS are over."""
         for run in self._runs():
-            with suppress(Exception):  # errors of gRPC and Dagster: a code server without an answer is killed with its runs
+            with suppress(Exception):  # errors of gRPC and Dagster; a code server without an answer is killed with its runs
                 self._instance.run_launcher.terminate(run.run_id)
         deadline = time.monotonic() + RUN_GRACE_SECONDS
         while time.monotonic() < deadline and self._runs():
             time.sleep(0.05)
 
     def _runs(self) -> list[dg.DagsterRun]:
-        """Return the runs in progress that the code server holds."""
+        """Return the runs in progress that the code server executes."""
         unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
         return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]

@@ -1,8 +1,9 @@
-"""The differences between two builds, for `niels-cache diff`. It reads both and writes only temporary files.
+"""The differences between two builds, for `niels-cache diff`. The modules here read both builds and write only temporary files.
 
-    folders.py     two data sets, or two cache roots, and their meta.json
-    documents.py   documents that only one of them has
+    folders.py     the comparison of two data sets or two cache roots, with their meta.json
+    documents.py   documents that only one of the two builds has
     tokens.py      the first token that differs
 
-Memory does not grow with the builds: lineage is read in batches, and tokens are mapped and compared in blocks.
+Memory does not grow with the size of the builds. Lineage (the origin of each document) is read in batches, and tokens are mapped and
+compared in blocks.
 """

@@ -1,11 +1,12 @@
-"""Documents (or examples) that only one of two builds has, identified by their lineage: id at the source, file and row.
+"""Documents (or examples) that only one of two builds has. Lineage identifies a document: id at the source, file and row.
 
-1. Skip batches of rows that are equal on both sides. For all other rows, write a digest to a temporary file. The digest selects one of
-   several parts, so that each part stays small.
-2. For each part: sort its digests, and count each digest on every side and in every split.
+1. Skip batches of rows that are equal on both sides. For every remaining row, write a digest to one of several temporary files, the parts.
+   The digest selects the part, so that each part stays small.
+2. In each part, sort the digests, and count each digest by side and split.
 
-Cost: one pass over both lineages, and 34 temporary bytes for each row of a different batch. Memory: one part, about two million rows, or
-more if both have over a thousand million rows together. A document that occurs twice on one side and once on the other counts once.
+Cost: one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. Memory: one part. A part has about
+two million rows, or more if both builds together have over a thousand million rows. A document that occurs twice on side A and once on side
+B counts as one difference.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LineagePaths = dict[Split, Path]
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A document that only one build has, or that has another split or length there."""
+    """A document that only one build has, or whose split or length differs between the builds."""
 
     split: Split
     lineage: Lineage
@@ -52,9 +53,10 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentDifferences:
-    """rows: number of rows, by side and split. only: by side, the number of documents that the other side lacks. moved: the number of
-    documents in the other split. resized: the number of documents with another number of tokens. first: the first few of each kind
-    (`a`, `b`, `moved`, `resized`), with the lineage in B for `b` and the lineage in A for the others.
+    """The documents that differ between builds A and B. rows: the number of rows by side and split. only: for each side, the number of
+    documents that only this side has. moved: the number of documents whose split differs. resized: the number of documents whose number of
+    tokens differs. first: the first few documents of each kind (`a`, `b`, `moved`, `resized`). Documents of kind `b` have their lineage
+    from build B; all remaining documents have their lineage from build A.
     """
 
     rows: dict[Side, dict[Split, int]]
@@ -71,9 +73,9 @@ class DocumentDifferences:
 def compare_documents(
     a: LineagePaths, b: LineagePaths, *, shown: int, progress: Callable[[int], None] = lambda rows: None
 ) -> DocumentDifferences:
-    """Compare the lineage files of each split. `shown`: number of documents of each kind to list. `progress` gets the number of rows read.
+    """Compare the lineage files of each split. `shown`: how many documents of each kind to list. `progress` gets the number of rows read.
 
-    Raise NielsCacheError for a file that is missing, unreadable or lacks a column.
+    Raise NielsCacheError for a file that is missing or unreadable, or that lacks a column.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
     parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
@@ -127,7 +129,9 @@ def _unreadable(path: Path, error: Exception) -> NielsCacheError:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield batches of _ROWS_AT_ONCE rows; the last may be shorter. Equal rows give equal batches, whatever the row groups are."""
+    """Yield batches of _ROWS_AT_ONCE rows; the last may be shorter. Two files with equal rows give equal batches, even if their row groups
+    differ.
+    """
     import pyarrow
 
     with _open(path) as parquet:
@@ -148,7 +152,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:
-    """Write the digests of rows in different batches, each to the file of its part."""
+    """Compare two lineage files batch by batch. If two batches differ, write the digest of each of their rows to the file of its part."""
     first = 0
     for ours, theirs in zip_longest(_batches(a), _batches(b)):
         if ours is None or theirs is None or not ours.equals(theirs):
@@ -178,7 +182,7 @@ def _write(rows: NDArray[Any], files: Sequence[BinaryIO]) -> None:
 
 
 class _Found:
-    """Counts, and the first few documents of each kind, by split and ordinal."""
+    """The counts of all differences, and the first few documents of each kind in the order of split and ordinal."""
 
     def __init__(self, shown: int) -> None:
         self._shown = shown

@@ -1,7 +1,7 @@
-"""The comparison of two builds: two folders of data sets of one family, or two cache roots, data set by data set.
+"""The comparison of two data sets of the same family (pretrain or SFT), or of two cache roots, data set by data set.
 
-From two meta.json it compares settings and inputs, and the resulting counts. A meta.json does not record every setting of a build, but its
-fingerprint covers all of them. If only the fingerprint differs, the comparison reports that.
+The comparison takes the settings, the inputs and the resulting counts from the two meta.json. A meta.json does not record every setting of
+a build, but the fingerprint in it covers all settings. So the comparison also reports a difference of the fingerprint alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FINGERPRINT = "fingerprint"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same data set, or tokenizer, of two builds. `a` or `b` is None if that build lacks it."""
+    """The folders of the same data set or tokenizer in two builds. `a` or `b` is None if the build has no such folder."""
 
     name: str
     a: Path | None
@@ -55,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """One value of a meta.json. key: its path there. a, b: None if the value is missing."""
+    """One value that differs between two meta.json. key: the path of the value in meta.json. a, b: None if the value is missing."""
 
     key: str
     a: Any
@@ -68,10 +68,10 @@ class Differing:
 
 @dataclass(frozen=True, kw_only=True)
 class MetaDifferences:
-    """settings: the recorded settings and inputs. counts: the results.
+    """The differences between two meta.json. settings: in recorded settings and inputs. counts: in the resulting counts.
 
-    has_unrecorded: the fingerprints differ but all recorded settings are equal. The cause is a setting that meta.json does not record, a
-    code version, or the content of a corpus.
+    has_unrecorded: True if the fingerprints differ but all recorded settings are equal. Then the cause is a setting that meta.json does not
+    record, a code version, or the content of a corpus.
     """
 
     settings: list[Differing]
@@ -81,8 +81,9 @@ class MetaDifferences:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDifferences:
-    """name: FAMILY/NAME, or "tokenizer", which has only `metas`. documents: None if a build has no lineage. counts: the number of tokens on
-    both sides, by split. tokens: the first difference, by split.
+    """All differences between two builds of a data set or tokenizer. name: FAMILY/NAME, or "tokenizer". For a tokenizer, only `metas` is
+    filled. documents: None if a build has no lineage. counts: for each split, the number of tokens on both sides. tokens: for each split,
+    the first token that differs, or None.
     """
 
     name: str
@@ -108,7 +109,7 @@ class DatasetDifferences:
 def find_pairs(a: Path, b: Path) -> list[Pair]:
     """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
 
-    Raise NielsCacheError if a folder is neither, or if the two have different kinds.
+    Raise NielsCacheError if a folder is neither of these, or if the two folders have different kinds.
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
@@ -146,7 +147,9 @@ def _names(root: Path) -> list[str]:
 
 
 def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
-    """Return all differences. `shown`: number of documents to list. Raise NielsCacheError for a folder that cannot be read."""
+    """Return all differences of a pair. `shown`: how many documents of each kind to list. Raise NielsCacheError for a folder that cannot be
+    read.
+    """
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a, pair.b
@@ -189,7 +192,7 @@ def _lineage_name(family: Family, split: Split) -> str:
 
 
 def _have_lineage(metas: list[Meta], family: Family) -> bool:
-    """Return whether both builds have lineage. A cache of another program may lack it."""
+    """Return whether both builds have lineage. A cache that a different program made may lack lineage."""
     return all(_lineage_name(family, split) in meta.get("files", {}) for meta in metas for split in SPLITS)
 
 
@@ -207,12 +210,12 @@ def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
 
 
 def _is_zero(a: Any, b: Any, key: str) -> bool:
-    """Return whether both counts of dropped documents are zero: a missing reason counts as zero."""
+    """Return whether `key` is a number of dropped documents that is zero or missing on both sides."""
     return key.startswith("dropped.") and not (a or b)
 
 
 def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is not a table, with its path."""
+    """Yield (path, value) for every value that is not a table."""
     for key, value in table.items():
         if not path and key in _NOT_COMPARED:
             continue

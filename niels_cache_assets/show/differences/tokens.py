@@ -1,7 +1,7 @@
-"""The first token that differs between two splits, and its document on each side.
+"""The first token that differs between two splits, and the document with this token on each side.
 
-Tokens are mapped and compared in blocks, in the order of the stream. The sizes of the shards do not matter. Cost: one pass over both up to
-the first difference. Memory: a few blocks. The command line prints the result.
+Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. Cost: one pass over both
+splits, up to the first difference. Memory: a few blocks. The command line prints the result.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ AROUND = 24  # tokens to show on each side
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlace:
-    """The place of a token. file, offset: the token file, and the offset in tokens from its start. document: its number in the split.
-    document_offset: offset in tokens from the start of the document. document_tokens: number of tokens in the document. lineage: None if
-    the build has no lineage. before, token, after: token ids; the surrounding ones belong to the same document.
+    """The place of a token in a build. file: the token file. offset: the position of the token in this file, in tokens. document: the
+    number of the document in the split. document_offset: the position of the token in the document, in tokens. document_tokens: the number
+    of tokens in the document. lineage: None if the build has no lineage. token: the id of the token. before, after: the ids of the
+    surrounding tokens in the same document.
     """
 
     file: str
@@ -36,7 +37,9 @@ class TokenPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDifference:
-    """position: in tokens from the start of the split. a, b: None for the side that ends before it."""
+    """The first difference between two splits. position: the offset in tokens from the start of the split. a, b: the token at this position
+    on each side. The token is None if the side ends before this position.
+    """
 
     position: int
     a: TokenPlace | None

@@ -1,1 +1,1 @@
-"""Plots of caches for the UI and for reports. `measures` counts, the other modules draw. Nothing here imports Dagster."""
+"""Plots of caches for the UI and for reports. `measures` does the counting, and all other modules draw. Nothing here imports Dagster."""

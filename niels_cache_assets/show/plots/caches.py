@@ -1,6 +1,6 @@
-"""Plots of one cache: lengths, token frequency and drop reasons; for conversations also turns and targets.
+"""Plots of one cache: lengths, token frequency and drop reasons. Conversations also have a plot of turns and targets.
 
-The UI and the reports call `cache_plots`. measures.py counts, and names the cost.
+The UI and the reports call `cache_plots`. measures.py does the counting and states the cost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RANKS_DRAWN = 400
 
 
 def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str, int]) -> dict[str, bytes]:
-    """Return PNGs by title, in display order. `dropped`: documents or examples by reason, as in meta.json."""
+    """Return PNGs by title, in display order. `dropped`: the number of dropped documents or examples for each reason, from meta.json."""
     noun = "documents" if family == "pretrain" else "examples"
     plots = {"lengths": _lengths(measures, noun, cut=family == "sft")}
     if measures.conversations is not None:
@@ -47,7 +47,9 @@ def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str
 
 
 def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
-    """Draw the number of items per half octave of tokens. Examples that a row of CONTEXT tokens cuts have another color."""
+    """Draw a histogram of items by length in tokens, with half an octave per bin. Examples that are too long for a row of CONTEXT tokens
+    have a color of their own.
+    """
     figure = new_figure(3.0)
     axes = figure.subplots()
     note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
@@ -74,7 +76,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
 
 
 def _frequency(measures: CacheMeasures) -> bytes:
-    """Draw how often the piece of each rank is used, on logarithmic axes. Zipf's law is a straight line."""
+    """Draw how often each vocabulary piece is used, over its rank, on logarithmic axes. Zipf's law is a straight line."""
     counts = np.sort(measures.token_counts)[::-1]
     used = measures.pieces_used
     figure = new_figure(3.0)
@@ -107,7 +109,7 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
-    """Draw two panels: turns per example, and the share of its tokens that are targets."""
+    """Draw two panels: examples by number of turns, and examples by their share of target tokens."""
     figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
     set_title(left, "examples by turns")
@@ -118,7 +120,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     if most == MAX_TURNS:
         ticks = [1, *range(5, MAX_TURNS + 1, 5)]
         left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
-    left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # few bars stay bars
+    left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # a few bars stay narrow
     label_axes(left, "turns", "examples")
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)

@@ -1,4 +1,4 @@
-"""Plots of the report of a corpus. corpus/report.py defines the figures; style.py defines the look."""
+"""Plots of the report of a corpus. corpus/report.py computes the numbers; style.py defines the look."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(report: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _funnel(report: dict[str, Any]) -> bytes:
-    """Draw two panels with one bar per stage: documents and bytes."""
+    """Draw two panels, documents and bytes. Each panel has one bar per stage."""
     stages = report["funnel"]
     figure = new_figure(0.9 + 0.42 * len(stages))
     panels = figure.subplots(1, 2, sharey=True)
@@ -76,7 +76,7 @@ def _lengths(report: dict[str, Any]) -> bytes:
 
 
 def _duplicates(report: dict[str, Any]) -> bytes:
-    """Draw the sizes of clusters, and the S-curve of the bands in use."""
+    """Draw the sizes of the clusters of duplicates, and the S-curve of the LSH bands in use."""
     found = report["duplicates"]
     figure = new_figure(3.2)
     left, right = figure.subplots(1, 2)
@@ -89,7 +89,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
     for index, (_, count) in enumerate(bars):
         left.annotate(f"{count:,}", (index, count), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8, color=INK)
     left.set_yticks([])
-    left.set_xlim(-0.6, max(len(bars), 5) - 0.4)  # few bars stay bars
+    left.set_xlim(-0.6, max(len(bars), 5) - 0.4)  # a few bars stay narrow
     left.margins(y=0.12)
     if not bars:
         left.set_xticks([])
@@ -115,7 +115,9 @@ def _duplicates(report: dict[str, Any]) -> bytes:
 
 
 def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Return bins for clusters of 2, 3 and 4, and above that for powers of two, so that the axis stays legible."""
+    """Return (label, count) of each bin of cluster sizes. Sizes 2, 3 and 4 have their own bins. The bins of larger sizes end at powers of
+    two, so that the axis stays legible.
+    """
     bins: dict[tuple[int, int], int] = {}
     for size, count in sizes:
         low = size if size < 5 else max(5, 2 ** (size.bit_length() - 1))

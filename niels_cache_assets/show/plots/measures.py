@@ -1,7 +1,7 @@
-"""The counts for the plots of a cache: one pass over the cache in blocks, so that memory stays constant.
+"""The counts for the plots of a cache. They take one pass over the cache in blocks, so that memory stays constant.
 
-Cost: about 2 ns per token (pretrain) or 20 (sft), and 8 bytes read per document. For a cache larger than MAX_TOKENS, only evenly spaced
-blocks are counted, so every cache takes at most a second or two. Lengths always cover every document.
+Cost: about 2 ns per token for pretrain or 20 ns per token for SFT, and 8 bytes read per document. If a cache is larger than MAX_TOKENS,
+only evenly spaced blocks are counted. So every cache takes at most a second or two. Lengths always cover every document.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
 CONTEXT = 1024  # tokens: the T of the examples
-MAX_TURNS = 20  # of an example; longer ones count as this many
+MAX_TURNS = 20  # examples with more turns count as examples with this many
 SHARE_BINS = 20
 # Edges of the bins of lengths, in tokens: two to an octave.
 LENGTH_EDGES = np.unique(np.ceil(2.0 ** (np.arange(2 * 40) / 2)).astype(np.int64))
@@ -41,10 +41,10 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationMeasures:
-    """Counts over the examples that were read.
+    """The counts over the examples that were read.
 
-    `turns`: examples by the number of messages of user and assistant. `target_shares`: examples by the share of their tokens that are
-    targets, in SHARE_BINS bins from 0 to 1.
+    `turns`: the number of examples for each number of messages from user and assistant. `target_shares`: a histogram of examples by their
+    share of target tokens, with SHARE_BINS bins from 0 to 1.
     """
 
     turns: Counter[int]
@@ -54,8 +54,10 @@ class ConversationMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheMeasures:
-    """`lengths`: documents or examples by length, one count for each of LENGTH_EDGES. `token_counts`: occurrences of each id among the
-    `counted` of all `tokens`. `cut`: items that do not fit into a row of CONTEXT tokens with targets. `conversations`: only for SFT.
+    """The counts of one cache. `items`: the number of documents or examples. `lengths`: a histogram of items by length, with one count for
+    each of LENGTH_EDGES. `tokens`: the number of all tokens. `counted`: the number of tokens that were counted. `token_counts`: how often
+    each id occurs in the counted tokens. `cut`: the number of items that are too long for a row of CONTEXT tokens with targets.
+    `conversations`: None unless the cache is SFT.
     """
 
     lengths: NDArray[np.int64]
@@ -71,7 +73,9 @@ class CacheMeasures:
         return int(np.count_nonzero(self.token_counts))
 
     def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
-        """Return the ratio, given the UTF-8 bytes of every id. Special tokens do not count. The space before each message does."""
+        """Return the characters per token. `piece_bytes`: the UTF-8 bytes of every id. Special tokens do not count, but the space before
+        each message counts.
+        """
         characters = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes], dtype=np.int64)
         of_text = self.token_counts.copy()
         of_text[list(special_ids)] = 0

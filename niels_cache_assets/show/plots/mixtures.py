@@ -1,4 +1,6 @@
-"""The plot of a mixture: configured, available and read shares, and the number of times that each data set is read."""
+"""The plot of a mixture, the data sets that one training run reads. It shows configured, available and read shares, and how often each data
+set is read.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 
 MAX_SOURCES = 10  # more do not fit into 50 kB
 
-_HEIGHT = 0.27  # of a bar; three per data set
+_HEIGHT = 0.27  # height of a bar; each data set has three bars
 _LONGEST_NAME = 20
 
 
 def mixture_plot(mixture: Mixture) -> bytes:
-    """Return a PNG with three bars of shares and the epochs of each source. If there are many sources, show the largest."""
+    """Return a PNG with three bars of shares and a bar of epochs for each source. If there are more than MAX_SOURCES sources, show the
+    sources that repeat too often, then the largest sources.
+    """
     shown = sorted(mixture.sources, key=lambda source: (source.repeats_from is None, -source.actual))[:MAX_SOURCES]
     shown = sorted(shown, key=lambda source: mixture.sources.index(source))
     figure = new_figure(1.3 + 0.62 * len(shown))

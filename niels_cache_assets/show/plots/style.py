@@ -1,8 +1,8 @@
 """The look of every plot, and the plot of drop reasons, which caches and corpora share.
 
-A plot is a PNG that is small enough for Dagster's database. All plots have one width and a background for light and dark pages.
-matplotlib's Agg canvas without pyplot: no global state, no display, and the same bytes for the same figures in a pinned environment.
-Cost: a second for the import, and a tenth of a second for each plot.
+A plot is a PNG that is small enough for Dagster's database. All plots have the same width, and a background that suits light and dark
+pages. All plots use matplotlib's Agg canvas without pyplot. The canvas needs no global state and no display. In a pinned environment, equal
+data always give equal bytes. Cost: a second for the import, and a tenth of a second for each plot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
-WIDTH = 7.2  # inches; one width for all, so that plots below one another align
+WIDTH = 7.2  # inches; all plots have this width, so that plots in a column align
 CARD = "#e6ebf1"  # darker than a light page, and not too bright on a dark one; all colors are readable on it
 INK, MUTED, GRID = "#1f2933", "#4a5666", "#c5cfda"
 BLUE, ORANGE, GRAY = "#1f5fa8", "#b8450f", "#8b98a9"
@@ -66,7 +66,7 @@ def say(axes: Axes, text: str) -> None:
 
 
 def short(value: float, unit: str = "") -> str:
-    """Return 1,234 up to ten thousand, then 12.3k, 4.6M."""
+    """Return a number such as `1,234`. From ten thousand, return a form such as `12.3k` or `4.6M`."""
     if value < 10_000:
         return f"{value:,.0f}{' ' + unit if unit else ''}"
     return EngFormatter(unit=unit, places=1, sep=" " if unit else "")(value)
@@ -79,9 +79,11 @@ def as_png(figure: Figure) -> bytes:
 
 
 def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str, colors: Mapping[str, str]) -> bytes:
-    """Draw a bar for each (reason, count, stage), in the given order, with its share of the `given` documents or examples.
+    """Draw a bar for each (reason, count, stage), in the order of `reasons`. A bar also shows its share of the `given` documents or
+    examples.
 
-    Reasons after the first MAX_REASONS share one bar. `colors`: by stage. Several stages get a legend.
+    Reasons after the first MAX_REASONS share one bar. `colors`: the color of each stage. If there are several stages, the plot has a
+    legend.
     """
     shown = [(in_words(reason), count, colors[stage]) for reason, count, stage in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:

@@ -10,14 +10,14 @@ from matplotlib.ticker import MaxNLocator
 from niels_cache_assets.show.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
 
 MAX_SOURCES = 20  # more bars are not legible
-LONGEST_PIECE = 16  # characters; longer pieces count as that long
+LONGEST_PIECE = 16  # characters; longer pieces count as pieces of this length
 _TINTS = ("#a9c6e6", "#eeb896")  # alternating tints of blue and orange
 
 
 def tokenizer_plots(
     *, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float], words: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
-    """Return PNGs by title, without those that have no data. `words`: each word with its pieces."""
+    """Return PNGs by title. Omit a plot that has no data. `words`: each word with its pieces."""
     plots = {"pieces": _pieces(piece_bytes)}
     if characters_per_token:
         plots["characters per token"] = _ratios(characters_per_token)
@@ -25,7 +25,9 @@ def tokenizer_plots(
 
 
 def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
-    """Draw the pieces by number of characters, including the space before a word. Single bytes that are no character are separate."""
+    """Draw a histogram of pieces by number of characters, including the space before a word. Pieces of a single byte that is not a whole
+    character have their own color.
+    """
     lengths: Counter[int] = Counter()
     alone = 0
     for piece in piece_bytes:
@@ -49,7 +51,9 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
 
 
 def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
-    """Draw one bar per source. A shorter bar is a worse fit. If there are many sources, show the shortest bars."""
+    """Draw one bar per source. A short bar means that the tokenizer suits the source badly. If there are many sources, show the shortest
+    bars.
+    """
     rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
     of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
     figure = new_figure(1.1 + 0.34 * len(rows))

@@ -1,7 +1,7 @@
-"""`reports/cache`: all caches below a cache root, with the records of Dagster and the mixtures that runs would read.
+"""The report `reports/cache`: all caches below a cache root, with the records of Dagster and the mixtures that runs would read.
 
-It costs the small reads of artifacts/state.py and mixture.py, and `find_indices` for each blend if there are indices. No file is hashed and
-no upstream is contacted. markdown.py and page.py make the output.
+Cost: the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. No file is
+hashed and no upstream is contacted. markdown.py and page.py write the report as text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches a
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A use of an index. label: of the data set whose samples it orders, or "blend"."""
+    """A use of an index (a stored order of samples). label: the data set whose samples the index orders, or "blend"."""
 
     blend: str
     label: str
@@ -42,7 +42,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCount:
-    """The number of a unit in each split."""
+    """A count for each split. unit: the counted thing, such as "tokens"."""
 
     unit: str
     train: int
@@ -55,8 +55,8 @@ class SplitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One folder of the cache, which may not be built yet. meta: its meta.json, empty if it is missing or unreadable. uses: for an index,
-    its uses by blends.
+    """One folder of the cache, which may not be built yet. meta: the content of its meta.json, or empty if the file is missing or
+    unreadable. uses: the blends that use an index; empty for a folder that is not an index.
     """
 
     state: CacheState
@@ -69,14 +69,14 @@ class Item:
 
     @property
     def status(self) -> str:
-        """`complete`, `stale: other settings`."""
+        """The condition with its cause, such as `complete` or `stale: other settings`."""
         state = self.state
         plain = state.condition in ("complete", "missing") or state.state == state.condition
         return state.condition if plain else f"{state.condition}: {state.state}"
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is not switched off and has all its settings."""
+        """Whether the folder is switched on and has all its settings."""
         return self.state.condition != "off"
 
     @property
@@ -98,12 +98,12 @@ class Item:
 
     @property
     def counts(self) -> dict[str, int]:
-        """`train_tokens`, `documents` and other counts in meta.json."""
+        """The counts in meta.json, such as `train_tokens` and `documents`."""
         return all_counts(self.meta) if self.is_built else {}
 
     @property
     def splits(self) -> list[SplitCount]:
-        """Counts that meta.json has for both splits: documents or examples, tokens, characters."""
+        """The counts that meta.json has for both splits: documents or examples, tokens, characters."""
         found = []
         for unit in ("documents", "examples", "tokens", "characters"):
             table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
@@ -113,13 +113,13 @@ class Item:
 
     @property
     def purpose(self) -> str:
-        """The uses of an index: `letters of blend mix`, `blend mix`. Empty for other folders."""
+        """The uses of an index, such as `letters of blend mix` or `blend mix`. Empty for a folder that is not an index."""
         said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in self.uses)
         return said or ("of no configured blend" if self.state.kind == "index" else "")
 
     @property
     def balance(self) -> str | None:
-        """`40 documents kept and 20 dropped: 60 in all`, or None without such counts."""
+        """`40 documents kept and 20 dropped: 60 in all`, or None if meta.json has no such counts."""
         unit = "examples" if self.state.kind == "sft" else "documents"
         kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
         if kept is None:
@@ -129,14 +129,14 @@ class Item:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Documents or examples by reason, most frequent first."""
+        """The number of dropped documents or examples for each reason, most frequent reason first."""
         found = self.meta.get("dropped", {}) if self.is_built else {}
         return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A problem that needs attention. `name`: of the item or mixture."""
+    """A problem that needs attention. `name`: the item or mixture with this problem."""
 
     name: str
     text: str
@@ -144,7 +144,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """Everything below `root`, in build order. settings: the configuration that it is compared with."""
+    """The report about everything below `root`, in build order. settings: the configuration that the caches are compared with."""
 
     root: Path
     settings: str
@@ -158,7 +158,7 @@ class CacheReport:
 
     @property
     def wanted(self) -> list[Item]:
-        """All items, except those that are switched off or lack a setting."""
+        """All items, except items that are switched off or lack a setting."""
         return [item for item in self.items if item.is_wanted]
 
     @property
@@ -166,7 +166,7 @@ class CacheReport:
         return sum(item.state.condition == "complete" for item in self.items)
 
     def recorded(self, item: Item) -> Recorded:
-        """Return the records of an item. For an item that is off, omit its checks: they pass without verifying anything."""
+        """Return the records of an item. Omit the checks of an item that is off, because these checks pass without verifying anything."""
         found = self.history.of(item.state.directory)
         return found if item.is_wanted else replace(found, checks=())
 
@@ -176,7 +176,7 @@ class CacheReport:
 
     @property
     def checks(self) -> list[Check]:
-        """The checks of every wanted folder, then those of whole families."""
+        """The checks of every wanted folder, then the checks of whole families."""
         return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
 
     @property
@@ -185,7 +185,7 @@ class CacheReport:
 
     @property
     def outcome_counts(self) -> str:
-        """`12 passed, 1 warning`."""
+        """The number of checks for each outcome, such as `12 passed, 1 warning`."""
         outcomes = self.outcomes
         return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(Outcome) if outcomes[each]) or "none recorded"
 
@@ -203,11 +203,13 @@ class CacheReport:
 
     @cached_property
     def noticed(self) -> frozenset[str]:
-        """The names of all notices."""
+        """The names of all items and mixtures with a notice."""
         return frozenset(notice.name for notice in self.notices)
 
     def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
-        """Return the problems of an item. `has_corpus`: its corpus reports the revision and the encoding instead."""
+        """Return the problems of an item. `has_corpus`: whether the item has a corpus. If so, the notices of the corpus report the revision
+        and the encoding.
+        """
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
         texts += [
@@ -216,7 +218,7 @@ class CacheReport:
         short = shortfall(item.meta) if item.is_wanted else None
         texts += (
             [short] if short is not None and all(check.said != short for check in recorded.checks) else []
-        )  # built before this check existed
+        )  # no check says so if the cache is older than the check
         newest = recorded.upstream.newest
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
@@ -273,12 +275,12 @@ def find_items(registry: Registry, *, root: Path) -> list[Item]:
 def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]:
     try:
         return find_indices(plan_of(registry, blend, root=root), root=root)
-    except NielsCacheError:  # the item of the wrong member reports it
+    except NielsCacheError:  # the item of the wrong data set reports the error
         return {}
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
-    """Return the report of `items` from `find_items` and of their `history`."""
+    """Return the report of `items` (from `find_items`) and `history`."""
     mixtures = tuple(all_mixtures(registry, root=root))
     return CacheReport(root=root.absolute(), settings=registry.settings_origin, items=tuple(items), mixtures=mixtures, history=history)
 

@@ -1,6 +1,6 @@
-"""The plots of a report: the plots of each item, as in the UI, and of each mixture.
+"""The plots of a report. Each item has the same plots as in the UI, and each mixture has one plot.
 
-Cost: the pass of plots/measures.py over each cache, a second or two at most, and a tenth of a second for each plot.
+Cost: plots/measures.py takes at most a second or two for its pass over each cache. Each plot takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.show.reports.cache import CacheReport, Item
 from niels_cache_runtime.errors import NielsCacheError
 
-# The alternative text of each plot, for readers who cannot see it.
+# The alternative text of each plot, for readers who cannot see the plot.
 _ALTERNATIVES = {
     "lengths": "Histogram of its documents or examples by length",
     "conversations": "Histograms of its examples by turns and by the share of their tokens that are targets",
@@ -39,7 +39,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawings:
-    """Drawings of items by directory, and of mixtures by name. problems: the reasons of missing plots, by directory."""
+    """The drawings of a report. items: by directory. mixtures: by name. problems: for each directory without plots, the reason."""
 
     items: dict[Path, list[Drawing]]
     mixtures: dict[str, Drawing]
@@ -51,7 +51,7 @@ NONE = Drawings(items={}, mixtures={}, problems={})
 
 def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
     """Return all plots of a report. `progress` gets the name of each item before it is drawn."""
-    from niels_cache_assets.show.plots.mixtures import mixture_plot  # a second or more: matplotlib
+    from niels_cache_assets.show.plots.mixtures import mixture_plot  # imports matplotlib, which takes a second or more
 
     items: dict[Path, list[Drawing]] = {}
     problems: dict[Path, str] = {}
@@ -64,7 +64,7 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
                 Drawing(title=title, alternative=f"{item.name}. {_ALTERNATIVES.get(title, title)}.", png=png)
                 for title, png in _plots(registry, item, report.root).items()
             ]
-        except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # the last three: a strange meta.json
+        except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # a malformed meta.json raises the last three
             problems[item.state.directory] = (
                 f"its plots cannot be drawn: {f'meta.json has no {error}' if isinstance(error, KeyError) else error}"
             )

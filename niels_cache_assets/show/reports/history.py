@@ -1,7 +1,7 @@
-"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads them. A report without them shows
-why they are missing.
+"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads the records. A report without
+records says why there are none.
 
-Times are seconds since 1970 from Dagster's clock. No file of a cache contains them.
+Times are seconds since 1970 from Dagster's clock. No file of a cache contains these times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS = (("year", 365.25 * 86_400), ("month", 30.44 * 86_400), ("day", 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The newest result of a check of the current cache. `said`: its finding, or empty."""
+    """The newest result of a check of the current cache. `said`: the finding of the check, or empty."""
 
     name: str
     outcome: Outcome
@@ -31,9 +31,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """The upstream of a data set. first_seen: when an observation or a build first met the revision of the cache.
+    """The records about the upstream of a data set. first_seen: when an observation or a build first met the revision of the cache.
 
-    newest, looked_at: the revision at the last observation of upstream, and its time; None if upstream was never observed.
+    looked_at: the time of the last observation of upstream. newest: the revision at that time. Both are None if upstream was never
+    observed.
     """
 
     first_seen: float | None = None
@@ -43,7 +44,7 @@ class Upstream:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The records of one folder. built: when its current cache was first recorded, or None."""
+    """The records of one folder. built: when the current cache in this folder was first recorded, or None."""
 
     built: float | None = None
     upstream: Upstream = Upstream()
@@ -51,7 +52,7 @@ class Recorded:
 
     @property
     def passed(self) -> str:
-        """`4 of 4`: passed checks, of all checks."""
+        """The number of passed checks and of all checks, such as `4 of 4`."""
         passed = sum(check.outcome == "passed" for check in self.checks)
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
@@ -74,7 +75,9 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """`source`: a text about the origin of the records, or why there are none. `folders`: by absolute path. `checks`: of whole families."""
+    """All records for a report. `source`: a text that says where the records come from, or why there are none. `folders`: the records of
+    each folder, by absolute path. `checks`: the checks of whole families.
+    """
 
     source: str
     folders: Mapping[Path, Recorded] = field(default_factory=dict)
@@ -90,7 +93,7 @@ def date(seconds: float | None) -> str:
 
 
 def age(seconds: float | None, now: float) -> str:
-    """Return an age such as `12 days`, in the largest unit with a value of at least 2; `moments` below two minutes."""
+    """Return an age such as `12 days`. The unit is the largest unit with a value of at least 2. Below two minutes, return `moments`."""
     if seconds is None:
         return UNKNOWN
     return next((f"{(now - seconds) // length:,.0f} {unit}s" for unit, length in _UNITS if now - seconds >= 2 * length), "moments")

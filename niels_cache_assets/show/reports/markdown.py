@@ -1,4 +1,4 @@
-"""Reports as Markdown for Dagster's UI. It contains no HTML, and text from data sets cannot become markup."""
+"""Reports as Markdown for Dagster's UI. The Markdown contains no HTML, and text from data sets cannot become markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 
 
 def mixture_markdown(mixture: Mixture) -> str:
-    """Return title, plan, table and warnings."""
+    """Return the title, plan, table and warnings of a mixture."""
     lines = [f"### {plain(mixture.name)}", "", plain(f"{mixture.plan}. {mixture.note}".strip()), ""]
     if mixture.sources:
         rows = [
@@ -41,7 +41,7 @@ def mixture_markdown(mixture: Mixture) -> str:
 
 
 def cache_markdown(report: CacheReport, *, now: float) -> str:
-    """Return the problems, then a table of all items."""
+    """Return a summary, then the problems, then a table of all items."""
     lines = [f"**{report.complete} of {len(report.wanted)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
     lines += [f"* **{plain(notice.name)}**: {plain(notice.text)}" for notice in report.notices]
     lines += [] if report.notices else ["Nothing needs attention."]

@@ -1,8 +1,9 @@
-"""`reports/mixture`: the part of each pretrain data set that a planned run would read: shares, tokens, epochs, and too many repetitions.
+"""The report `reports/mixture` about the part of each pretrain data set that a planned run would read.
 
-It counts in the order in which TokenLoader takes samples (niels_cache_runtime.loader.blend). So the counts are exact, and cheap for any
-number of steps: milliseconds, or a second if the weights have a period of a million samples. It reads the sizes of caches, but no token.
-The order of Megatron-LM for the same weights differs by single samples.
+The report gives shares, tokens and epochs, and warns about too many repetitions. It counts in the order in which TokenLoader takes samples
+(niels_cache_runtime.loader.blend), so the counts are exact. The cost does not depend on the number of steps. Counting takes milliseconds,
+or a second if the weights have a period of a million samples. The report reads the sizes of caches, but no token. For the same weights, the
+order of Megatron-LM differs by single samples.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ ALL = "all pretrain data sets"
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSource:
-    """One data set of a mixture. Shares are from 0 to 1 and add up over its data sets.
+    """One data set of a mixture. Shares are from 0 to 1, and the shares of all data sets of a mixture add up to 1.
 
-    weight: as configured, or the number of samples if the mixture is by size. configured: its share by weight. available: its share of
-    `tokens`, the tokens of its train split. actual: its share of the run, which reads `tokens_read` in `samples`. epochs: how often the run
-    reads its train split. repeats_from: the step after which it is read more than max_epochs times, or None.
+    weight: the configured weight, or the number of samples if the mixture is by size. configured: the share of this data set by weight.
+    tokens: the tokens of its train split. available: its share by `tokens`. samples, tokens_read: the samples and tokens that the run reads
+    from it. actual: its share by `samples`. epochs: how often the run reads its train split. repeats_from: the step after which the run has
+    read this data set more than max_epochs times, or None.
     """
 
     name: str
@@ -48,7 +50,7 @@ class MixedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """A planned run. left_out: unreadable data sets with the reason. A blend with such a data set has no sources."""
+    """A planned run. left_out: for each unreadable data set, the reason. A blend with an unreadable data set has no sources."""
 
     name: str
     samples: int
@@ -69,7 +71,7 @@ class Mixture:
 
     @property
     def plan(self) -> str:
-        """`3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
+        """The size of the run, such as `3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
         total = self.samples * self.sequence_length
         of = f"{self.steps:,} steps of {self.batch_size:,} samples" if self.samples > self.batch_size else f"{self.samples:,} samples"
         return f"{of} of {self.sequence_length:,} tokens: {total:,} tokens"
@@ -84,7 +86,9 @@ def share(part: float) -> str:
 
 
 def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
-    """Return a mixture for each [blend.NAME]. Without blends, return one of all pretrain data sets by size, if there are any."""
+    """Return a mixture for each [blend.NAME]. Without blends, return one mixture of all pretrain data sets by size, or none if there are no
+    pretrain data sets.
+    """
     if registry.blend:
         return [_of_blend(registry, name, root=root) for name in registry.blend]
     return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
@@ -129,14 +133,14 @@ def _by_size(registry: Registry, *, root: Path) -> Mixture:
 
 
 class _Split(NamedTuple):
-    """A train split: its samples in one epoch, and its tokens."""
+    """The size of a train split: the samples in one epoch, and the tokens."""
 
     samples: int
     tokens: int
 
 
 def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
-    """Return the train splits by name, and the reasons why the others cannot be read."""
+    """Return the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
     from niels_cache_runtime.loader.windows import PretrainWindows  # torch
 
     opened, left_out = {}, {}
@@ -208,7 +212,7 @@ def _mixed(
 
 
 def _warning(source: MixedSource, mixture: Mixture) -> str:
-    """Return a warning with the step where repetition starts, and the share that would avoid it."""
+    """Return a warning with the step where repetition starts, and the share that would avoid repetition."""
     share = mixture.max_epochs / source.epochs * source.actual
     less = f", give it a share of at most {share:.2%}," if len(mixture.sources) > 1 else ""
     return (

@@ -1,4 +1,5 @@
-"""A report as one self-contained HTML file: no script, no request, plots included, light or dark like the reader's system.
+"""A report as one self-contained HTML file. It includes the plots, has no script and makes no request. It is light or dark like the
+reader's system.
 
 All inserted text is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
 """
@@ -24,8 +25,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
 
-_FEW = 12  # up to this many items are all open
-_PNG_SIZE = slice(16, 24)  # of the header: width and height
+_FEW = 12  # if there are at most this many items, all are open
+_PNG_SIZE = slice(16, 24)  # the bytes of width and height in the header
 
 
 def page_path(root: Path) -> Path:
@@ -34,7 +35,7 @@ def page_path(root: Path) -> Path:
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
-    """Return the page. `now`: seconds since 1970; ages refer to it, and the page shows it."""
+    """Return the page. `now`: the current time in seconds since 1970. The page shows this time, and ages refer to it."""
     style = _text("page.css")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -60,7 +61,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:
-    """Return whether an item is open: all if there are few, otherwise those that need attention."""
+    """Return whether the page shows this item open. If there are few items, all are open, otherwise only items that need attention."""
     return len(report.items) <= _FEW or item.name in report.noticed
 
 

@@ -1,4 +1,6 @@
-"""The Hugging Face hub: tables streamed by the hub's own library, or read from a mirror. `data` has the base class of the kinds."""
+"""Sources from the Hugging Face hub. The hub's own library (datasets) streams the tables, from the hub or a mirror. `data` has the base
+class.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,9 @@
 """Streaming from the Hugging Face hub, or from local files through the same loading code.
 
-`HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches. Each row comes with its file and
-row number, also through Hugging Face's shuffle. The sources give rows their meaning. Cost: about 8 µs a row of 2 KB, shuffled. Memory: the
-columns of a compressed row group, and about 64 MB of rows or one longer row. A shuffle adds its buffer and a thousand rows of any length.
+`HubData` holds the configuration keys of such a data set, resolves the upstream commit and streams rows in Arrow batches. Each row comes
+with its file and row number, also after Hugging Face's shuffle. The subclasses decide what the columns of a row mean. Cost: about 8 µs for
+a row of 2 KB with a shuffle. Memory: the columns of a compressed row group, and about 64 MB of rows or one longer row. A shuffle also needs
+memory for its buffer and for a thousand rows of any length.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
 
 class HubRows(NamedTuple):
-    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and number of each row.
+    """A batch of rows as columns. `files`, `rows`: the file and the row number of each row. A file name is relative to the repository or to
+    the folder of the local files.
 
-    `damaged`: the replaced bytes in the texts of a row, by its index in the batch. Rows without damage are not in it.
+    `damaged`: for each row with damage, the replaced bytes in its texts. The key is the index of the row in the batch.
     """
 
     columns: dict[str, list[Any]]
@@ -46,9 +48,11 @@ class HubRows(NamedTuple):
 
 
 class HubData(DecodesText):
-    """Keys of tables that read a hub data set. With `files` the same loading code reads local files, and no request goes to the hub."""
+    """The configuration keys of a data set from the hub. If `files` is set, the same loading code reads local files, and no request goes to
+    the hub.
+    """
 
-    files_code_version: ClassVar[str] = "2"  # the code_version of tables that read files; `code_version` is for tables that read the hub
+    files_code_version: ClassVar[str] = "2"  # the code_version if files are read; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -70,7 +74,9 @@ class HubData(DecodesText):
 
     @property
     def local_key(self) -> str | None:
-        """The key whose files are read instead of the hub, or None. If it is set, nothing of the hub is read or recorded."""
+        """The configuration key that names files to read instead of the hub, or None. If it is not None, nothing from the hub is read or
+        recorded.
+        """
         return "files" if self.files else None
 
     @property
@@ -99,7 +105,7 @@ class HubData(DecodesText):
 
     @property
     def reads_files(self) -> bool:
-        """Whether the user's files are read, which may hold anything."""
+        """Whether files of the user are read. Such files may hold anything."""
         return self.local_key is not None
 
     @property
@@ -108,7 +114,7 @@ class HubData(DecodesText):
 
     @property
     def follows_the_hub(self) -> bool:
-        """Whether the revision is the newest commit of the hub: no pinned revision and no local copy."""
+        """Whether the revision is the newest commit on the hub. This needs that there is no pinned revision and no local copy."""
         return self.pinned_revision is None and not self.local_key
 
     def describe(self) -> dict[str, Any]:
@@ -124,7 +130,7 @@ class HubData(DecodesText):
         return self.val_files is not None if self.files else self.val_split is not None
 
     def parts(self) -> list[Part]:
-        """Return the parts to read, val first: it is small, and a train budget may end the stream."""
+        """Return the parts to read. Val comes first, because val is small, and a token budget of train may end the stream."""
         if self.files and self.val_files:
             return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
         if self.files:
@@ -146,9 +152,9 @@ class HubData(DecodesText):
     ) -> Iterator[HubRows]:
         """Yield rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
-        `texts`: the fields whose damage is reported; if empty, the first field. `keep_linebreaks` is for plain text files, whose rows are
-        lines. `start`: the file and row to begin at, without a shuffle; files before it are not opened. Closing the iterator early is
-        quick.
+        `texts`: the fields whose damage is reported; if empty, the first field. `keep_linebreaks` is for plain text files, where each row
+        is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not opened. Closing the
+        iterator early is quick.
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
@@ -183,8 +189,9 @@ class HubData(DecodesText):
             except Exception:
                 raise
             except BaseException as interrupt:
-                # An interrupt may come when the library has started a thread and its pool has not noted it. The thread waits for work until
-                # the pool is deleted, and the process waits for the thread. The frames of the traceback would keep the pool alive.
+                # An interrupt may come after the library has started a thread and before its pool has noted the thread. The thread waits
+                # for work until the pool is deleted, and the process waits for the thread. The frames of the traceback would keep the
+                # pool alive.
                 interrupt.__context__ = None
                 raise interrupt.with_traceback(None) from None
             finally:
@@ -192,16 +199,18 @@ class HubData(DecodesText):
 
 
 def _datasets() -> Any:
-    """Return the datasets library, quiet, and without its sleep of five seconds at the end of each shuffled Parquet stream.
+    """Return the datasets library, without log lines and progress bars, and without its sleep of five seconds at the end of each shuffled
+    Parquet stream.
 
-    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). Counting loads of local files would need the network.
+    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). The library's counting of downloads is also off,
+    because it needs the network even for local files.
     """
     import datasets
 
     from niels_cache_assets.sources.net.transport import install
 
     install()
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs whole addresses with their secrets; errors say the same
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs whole addresses with secrets; errors say the same
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
@@ -219,9 +228,9 @@ def _open(
     *,
     by_bytes: bool,
 ) -> tuple[Any, list[str], bool]:
-    """Return the part as an IterableDataset of the chosen columns, file index and row.
+    """Return the part as an IterableDataset with the chosen columns, the file index and the row number.
 
-    Return also the file names by index, and whether its strings are `recoded` (hub_tables.values_of).
+    Also return the file names by index, and whether the strings are `recoded` (hub_tables.values_of explains this).
     """
     datasets = _datasets()
     local_names = {}
@@ -251,19 +260,19 @@ def _open(
         hub_tables.decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
         return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables), recoded
-    builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
+    builder = _builder(datasets, data, path, {**settings, "columns": columns})  # for Parquet, only these columns are downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
     tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
     return *hub_tables.with_origin(dataset, columns, local_names, start, tables), recoded
 
 
 def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
-    """Return whether the loader, which reads UTF-8 only, cannot read one of the files itself."""
+    """Return whether at least one file is not UTF-8. The loader reads only UTF-8 itself."""
     if encoding != UTF8:
         return True
     for file in map(SourceFile, local_names, local_names.values()):
         if "://" not in file.url:
-            with reading(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
+            with reading(file), open_bytes(file, lambda damage: None) as stream:  # damage is reported later, when the file is read
                 if encoding_of(stream, UTF8) != UTF8:
                     return True
     return False
@@ -301,7 +310,7 @@ def _loader(name: str) -> str:
 
 
 def _fields(dataset: Any) -> dict[str, bool]:
-    """Return {field: holds strings}, from the first row if the loader has no schema."""
+    """Return {field: whether it holds strings}. If the loader has no schema, the first row decides."""
     if dataset.features is not None:
         return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})

@@ -1,4 +1,6 @@
-"""Errors of the hub, as "not reachable now" or "not there", with advice, and never with a token."""
+"""Errors of the hub. A message says that the hub is not reachable now or that something does not exist, gives advice, and never holds a
+token.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that mean "later"
+_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which a later request may succeed
 _REFUSALS = {401, 403, 404}
 _MOST_REASON = 300  # characters
 _COPY = 'files = ["/path/to/copy/*.parquet"]'
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
-    """Return a sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
+    """Return a text about a choice that does not exist. The text names the closest choice, and all choices or the first twenty."""
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
     if asked is None:
         return f"set {what} to one of: {shown}"
@@ -53,7 +55,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return any(isinstance(link, types) for link in chain)
 
     for link in chain:
-        if isinstance(link, SourceUnavailable):  # the transport gave up, and a library wrapped its error
+        if isinstance(link, SourceUnavailable):  # the transport gave up, and a library wrapped the error of the transport
             return _unreachable(dataset, str(link))
     answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
     statuses = {link.response.status_code for link in answers}
@@ -99,13 +101,15 @@ def _page(dataset: str) -> str:
 
 
 def _answer(error: HfHubHTTPError) -> str:
-    """Return the status of an answer, and the reason if the hub gives one."""
+    """Return the status of an answer, and its reason if the hub gives a reason."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
     return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
-    """Return the error for an unreachable hub. A wrong name looks the same then, so the message adds if the data set was read before."""
+    """Return the error for an unreachable hub. A wrong name gives the same failure, so the message says whether the data set was read
+    before.
+    """
     known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
     return SourceUnavailable(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "

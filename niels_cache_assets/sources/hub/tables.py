@@ -1,7 +1,8 @@
-"""Changes to the tables of the hub's library: file and row of each row, smaller batches, and columns of mixed types as the file holds them.
+"""Changes to the tables of the hub's library. Each row gets its file and row number, batches are smaller, and columns of mixed types keep
+the values of the file.
 
-The library has no public interface for this, so these functions change its loaders; each docstring names what it relies on. `hub.data`
-chooses the data set and the columns. Cost: two columns of numbers.
+The library has no public interface for this, so these functions change the loaders of the library. Each docstring names the internals that
+the function relies on. `hub.data` chooses the data set and the columns. Cost: two columns of numbers.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from niels_cache_assets.sources.reading.parquet_files import BATCH_BYTES, Parque
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_runtime.errors import NielsCacheError
 
-ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
+ITER_ROWS = 1024  # rows that become Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
 _TEXT_CHARACTERS = 1 << 20  # read at a time
-_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # begins with a literal: that makes the search fast
+_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # the pattern begins with a literal, so that the search is fast
 _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 
 
 def file_name(url: str, local_names: dict[str, str]) -> str:
-    """Return the name of a file in its repository, or the one in `local_names`."""
+    """Return the name of a file: the name in `local_names` if there is one, otherwise the path in its repository."""
     return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
 
 
@@ -52,11 +53,12 @@ def with_origin(
     start: tuple[str, int] | None,
     read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
 ) -> tuple[Any, list[str]]:
-    """Return the data set with two more columns, the index of the file and the row in that file, and the file names by index.
+    """Return the data set with two more columns, and the file names by index. The columns are the index of the file, and the row in this
+    file.
 
     Hugging Face's streams do not give the origin of a row, and there is no public hook between the file reader and the shuffle. So this
-    wraps the function that yields a file's Arrow tables (the loader's, or `read_tables`). The library calls it for one file at a time, and
-    the order after a shuffle stays the same. Rows before `start` are left out.
+    function wraps the generator that yields the Arrow tables of a file (the generator of the loader, or `read_tables`). The library calls
+    the generator for one file at a time, and the order after a shuffle does not change. Rows before `start` are left out.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
@@ -72,7 +74,7 @@ def with_origin(
         raise NielsCacheError(f"{start[0]}: is no longer in its place among the files of this build; build again with --force")
     first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
 
-    # For files of the hub an OSError may be the network; hub_errors tells the cases apart.
+    # For files of the hub, an OSError may come from the network; hub_errors distinguishes the two causes.
     damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
 
     def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
@@ -105,18 +107,20 @@ def with_origin(
 
 
 def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
-    """Return the files in a loader's arguments. Parquet calls them files; JSON, CSV and text call them base_files."""
+    """Return the files in a loader's arguments. The Parquet loader names this argument files; the JSON, CSV and text loaders name it
+    base_files.
+    """
     return list(kwargs.get("base_files") or kwargs["files"])
 
 
 def is_no_object(error: BaseException) -> bool:
-    """Return whether the JSON loader failed on a record that is not an object: the loader or Arrow complains about columns or iteration."""
+    """Return whether the JSON loader failed on a record that is not an object. The text of the error, from loader or Arrow, tells this."""
     return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
 
 
 @lru_cache(maxsize=1)
 def survive_null_rows() -> None:
-    """Make the JSON loader give Arrow `{}` for rows that are `null`; both give the same row.
+    """Make the JSON loader pass `{}` to Arrow for a row that is `null`. `{}` and `null` give the same row.
 
     If a block begins with `null`, Arrow's parser ends the process (pyarrow 26).
     """
@@ -134,10 +138,11 @@ def survive_null_rows() -> None:
 
 
 def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
-    """Return the Python values of a column. A column that the JSON loader encoded because of mixed types gets the file's values back.
+    """Return the Python values of a column. If the JSON loader encoded a column as JSON because of mixed types, decode the values.
 
-    `encoding`, `damaged`: see column_values. `recoded`: the bytes come from `decode_json`, so they are UTF-8 and may already hold marks.
-    The loader does not encode strings that are already JSON, so the string "6" cannot be told from the number.
+    `encoding`, `damaged`: see column_values. `recoded`: whether the bytes come from `decode_json`; such bytes are UTF-8 and may already
+    hold marks of damage. The loader does not encode a string that is already JSON, so the string "6" and the number 6 cannot be
+    distinguished.
     """
     import pyarrow as pa
 
@@ -154,9 +159,10 @@ def _decoded(value: str | None) -> Any:
 
 
 def decode_late_json(builder: Any) -> None:
-    """Decode columns whose types prove mixed only after the first 10 MB, when the type in the schema is already string.
+    """Decode columns that turn out to have mixed types only after the first 10 MB, when the schema already says string.
 
-    The loader passes them on JSON-encoded and unmarked. Strings are kept. The schema has no place for other values, which become null.
+    The loader encodes the values of such columns as JSON without a mark. Strings are kept. Every value that is not a string becomes null,
+    because the schema has no type for such a value.
     """
     import pyarrow as pa
     from datasets import Json
@@ -177,7 +183,9 @@ def decode_late_json(builder: Any) -> None:
 
 
 def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """Return a reader of the user's files in place of the text loader's: a row per line, decoded as `encoding`, with a column DAMAGE."""
+    """Return a reader of the user's files that replaces the reader of the text loader. It yields one row per line, decoded as `encoding`,
+    with a column DAMAGE.
+    """
     import pyarrow as pa
 
     def tables(base_files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
@@ -200,7 +208,7 @@ def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: 
 
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
-    """Yield whole lines, about a million characters at a time, the first without a byte order mark."""
+    """Yield whole lines, about a million characters at a time. The byte order mark is removed."""
     piece = text.read(_TEXT_CHARACTERS).removeprefix("\ufeff")
     while piece:
         yield piece + text.readline()
@@ -212,14 +220,15 @@ def _packed(damage: Damage) -> int:
 
 
 def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
-    """Return the damage in a column DAMAGE, by row."""
+    """Return the damage of each damaged row, from the packed numbers of the column DAMAGE."""
     return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
 
 
 def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
-    """Make this JSON loader, which reads UTF-8 only, read the user's files as `encoding`, or as their byte order marks say.
+    """Make this JSON loader, which reads only UTF-8, read the user's files in `encoding`, or in the encoding of their byte order mark.
 
-    The loader calls `open`, a global of its module. Here its function gets another `open`. Damage passes through it as marks (`carried`).
+    The loader calls `open` as a global of its module. This function replaces this `open`. Damage passes through the new `open` as marks
+    (`carried`).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -239,7 +248,7 @@ def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> Non
 
 
 class _Recoded(io.RawIOBase):
-    """A stream as UTF-8, with marks."""
+    """A stream that is recoded to UTF-8. Marks stand for damaged bytes."""
 
     def __init__(self, stream: IO[bytes], encoding: str) -> None:
         self._stream, self._blocks, self._is_start = stream, decoded_blocks(stream, encoding), True
@@ -266,10 +275,12 @@ class _Recoded(io.RawIOBase):
 
 
 def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """Return a reader in place of the Parquet loader's, which yields up to a thousand rows at a time. `by_bytes`: fewer if rows are long.
+    """Return a reader that replaces the reader of the Parquet loader and yields up to a thousand rows at a time.
 
-    The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow reader, and tokenizing is slow. No setting changes that. The
-    library's shuffle orders rows by the tables that they come in, so for a shuffle the tables must always be the same.
+    `by_bytes`: whether to yield fewer rows if rows are long.
+
+    The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow consumer, and tokenizing is slow. No setting changes this.
+    The order of the library's shuffle depends on the boundaries of the tables, so for a shuffle the boundaries must always be the same.
     """
     import pyarrow as pa
     from datasets import DownloadConfig
@@ -289,10 +300,11 @@ def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: boo
 
 
 def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
-    """Yield the rows of a data set as Arrow tables if the schema is known, else as columns of Python values.
+    """Yield the rows of a data set as Arrow tables if the schema is known, otherwise as columns of Python values.
 
-    A batch has about a thousand rows, fewer if they are long. Arrow gives the same order as plain iteration at a quarter of the cost. The
-    library's own `iter` collects a thousand rows of any length, so without a shuffle its tables are read directly.
+    A batch has about a thousand rows, or fewer if rows are long. Arrow gives the same order as plain iteration at a quarter of the cost.
+    The library's own `iter` collects a thousand rows of any length. So without a shuffle, this function reads the tables of the library
+    directly.
     """
     if dataset.features is None:
         from datasets.iterable_dataset import _examples_to_batch

@@ -1,4 +1,4 @@
-"""MediaWiki: pages of an XML dump, and plain text of their markup, for any data set."""
+"""MediaWiki: pages of an XML dump, and the plain text of their markup. No code here depends on a particular data set."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
 """Pages of a MediaWiki XML dump, streamed: `read_pages`.
 
-Format: the export schema, mediawiki.org/xml/export-0.11, in any version (the namespace is ignored). The standard library's expat reads it,
-event by event. Memory: one page and a block of the file, for a dump of any size. Of a page with a history only the last revision is kept. A
-pass that starts in the middle of an uncompressed dump seeks to a page; in a compressed one it parses up to there, which is faster than the
-decompression. Wikitext is not converted here.
+Format: any version of the export schema, such as mediawiki.org/xml/export-0.11 (the namespace is ignored). The standard library's expat
+reads the XML, event by event. Memory: one page and a block of the file, for a dump of any size. If a page has a history, only its last
+revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, it seeks to the page. In a compressed dump, it parses
+all pages before, and parsing is faster than the decompression. Wikitext is not converted here.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from niels_cache_assets.sources.reading.places import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
 _BLOCK = 1 << 18
-_MAX_DEPTH = 64  # of elements; a dump has five
-_MAX_MARKUP_BYTES = 1 << 20  # of one tag or comment: expat scans it from its beginning with each block
-_MAX_NAME = 1000  # characters of an element's name, with its namespace
+_MAX_DEPTH = 64  # maximum depth of nested elements; a dump has five
+_MAX_MARKUP_BYTES = 1 << 20  # maximum size of one tag or comment, because expat scans it from its beginning with each block
+_MAX_NAME = 1000  # maximum characters of an element's name, with its namespace
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 
 
 class Page(NamedTuple):
-    """A page of a dump. `row` counts pages from 0. `text` is None if the dump holds none (deleted revisions, dumps of titles).
+    """A page of a dump. `row` counts pages from 0. `text` is None if the dump holds no text (deleted revisions, dumps of titles).
 
-    `replaced_bytes`: bytes of the page that became U+FFFD. `replaced`: the number of such characters in `text`. `has_nul`: whether one of
-    them was a NUL.
+    `replaced_bytes`: the number of bytes of the page that became U+FFFD. `replaced`: the number of U+FFFD in `text` that replace bytes.
+    `has_nul`: whether a NUL was replaced.
     """
 
     row: int
@@ -53,8 +53,8 @@ class Page(NamedTuple):
 class _Replaced(NamedTuple):
     """The U+FFFD between two tags.
 
-    `at`: position of the first in the bytes that expat got. `size`: number of replaced bytes. `characters`: number of U+FFFD. `has_nul`:
-    whether one of them was a NUL.
+    `at`: the position of the first U+FFFD in the bytes that expat got. `size`: the number of replaced bytes. `characters`: the number of
+    U+FFFD. `has_nul`: whether a NUL was replaced.
     """
 
     at: int
@@ -68,7 +68,7 @@ class _Handler:
 
     def __init__(self, where: str, limit: int, row: int) -> None:
         self.pages: list[Page] = []
-        self.starts: list[int] = []  # of each page, in bytes that expat got
+        self.starts: list[int] = []  # start of each page, in bytes that expat got
         self.ended = False  # the root element is closed
         self.parser = expat.ParserCreate(namespace_separator=" ")
         self.parser.buffer_text = True
@@ -81,8 +81,8 @@ class _Handler:
         self._limit = limit
         self._path: list[str] = []
         self._values: dict[str, str] = {}
-        self._parts: list[str] | None = None  # of the element that is being collected
-        self._collected = 0  # characters in them
+        self._parts: list[str] | None = None  # texts of the element that is being collected
+        self._collected = 0  # characters in `_parts`
         self._redirect = False
         self._start = 0
         self._text = (0, 0)  # begin and end of the page's text, counted like `starts`
@@ -148,7 +148,7 @@ class _Handler:
         self.ended = not self._path
 
     def _replaced_in_page(self) -> list[_Replaced]:
-        """Return the replaced characters of the page that ends here, and forget those before it."""
+        """Return the replaced characters of the page that ends here. Forget replaced characters before this page."""
         found = []
         while self.replaced and self.replaced[0].at < self.parser.CurrentByteIndex:
             each = self.replaced.popleft()
@@ -174,7 +174,7 @@ def read_pages(
     Bytes that are not valid in `encoding`, and characters that XML cannot hold (NULs), become U+FFFD, and the page holds their number.
 
     Raises NielsCacheError with file and offset for a dump that is damaged, cut or not XML, for a page of more than `limit` characters, and
-    for a tag or comment that no dump has. With `on_damage`, a damaged dump ends before the damage.
+    for tags or comments that are too long or nested too deeply for a dump. With `on_damage`, a damaged dump ends before the damage.
     """
     position = position or FilePosition()
     damaged: list[DamagedFile] = []
@@ -188,13 +188,13 @@ def read_pages(
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
-        given, offset = len(header.encode()), position.offset  # bytes that expat got, and where in the file they end
-        _parse(parser, header, file.name)  # an error here comes again with the next piece
+        given, offset = len(header.encode()), position.offset  # bytes that expat got, and the offset in the file where these bytes end
+        _parse(parser, header, file.name)  # expat reports an error in the header again with the next piece
         for text, begin, end, replaced in _decoded(stream, offset, encoding):
             handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
             problem = _parse(parser, text, file.name)
             size = len(text.encode())
-            # U+FFFD is never shorter than the bytes it replaces, so with equal sizes all bytes are in place. This holds for UTF-8 only.
+            # U+FFFD is never shorter than the bytes that it replaces. So if both sizes are equal, no byte has moved (only in UTF-8).
             yield from _given(handler, position, after=given, offset=begin if encoding == UTF8 and size == end - begin else None)
             given, offset = given + size, end
             if problem:
@@ -203,7 +203,7 @@ def read_pages(
                 where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
                 raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, longer than in any dump; remove it")
         else:
-            problem = _parse(parser, "", file.name, last=True)  # expat may have kept the end of a block for later
+            problem = _parse(parser, "", file.name, last=True)  # expat may still hold the end of a block
             yield from _given(handler, position, after=given, offset=None)
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
@@ -215,7 +215,7 @@ def read_pages(
 
 
 def _seek(stream: IO[bytes], position: FilePosition) -> str:
-    """Bring the stream to the page of the position. Return the text before the first page of the dump, which expat needs first."""
+    """Bring the stream to the page of the position. Return the text before the first page of the dump. expat needs this text first."""
     header = b""
     if position.offset and stream.seekable():
         header, page, _ = stream.read(_BLOCK).partition(b"<page")
@@ -223,11 +223,14 @@ def _seek(stream: IO[bytes], position: FilePosition) -> str:
             header, position.offset = b"", 0
         stream.seek(0)
     position.seek(stream)
-    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # UTF-8: no other encoding has an offset
+    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
 
 
 def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
-    """Yield the collected pages from the position on. `offset`: where in the file the text begins that expat got after `after` bytes."""
+    """Yield the collected pages from the position on, and move the position.
+
+    `offset`: the offset in the file of the text that expat got after its first `after` bytes, or None if the offset is not known.
+    """
     for page, start in zip(handler.pages, handler.starts, strict=True):
         if page.row >= position.row:
             position.row = page.row + 1
@@ -239,7 +242,7 @@ def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int
 
 
 def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
-    """Return the byte of the file that expat is at."""
+    """Return the offset in the file that expat has reached, in bytes."""
     return max(offset - given + parser.CurrentByteIndex, 0)
 
 
@@ -257,7 +260,7 @@ def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = Fa
 
 
 def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[str, int, int, list[_Replaced]]]:
-    """Yield (text, begin in the file, end in the file, replaced characters) of the pieces of a stream at `offset` in `encoding`.
+    """Yield (text, begin in the file, end in the file, replaced characters) for each piece of a stream that is at `offset`.
 
     A byte order mark is left out.
     """
@@ -278,9 +281,11 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
 
 
 def _readable(text: str) -> tuple[str, list[_Replaced]]:
-    """Return the text with U+FFFD for marks and for characters that XML cannot hold; `at` is in bytes from its beginning.
+    """Return the text with U+FFFD for marks and for characters that XML cannot hold, and the replaced characters. `at` counts bytes from
+    the start of the text.
 
-    Elements begin and end at "<", so all replaced characters between two "<" are one entry: a page may be damaged from end to end.
+    Elements begin and end at "<". So all replaced characters between two "<" are one entry, which keeps the list short even if a whole page
+    is damaged.
     """
     replaced: list[_Replaced] = []
     if not _NOT_XML.search(text):
@@ -297,5 +302,5 @@ def _readable(text: str) -> tuple[str, list[_Replaced]]:
 
 
 def _bytes_of(character: str) -> int:
-    """Return how many bytes of the file a mark, or a character that XML cannot hold, stands for."""
+    """Return the number of bytes in the file that became this mark or this character that XML cannot hold."""
     return damage_of(character).size or len(character.encode())

@@ -1,16 +1,17 @@
 """Wikitext to plain text: `plain_text`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
-categories, tags) and all marks that are never closed. It inserts the text of templates that are prose (`templates`) and the labels of
-addresses. Second, mwparserfromhell, which parses links and entities, gets the rest line by line, and its nodes become text. The scan is
-needed because at an unclosed mark the parser reads to the end of its input and comes back: 20 KB of `{{a|` take it 15 s. After the scan its
-input is one line with all marks closed. So the whole is linear in the page, without a limit on its size: about 2 MB/s on articles, two to
-three times as fast as the parser alone. Dumps and redirects are handled elsewhere.
+categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
+addresses. Second, mwparserfromhell parses the links and entities in the remaining text line by line, and its nodes become text. At an
+unclosed mark, the parser alone reads to the end of its input and goes back: 20 KB of `{{a|` take 15 s. After the scan, the parser gets one
+line with all marks closed. So the time is linear in the page, and a page has no size limit: about 2 MB/s on articles, two to three times as
+fast as the parser alone. Dumps and redirects are handled elsewhere.
 
-Kept: paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as their LaTeX between `$`, code, quotations,
-`10^6` for a raised number. Not kept: sections of END_MATTER (`names`) and sections that only list names or works, because they are not
-prose and would make lists of many articles; and links to the same article in other languages on a separate line (`[[wp:Manual]]` in a
-sentence shows the same text as in MediaWiki). Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
+The text keeps paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as LaTeX between `$`, code,
+quotations, and raised numbers such as `10^6`. The text omits sections of END_MATTER (`names`) and sections that only list names or works,
+because such sections are not prose and would turn many articles into lists. It also omits links to the same article in a different language
+if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) Grammar: mediawiki.org, Help:Formatting
+and Preprocessor ABNF.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from niels_cache_assets.sources.mediawiki.names import (
 )
 from niels_cache_assets.sources.mediawiki.templates import template_text
 
-_SENTENCE = 100  # from this average length in characters, the items of a list are prose
+_SENTENCE = 100  # list items with at least this average length in characters are prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
 _OPENING = re.compile(rf"<!--|<({'|'.join(sorted(EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
@@ -43,25 +44,25 @@ _MARKS = re.compile(
     r"|(?P<less><)|(?P<line>\n)",
     re.MULTILINE | re.IGNORECASE,
 )
-_DEPTH = 40  # open marks at a time; a page with more does not mean them as markup
-_RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of no higher rank on the way to its partner
+_DEPTH = 40  # maximum number of open marks; if a page has more, they are not meant as markup
+_RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of the same or a lower rank to find its partner
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
 _ADDRESS = re.compile(r"[^\s\[\]<>\"\x02-\x08]*")
 _POWER = re.compile(
     r"(?:(?<=[\d)])|(?<=''))<sup>[ ]?((?:&minus;|[-−–+])?(?:\d{1,9}(?:[.,/]\d{1,9})?|''[^\W\d_]{1,3}''))[ ]?</sup>", re.IGNORECASE
 )
 
-# Characters that no page holds (the scan removes them first) stand for its findings.
+# Characters that stand for findings of the scan. The scan first removes these characters from the page.
 _RAW = re.compile("\x02(\\d+)\x02")  # text that is not wikitext, by its index
-_GONE = "\x03"  # a template or reference was here: brackets and blanks around it may not be needed any more
-_ROWS = "\x04"  # a table or template that never closes: the following lines may be its rows
+_GONE = "\x03"  # a template or reference was here; brackets and blanks around this place may be superfluous
+_ROWS = "\x04"  # a table or template that never closes began here; the following lines may be its rows
 _LINK, _LINK_END = "\x05", "\x06"
-_LITERALS = str.maketrans("[{", "\x07\x08")  # hidden from the parser, which takes them for marks
+_LITERALS = str.maketrans("[{", "\x07\x08")  # hidden from the parser, which would read [ and { as marks
 _BACK = str.maketrans("\x07\x08\x0e", "[{<", "\x03\x05\x06")
 _LESS = "\x0e"
 _PRIVATE = re.compile("[\x00\x02-\x08\x0e]")
 
-_LINKED_MEDIA = "media"  # shows its label
+_LINKED_MEDIA = "media"  # a link to this namespace shows its label
 _NAMESPACE = re.compile(r"\s{0,9}([^\W\d_]{2,20})\s{0,9}:")
 
 _LANGUAGE_LINKS = re.compile("(?:\x05\\s?([a-z-]{2,12})\\s?:[^\x05\x06|]{1,300}\x06\\s{0,9})+")
@@ -71,7 +72,7 @@ _QUOTES = re.compile(r"'{2,}")
 _SWITCH = re.compile(
     r"__(?:NOTOC|FORCETOC|TOC|NOEDITSECTION|NEWSECTIONLINK|NONEWSECTIONLINK|NOGALLERY|HIDDENCAT|EXPECTUNUSEDCATEGORY|EXPECTUNUSEDTEMPLATE"
     r"|NOCONTENTCONVERT|NOCC|NOTITLECONVERT|NOTC|INDEX|NOINDEX|STATICREDIRECT|NOGLOBAL|DISAMBIG)__"
-)  # mediawiki.org, Help:Magic words, and those of the usual extensions
+)  # mediawiki.org, Help:Magic words, and the magic words of the usual extensions
 _LIST = re.compile(r"([*#:;]+)[ \t]*")
 _RULE = re.compile("-{4,}")
 _HEADING = re.compile("(={1,6})(.+)\\1[\\s\x03]*")
@@ -81,13 +82,13 @@ _EMPTIED_START = re.compile("\\([ ,;:]*\x03[ ,;:\x03]*")
 _EMPTIED_END = re.compile("(?<![ ,;:\x03])[ ,;:\x03]++(?=\\))")
 _SPACE_BEFORE = re.compile("(?<![ \x03])[ \x03]++([,;:.)])(?=\\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
-_NEEDS_PARSER = re.compile("[\x05&]")  # not for addresses without brackets, which show unchanged
+_NEEDS_PARSER = re.compile("[\x05&]")  # addresses without brackets need no parser, because they show unchanged
 _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
 _PIECE = 100_000  # characters of a line that are parsed at a time
 
 
 def plain_text(wikitext: str) -> str:
-    """Return the prose of a page as paragraphs between blank lines, empty if there is none. Pure; linear in time and memory."""
+    """Return the prose of a page as paragraphs between blank lines, or an empty string. Pure; linear in time and memory."""
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
     if "<sup>" in text:
@@ -119,7 +120,7 @@ class _Page:
         self.lines: list[str] = []
         self.section: list[str] = []  # lines of the current section
         self.end_matter = 0  # heading level of the current end matter, 0 in prose
-        self._headings: list[tuple[int, str]] = []  # whose sections have shown nothing yet
+        self._headings: list[tuple[int, str]] = []  # headings of sections that have shown nothing yet
 
     def start_section(self, level: int, title: str) -> None:
         if self.end_matter and level > self.end_matter:
@@ -154,11 +155,11 @@ def _is_end_matter(title: str) -> bool:
 def _without_extensions(text: str, raw: list[str]) -> str:
     """Remove comments and extension tags.
 
-    Visible content goes to `raw`. In the text it is replaced by its index in `raw`, between two characters that no page contains.
+    Visible content goes to `raw`. In the text, its index in `raw` replaces the content, between two characters that no page contains.
     """
     lowered = text.lower()
-    lowered = lowered if len(lowered) == len(text) else text  # a few letters grow; then only lower-case closing tags are found
-    missing: set[str] = set()  # closing marks that do not occur again: without a second search the scan stays linear
+    lowered = lowered if len(lowered) == len(text) else text  # `lower` makes a few letters longer; then only lower-case tags are closed
+    missing: set[str] = set()  # closing marks that do not occur again; no second search for them, so that the scan stays linear
     parts = []
     position = 0
     while opening := _OPENING.search(text, position):
@@ -172,7 +173,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         closing = f"</{name}" if name else "-->"
         end = -1 if closing in missing else lowered.find(closing, position)
         if end < 0:
-            missing.add(closing)  # the text that it would have hidden stays
+            missing.add(closing)  # the text that this tag would have hidden stays
             continue
         content = text[position:end]
         if name:
@@ -183,7 +184,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if hidden:
             parts.append(_GONE)
         elif name:
-            if name in FORMULAS:  # the same formula in LaTeX, but not a template for the next step
+            if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not take it for a template
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
             parts.append(f"\x02{len(raw) - 1}\x02")
@@ -191,7 +192,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
 
 
 def _closed_markup(text: str) -> str:
-    """Remove templates, tables, files, categories, tags and all marks without a partner. Join the lines inside a link."""
+    """Remove templates, tables, files, categories, tags and all marks without a partner, and join the lines inside a link."""
     out: list[str] = []
     stack: list[tuple[str, int]] = []  # open marks, and the index of each in `out`
     position = 0
@@ -200,7 +201,7 @@ def _closed_markup(text: str) -> str:
         out[index] = _ROWS if out[index].startswith((_ROWS, "{{")) else ""
 
     def close(kind: str) -> int | None:
-        """Return the index in `out` of the partner of a closing mark, and take it off the stack. Open marks above it never close."""
+        """Return the index in `out` of the open mark for a closing mark, and pop this open mark. Open marks above it never close."""
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth][0] == kind:
                 for _, index in stack[depth + 1 :]:
@@ -213,7 +214,7 @@ def _closed_markup(text: str) -> str:
         return None
 
     def open_mark(kind: str, shown: str) -> None:
-        if len(stack) >= _DEPTH:  # not meant to be closed; their text shows
+        if len(stack) >= _DEPTH:  # such marks are not meant as markup; their text shows
             for _, index in stack:
                 never_closes(index)
             stack.clear()
@@ -236,7 +237,7 @@ def _closed_markup(text: str) -> str:
             if mark == "[[":
                 open_mark("[[", mark)
             elif stack and stack[-1][0] == "[" and (text.startswith("]", position) or all(kind != "[[" for kind, _ in stack)):
-                _take_address(out, stack.pop()[1])  # its label ends with the first bracket
+                _take_address(out, stack.pop()[1])  # the label of the address ends with the first bracket
                 position -= 1
             elif (index := close("[[")) is not None:
                 _take_link(out, index)
@@ -255,7 +256,7 @@ def _closed_markup(text: str) -> str:
             else:
                 out.append("]")
         elif group == "line":
-            while stack and stack[-1][0] == "[":  # an address ends with its line
+            while stack and stack[-1][0] == "[":  # an address ends at the end of its line
                 out[stack.pop()[1]] = ""
             out.append("\n")
         elif group == "tag":
@@ -272,7 +273,7 @@ def _closed_markup(text: str) -> str:
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
     """Replace the template that begins at `index` by its text, or remove a template's parameter.
 
-    Return the number of braces used: three for a parameter, two for a template; of four, both pairs belong to templates.
+    Return the number of braces used, which is three for a parameter and two for a template. Four braces are two templates.
     """
     used = 2 if closing in (2, 4) else 3
     rest = out[index][used:]
@@ -290,7 +291,7 @@ def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[s
 
 
 def _take_link(out: list[str], index: int) -> None:
-    """Finish the link that begins at `index`: on one line, or removed if it shows no text."""
+    """Finish the link that begins at `index`. Put the link on one line, or remove it if it shows no text."""
     content = "".join(out[index + 1 :])
     del out[index:]
     match = _NAMESPACE.match(content)
@@ -326,7 +327,7 @@ def _line_text(line: str) -> str:
     if _NEEDS_PARSER.search(line):
         line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
         line = "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
-        line = _DOUBLE_MARK.sub("", line)  # left by the parser, which rejected the link, or by a cut through a link
+        line = _DOUBLE_MARK.sub("", line)  # the parser leaves such marks if it rejects a link, and so does a cut through a link
     line = _BLANKS.sub(" ", line)
     if _GONE in line:
         if "(" in line:
@@ -340,13 +341,13 @@ def _line_text(line: str) -> str:
 
 
 def _only_languages(line: str) -> bool:
-    """Return whether the line holds only links to the article in other languages."""
+    """Return whether the line holds only links to the same article in different languages."""
     links = line.replace(_GONE, "").rstrip()
     return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield the line in pieces for the parser. Its nodes take a hundred times the memory of their text, so a very long line is cut."""
+    """Yield the line in pieces for the parser. A long line is cut, because the parser needs a hundred times its memory."""
     start = 0
     while len(line) - start > _PIECE:
         end = line.rfind(" ", start, start + _PIECE) + 1
@@ -367,17 +368,17 @@ def _nodes_text(code: Any) -> str:
 
 
 def _node_text(node: Any) -> str:
-    """Return the text of a node that a reader of the page sees."""
+    """Return the text that a reader of the page sees for a node."""
     kind = type(node).__name__
     if kind == "Text":
         return str(node.value)
     if kind == "Wikilink":
         return _nodes_text(node.text) if node.text is not None else _nodes_text(node.title).strip().removeprefix(":")
-    if kind == "ExternalLink":  # without brackets: the scan removed the others
+    if kind == "ExternalLink":  # an address without brackets; the scan has replaced all addresses with brackets
         return _nodes_text(node.url)
     if kind == "HTMLEntity":
         return _entity(node)
-    if kind == "Tag":  # only list marks and rules in the middle of a line: the scan removed the others
+    if kind == "Tag":  # only list marks and rules in the middle of a line; the scan has removed all remaining tags
         return str(node.wiki_markup or "")
     if kind == "Heading":
         return _nodes_text(node.title)

@@ -1,12 +1,12 @@
 """Names with a meaning in wikitext: tags, namespaces, languages, headings of end matter. Data for `markup`; no logic."""
 
-# Their content is not wikitext, up to the first closing tag, as in MediaWiki's preprocessor.
+# The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
 _HIDDEN += " section indicator style script"
 FORMULAS = ("math", "chem", "ce")
 LITERAL_TAGS = ("nowiki", "pre", "source", "syntaxhighlight")
 EXTENSIONS = frozenset((*_HIDDEN.split(), *FORMULAS, *LITERAL_TAGS))
-# The tags of MediaWiki (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
+# The tags of MediaWiki (its Sanitizer and preprocessor). Everything else in angle brackets, such as `<T>` in a program, is text.
 _BREAKING_TAGS = "br hr p div li ul ol dl dd dt tr blockquote center poem h1 h2 h3 h4 h5 h6 caption"
 BLOCK_TAGS = frozenset(_BREAKING_TAGS.split())
 _INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link mark meta q rb rp rt rtc ruby s samp small span strike"
@@ -31,8 +31,8 @@ sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv
 xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
 """
 LANGUAGES = frozenset(_CODES.split())
-# Headings of sections without prose in the English Wikipedia (its Manual of Style, Layout, and their usual variants), in lower case.
-# A heading that joins several ("Notes and references") counts as well.
+# Headings of sections without prose in the English Wikipedia (from its Manual of Style, Layout, with usual variants), in lower case.
+# A heading that joins several of these headings ("Notes and references") counts as well.
 _END_MATTER = """
 references, reference, general references, additional references, specific references, references cited, citations, notes, footnotes,
 endnotes, explanatory notes, explanatory footnotes, inline citations, works cited, cited works, literature cited, sources, primary

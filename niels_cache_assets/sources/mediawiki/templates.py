@@ -1,9 +1,10 @@
-"""Templates that are prose: `template_text` returns the text of templates in running text, and None for all others.
+"""Templates that are prose. `template_text` returns the text of a template that occurs in running text, and None for any other template.
 
-A dump holds the calls of templates, not their output. So this module lists by name the few that show words, numbers or signs of a sentence.
-All others (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) are removed. Names and arguments are taken from the
-templates' pages in the English Wikipedia. The inner templates of an argument are already text; its links and entities are not changed.
-Values that depend on the date (age, currentyear, inflation) are left out. Time: linear in the call.
+A dump holds the calls of templates, not their output. So this module lists the names of the few templates that show words, numbers or signs
+of a sentence. All remaining templates (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) are removed. Names and
+arguments come from the pages of the templates in the English Wikipedia. If an argument holds inner templates, the inner templates have
+already become text. Links and entities in an argument are not changed. Templates whose value depends on the date (age, currentyear,
+inflation) are left out. Time: linear in the length of the call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
-_BOUNDS = re.compile("[\x05\x06|]")  # of a link, as marked by `markup`
+_BOUNDS = re.compile("[\x05\x06|]")  # bounds of a link, which `markup` has marked, and bars
 _KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
 _NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
 _UNITS = {"sqmi": "sq mi", "sqft": "sq ft", "sqin": "sq in", "sqyd": "sq yd", "cuft": "cu ft", "cuin": "cu in", "cuyd": "cu yd"}
@@ -26,7 +27,9 @@ _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs u
 
 
 def template_text(call: str, before: str) -> str | None:
-    """Return the text of a template's call (between its braces). Only quotations have several lines. `before`: the text before the call."""
+    """Return the text for a call of a template, or None. `call`: the text between the braces. `before`: the text before the call. Only the
+    text of a quotation has several lines.
+    """
     name, _, rest = call.partition("|")
     if _NAME.fullmatch(name.strip()) is None:
         return None
@@ -34,7 +37,7 @@ def template_text(call: str, before: str) -> str | None:
     if title in _SIGNS:
         return _SIGNS[title]
     function, colon, _ = title.partition(":")
-    if colon:  # of the parser functions, only those that change the look of their argument
+    if colon:  # a parser function; only functions that change the look of their argument show text
         return next(_split(call.lstrip()[len(function) + 1 :])).strip() if function in _FUNCTIONS else None
     arguments = _arguments(rest)
     if title in _QUOTATIONS:
@@ -116,7 +119,7 @@ def _ship_class(arguments: Arguments) -> str:
 
 
 def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
-    """Return the quotation as a paragraph, and its author and work as another."""
+    """Return the quotation as a paragraph, and its author and work as a second paragraph."""
     text = _given(arguments, "1", "text", "quote", "content")
     by = [_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
     said = ", ".join(value for value in by if value)
@@ -187,7 +190,7 @@ def _note(arguments: Arguments) -> str:
     return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
 
 
-_QUOTE = "&#39;"  # as an entity: two quotes together would be a mark
+_QUOTE = "&#39;"  # a quotation mark as an entity, because two quotation marks together would be markup
 _SIGNS = {"!": "&#124;", "=": "=", "'": _QUOTE, "'s": f"{_QUOTE}s", "eqm": "⇌", '-"': '"'}
 _SIGNS |= {"' \"": f'{_QUOTE} "', "\" '": f'" {_QUOTE}', "'\"": f'{_QUOTE}"', "\"'": f'"{_QUOTE}'}
 _SIGNS |= dict.fromkeys(("nbsp", "space", "thinsp", "thin space", "hair space", "hairsp", "spaces"), " ")

@@ -1,7 +1,7 @@
-"""Reading and checking one HTTP answer: version, size, bytes and content of the file, and the time of the next try.
+"""Functions that read and check one HTTP answer: version, size, byte range and content of the file, and the time of the next try.
 
-An answer that fails a check raises Broken, and another try may succeed. `transport` retries, and compares answers with each other.
-Importing this imports huggingface_hub.
+An answer that fails a check raises Broken, and another try may succeed. `transport` retries, and compares answers with each other. An
+import of this module imports huggingface_hub.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from huggingface_hub.utils import httpx
 _HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
 _NUMBER = re.compile("[0-9]{1,18}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|\*)")
-_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # the wording of the hub
+_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # the form of the hub's RateLimit header
 
 
 class Validator(NamedTuple):
-    """One version of a file: its ETag or time, and its size. A field is None if the server does not give it."""
+    """One version of a file. `tag`: its ETag or modification time. `size`: its size in bytes. A field is None if the server does not give
+    it.
+    """
 
     tag: str | None
     size: int | None
@@ -42,7 +44,7 @@ class Broken(Exception):
 
 
 def validator_of(response: httpx.Response) -> Validator:
-    """Return the version of the file in the answer, also for a part of a file and for the hub's redirect to a file."""
+    """Return the version of the file in the answer. The answer may also be a part of a file, or the hub's redirect to a file."""
     headers = response.headers
     tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
     size = headers.get("X-Linked-Size")
@@ -60,19 +62,22 @@ def commit_of(path: str) -> str | None:
 
 
 def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
-    """Return first and last byte (None: to the end) of a plain Range header; None without a header or for its other forms."""
+    """Return the first and last byte in a Range header. The last byte is None if the range ends with the file.
+
+    Return None if there is no such header, or if the header has a different form than bytes=FIRST-[LAST].
+    """
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
 
 
 def part_of(response: httpx.Response) -> tuple[int, int] | None:
-    """Return first and last byte in the Content-Range of a partial answer, or None."""
+    """Return the first and last byte in the Content-Range of a partial answer, or None if there is no valid Content-Range."""
     given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return (int(given[1]), int(given[2])) if given else None
 
 
 def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fine: bool) -> None:
-    """Raise Broken if the answer holds other bytes of the file than the request named."""
+    """Raise Broken if the answer holds wrong bytes of the file. If `whole_is_fine`, the whole file may answer a request for a part."""
     asked = range_of(request)
     if response.status_code == 206 and asked is not None:
         first, last = part_of(response) or (-1, -1)
@@ -86,9 +91,10 @@ def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fin
 
 
 def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:
-    """Raise Broken if a whole body fails its check. The hub's ETags are the sha256 of large files, and git's sha1 of others.
+    """Raise Broken if a whole body fails its check. The hub's ETag is the sha256 of a large file, and git's sha1 of a small file.
 
-    An API's JSON must be valid. A file's content is not checked so: servers also give JSON Lines this type, and part of a file is not JSON.
+    JSON from an API must be valid. The content of a JSON file is not checked this way, because servers give JSON Lines files the same media
+    type, and a part of a file is not valid JSON.
     """
     linked = request.extensions.get("linked")
     tag, size = validator_of(response)
@@ -120,7 +126,7 @@ def _is_json(content: bytes) -> bool:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
+    """Return the seconds that the server asks to wait, or None. Retry-After in both forms counts first, then the hub's rate limit."""
     value = response.headers.get("Retry-After", "").strip()
     if _NUMBER.fullmatch(value):
         return float(value)

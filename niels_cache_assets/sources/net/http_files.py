@@ -1,8 +1,8 @@
-"""Files at http(s) addresses as an fsspec file system, with the same transport as the hub.
+"""Files at http(s) addresses as an fsspec file system. It uses the same transport as the requests to the hub.
 
-If the server supports ranges, files are read in blocks in any order (Parquet needs that); otherwise once from beginning to end. All answers
-must be of the version that the file had when it was opened. There are no listings: an address names one file. fsspec's own http(s) file
-system needs another client library, does not resume a broken body and does not check versions.
+If the server supports ranges, files are read in blocks in any order (Parquet needs this). Otherwise, a file is read once from beginning to
+end. All answers must have the version that the file had when it was opened. There are no listings, because an address names one file.
+fsspec's own http(s) file system needs another client library, does not resume a broken body and does not check versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class HttpFiles(AbstractFileSystem):
-    """A read-only file system. It accepts the settings of other http(s) file systems and ignores them."""
+    """A read-only file system. It accepts the settings of fsspec's own http(s) file system and ignores these settings."""
 
     protocol = ("http", "https")
 
@@ -46,10 +46,10 @@ class HttpFiles(AbstractFileSystem):
         return False
 
     def info(self, path: str, **settings: Any) -> dict[str, Any]:
-        """Return size and version. Two answers must agree on them.
+        """Return the size and version of a file. Two answers must agree on both values.
 
-        All reads are checked against these values, and a single answer may be wrong.
-        Raises FileNotFoundError, or NielsCacheError if access is refused.
+        The reason is that all reads are checked against these values, and a single answer may be wrong. Raises FileNotFoundError, or
+        NielsCacheError if access is refused.
         """
         answers = [_probed(path)]
         while answers.count(answers[-1]) < 2:
@@ -67,7 +67,7 @@ class HttpFiles(AbstractFileSystem):
 
 
 def _probed(path: str) -> dict[str, Any]:
-    """Return the facts in the headers of an answer."""
+    """Return the size and version of the file at `path`, and whether the server supports ranges, from the headers of one answer."""
     with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
         if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # an empty file
             return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
@@ -77,7 +77,7 @@ def _probed(path: str) -> dict[str, Any]:
 
 
 class _HttpFile(AbstractBufferedFile):
-    """A file in blocks; fsspec keeps a few of them."""
+    """A file that is read in blocks. fsspec keeps a few blocks in memory."""
 
     def __init__(self, *args: Any, validator: Validator, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -126,7 +126,7 @@ class _WithoutRanges(io.RawIOBase):
 
 @lru_cache(maxsize=1)
 def _client(process: int) -> httpx.Client:
-    """Return the client of this process: connections do not survive a fork."""
+    """Return the client of this process. Each process needs its own client, because connections do not survive a fork."""
     return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # the transport sets its own timeout
 
 

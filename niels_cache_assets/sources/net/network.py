@@ -1,8 +1,9 @@
-"""Patience with the network: how long a failed request is retried, and the log lines meanwhile.
+"""Patience with the network: how long a failed request is retried, and the log lines during this time.
 
-`patience` sets it for the code inside. `Tries` counts the failures of one request and waits between them, each time longer, until it raises
-SourceUnavailable. `transport.install` gives this to the hub's library, and to fsspec for http(s) addresses. The library has one HTTP client
-for the whole process, so the patience is also per process. Answers are checked in `http_answers`.
+`patience` sets the patience for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, each
+time longer, and at last raises SourceUnavailable. `transport.install` makes the hub's library retry in this way, and fsspec for http(s)
+addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process. Answers are
+checked in `http_answers`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the first to the second
-UNWATCHED_PATIENCE = 1.0  # seconds, in a thread that would delay an interrupt of the main thread
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; each wait doubles, from FIRST_WAIT up to LONGEST_WAIT
+UNWATCHED_PATIENCE = 1.0  # seconds; the patience in a thread that would delay an interrupt of the main thread
 BRIEFLY = 10.0
 
 P = ParamSpec("P")
@@ -49,7 +50,7 @@ class _Patience:
         return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
 
     def wait(self, seconds: float) -> bool:
-        """Wait. Return False if the process is interrupted meanwhile; in the main thread the signal handlers do that themselves."""
+        """Wait. Return False if the process is interrupted during the wait. In the main thread, the signal handlers handle an interrupt."""
         signals = self.signals  # None if other code handles signals, or if an interrupt has ended the wait for this thread
         if self._is_interruptible() or signals is None:
             time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
@@ -59,14 +60,14 @@ class _Patience:
             while (left := until - time.monotonic()) > 0 and select.select([signals], [], [], left)[0]:
                 if {signal.SIGINT, signal.SIGTERM} & set(signals.recv(1 << 16, socket.MSG_PEEK)):
                     return False
-                time.sleep(0.1)  # another signal; it stays in the socket for other threads
+                time.sleep(0.1)  # a signal that is not an interrupt; it stays in the socket for the threads that also wait
         except (OSError, ValueError):  # the socket is closed
             return False
         return True
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let other threads see signals: libraries read in their own threads, and an interrupt waits for those."""
+        """Let other threads see signals. Libraries read in their own threads, and an interrupted process waits for these threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -86,14 +87,14 @@ class _Patience:
                 self.signals = None
 
     def _is_interruptible(self) -> bool:
-        """Return whether an interrupt need not wait for this thread: it is the main thread, or another thread started its work."""
+        """Return whether an interrupt need not wait for this thread: it is the main thread, or a non-main thread set the patience."""
         return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
 
 def _jitter() -> float:
-    """Return a number from 0.5 to 1.5, different in each process, so that processes do not retry all at once. It changes nothing but waits.
+    """Return a number from 0.5 to 1.5 that differs between processes, so that processes do not retry all at once. Only waits depend on it.
 
-    It comes from the clock: importing torch for a generator may take longer than the wait.
+    The number comes from the clock, because importing torch for a random generator may take longer than the wait.
     """
     return 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
 
@@ -102,7 +103,7 @@ def _silent(message: str) -> None: ...
 
 
 def _seconds(configured: float) -> float:
-    """Return the environment variable's seconds, else the configured ones."""
+    """Return the seconds in the environment variable PATIENCE_VARIABLE, or the configured seconds if it is not set."""
     value = os.environ.get(PATIENCE_VARIABLE)
     try:
         seconds = float(value or configured)
@@ -118,7 +119,9 @@ _patience = _Patience(None, _silent)
 
 @contextmanager
 def _set(new: _Patience) -> Iterator[None]:
-    """Set the patience for the code inside. If two threads overlap, the last one to end restores the other's value."""
+    """Set the patience for the code inside. If two threads do this at the same time, the thread that ends last restores the value that it
+    found at its start.
+    """
     global _patience
     outer, _patience = _patience, new
     try:
@@ -129,7 +132,7 @@ def _set(new: _Patience) -> Iterator[None]:
 
 @contextmanager
 def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
-    """Retry failed requests of the process for so many seconds. `log` gets a line at each wait. The environment variable has precedence."""
+    """Retry failed requests of the process for `seconds`. `log` gets a line at each wait. The environment variable has precedence."""
     new = _Patience(_seconds(seconds), log)
     with new.watched(), _set(new):
         yield
@@ -137,7 +140,7 @@ def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[N
 
 @contextmanager
 def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
-    """Retry for at most `seconds` if `only` is true: for requests that the caller can do without."""
+    """Retry for at most `seconds` if `only` is true. Use this for requests that the caller can do without."""
     new = _Patience(min(_patience.seconds, seconds), _patience.log)
     new.signals = _patience.signals
     with _set(new if only else _patience):
@@ -166,7 +169,9 @@ class Tries:
         self._since = 0.0
 
     def failed(self, problem: str, retry_after: float | None = None) -> None:
-        """Wait until the next try, at least the seconds that the server asks for. Raises SourceUnavailable if the patience ends before."""
+        """Wait until the next try, at least the seconds that the server asks for. Raises SourceUnavailable if the patience ends before the
+        next try.
+        """
         now = time.monotonic()
         if not self._failures:
             self._failures, self._since = _patience.ended or (0, now)
@@ -182,9 +187,9 @@ class Tries:
         if self._failures > 1 or wait > 2:
             _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
         if not _patience.wait(wait):
-            raise KeyboardInterrupt  # a library passes it to the main thread, which may not have seen its own yet
+            raise KeyboardInterrupt  # a library passes this error to the main thread, which may not have seen its own interrupt yet
 
     def progressed(self) -> None:
-        """Forget the failures: the request was answered, or enough of its body came."""
+        """Forget the failures, because the request was answered or enough of its body arrived."""
         self._failures = 0
         _patience.ended = None

@@ -1,12 +1,13 @@
 """The HTTP transport below huggingface_hub and our http(s) files. It retries if that may help, and returns no byte that may be wrong.
 
-It retries connections that fail, end early, stall or are very slow; HTTP 408, 429 and 5xx (after Retry-After); and answers that do not
-match the request: other bytes than the Range, another commit than the address's, another ETag or size than the file's, invalid JSON from an
-API. A body that breaks, or ends before the size that any answer named, is resumed at that byte; without ranges it is read again up to
-there. Other answers (401, 403, 404, redirects) go to the caller. Cost: one HEAD per hub file. Bodies up to 32 MiB are held in memory until
-they are complete.
+It retries connections that fail, end early, stall or are very slow. It retries HTTP 408, 429 and 5xx (after Retry-After). It also retries
+answers that do not match the request: wrong bytes for the Range, a commit that differs from the address, an ETag or size that differs from
+the file, or invalid JSON from an API. If a body breaks, or ends before the size that any answer named, the transport resumes the body at
+this byte. If the server does not support ranges, the transport reads the body again up to this byte. All remaining answers (401, 403, 404,
+redirects) go to the caller. Cost: one HEAD request per hub file. A body of up to 32 MiB is held in memory until it is complete.
 
-`install` puts the transport into the hub's library and into fsspec. Importing this imports huggingface_hub, so import it inside functions.
+`install` puts the transport into the hub's library and into fsspec. An import of this module imports huggingface_hub, so import it inside
+functions.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from niels_cache_assets.sources.net.http_answers import (
 from niels_cache_assets.sources.net.network import Tries
 from niels_cache_runtime.errors import NielsCacheError
 
-READ_SECONDS = 30.0  # without a byte, if the caller sets no timeout
-STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is requested again
+READ_SECONDS = 30.0  # maximum time without a byte, if the caller sets no timeout
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings fewer bytes in this time is requested again
 WHOLE_BYTES = 32 << 20
 EXPLANATION_BYTES = 1 << 16
-CHANGED_TRIES = 5  # after this many changes the file really changes
+CHANGED_TRIES = 5  # after this many changed answers, the file itself must be changing
 
 _LENGTHS = ("content-length", "transfer-encoding")
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -48,9 +49,9 @@ _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolErr
 
 @lru_cache(maxsize=1)
 def install() -> None:
-    """Make the hub's library and fsspec's http(s) retry patiently.
+    """Make the hub's library, and fsspec for http(s) addresses, use this transport.
 
-    Listings of the hub come page by page in the calling thread: threads of the library would delay an interrupt.
+    Listings of the hub are read page by page in the calling thread, because threads of the library would delay an interrupt.
     """
     import fsspec
     from huggingface_hub.utils import _http, set_client_factory
@@ -63,7 +64,7 @@ def install() -> None:
 
 
 def made_patient(client: httpx.Client) -> httpx.Client:
-    """Wrap the transports of the client, also those of proxies, and return it."""
+    """Wrap the transports of the client, including the transports for proxies, and return the client."""
     client._transport = PatientTransport(client._transport)
     client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
     return client
@@ -78,14 +79,14 @@ class PatientTransport(httpx.BaseTransport):
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path; True after two answers that agree
-        self._linked: dict[str, Validator] = {}  # by the address that the hub redirected to
+        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # version of the file by path, and whether two answers agree on it
+        self._linked: dict[str, Validator] = {}  # version of the file by the address that the hub redirected to
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout") or {}
         timeouts = {kind: timeouts.get(kind) or READ_SECONDS for kind in ("connect", "read", "write", "pool")}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        request.headers["Accept-Encoding"] = "identity"  # so that lengths and offsets are those of the file
+        request.headers["Accept-Encoding"] = "identity"  # so that lengths and offsets refer to the file itself
         if linked := self._linked.pop(str(request.url), None):
             request.extensions["linked"] = linked
         tries = Tries(str(request.url))
@@ -109,7 +110,9 @@ class PatientTransport(httpx.BaseTransport):
         self._inner.close()
 
     def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
-        """Return the length of the answer by all known facts of its file, or None. The answer may not give its length itself."""
+        """Return the length of the answer's body, or None if it is not known. If the answer does not give the length, the length comes from
+        known facts about the file.
+        """
         if response.status_code == 206:
             part = part_of(response)
             return part[1] - part[0] + 1 if part else None
@@ -117,7 +120,7 @@ class PatientTransport(httpx.BaseTransport):
         return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
 
     def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
-        """Return an answer with the right status and headers, or one that the caller must judge."""
+        """Return an answer with the right status and headers, or an answer such as 404 that the caller must handle."""
         changes = 0
         path = request.url.path
         commit = commit_of(path)
@@ -165,7 +168,7 @@ class PatientTransport(httpx.BaseTransport):
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
-                    self._hub_files.pop(path, None)  # further answers tell which of the two is wrong
+                    self._hub_files.pop(path, None)  # further answers tell which of the two answers is wrong
                 raise Broken("the answer is of another version of the file")
             if path in self._hub_files:
                 self._hub_files[path] = known, True
@@ -179,7 +182,7 @@ class PatientTransport(httpx.BaseTransport):
 
 
 class _Body(httpx.SyncByteStream):
-    """The bytes of an answer, in order, from as many answers as needed. Only `wait_for_head` may raise Broken."""
+    """The bytes of a body, in order, read from as many answers as needed. Only `wait_for_head` may raise Broken."""
 
     def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
         self._transport, self._request, self._response, self._tries = transport, request, response, tries
@@ -190,7 +193,7 @@ class _Body(httpx.SyncByteStream):
         self._restartable = True
 
     def wait_for_head(self) -> None:
-        """Hold up to 32 MiB of the body. A body that is complete by then is checked as far as its answer allows."""
+        """Read up to 32 MiB of the body into memory. If the body is complete then, check it as far as the headers of the answer allow."""
         waiting = 0
         for chunk in self._chunks:
             self._head.append(chunk)
@@ -254,15 +257,15 @@ class _Body(httpx.SyncByteStream):
         headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
-            del extensions["validator"]  # each server of a store may have its own tags; its addresses name contents
-        if self._first.status_code == 200:  # also the answer to a Range from the first byte
+            del extensions["validator"]  # each server of a store may have its own tags; the address itself identifies the content
+        if self._first.status_code == 200:  # also for an answer to a Range that starts at the first byte
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
     in_window = 0
-    seconds = 0.0  # waiting for the server; the reader's own time does not count
+    seconds = 0.0  # time of waiting for the server; the time that the caller takes does not count
     stream = iter(response.stream)  # type: ignore[arg-type]
     while True:
         begin = time.monotonic()
@@ -283,7 +286,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
 
 
 def _with_short_body(response: httpx.Response) -> httpx.Response:
-    """Return a redirect or error with the part of its body that came: it may explain something."""
+    """Return a redirect or error with the part of its body that arrived, because the body may explain the problem."""
     content = b""
     with suppress(Broken):
         for chunk in _chunks(response):

@@ -1,11 +1,11 @@
-"""The kept part of each SFT example if rows have room for T+1 tokens, and the targets in it.
+"""The part of each SFT example that is kept if a row has room for T+1 tokens, and the targets in that part.
 
     usr .. EOT asst A EOT usr .. EOT asst B C EOT        an example of 14 tokens
     `------- T+1 = 10 -------'                           truncate_right: its first tokens
-                 `------- T+1 = 10 -------'              truncate_left: its last; assistant spans are found before the cut
+                 `------- T+1 = 10 -------'              truncate_left: its last tokens; assistant spans are found before the cut
 
-Cost: one pass over the split's tokens, in blocks of whole examples; afterwards about 40 bytes per example. `plan` puts examples into
-rows, and `rows` reads their tokens.
+The split's tokens are read once, in blocks of whole examples. Afterwards the result takes about 40 bytes per example. `plan` puts the
+examples into rows, and `rows` reads their tokens.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,13 @@ _Places = NDArray[np.int64]  # in tokens of the split
 
 @dataclass(frozen=True, kw_only=True)
 class KeptExamples:
-    """The kept examples, (n,) each, int64 except `resumed` (bool).
+    """The examples that are kept. All arrays are (n,) int64, except `resumed`, which is (n,) bool.
 
-    ordinals: number in the split. example_starts: where the whole example begins, in tokens of the split. starts, lengths: the kept
-    part. resumed: whether that part begins inside a span. skipped: tokens of that part before the first possible target.
-    truncated: how many of them were cut, by truncated_tokens in all. dropped: how many are not kept, by reason.
+    ordinals: the number of each example in the split. example_starts: where the whole example begins, in tokens of the split.
+    starts, lengths: where the kept part of the example begins, in tokens of the split, and how many tokens it has.
+    resumed: whether the kept part begins inside an assistant span. skipped: tokens of the kept part before the first possible target.
+    truncated: how many of the kept examples were cut. truncated_tokens: how many tokens were cut off in total.
+    dropped: how many examples are not kept, for each reason.
     """
 
     ordinals: NDArray[np.int64]
@@ -55,7 +57,8 @@ def keep_examples(
 ) -> KeptExamples:
     """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
 
-    tokens: the split's, back to back. starts: (examples,) int64, where each begins. asst_id may be None for loss_on "all" only.
+    tokens: all tokens of the split, example after example. starts: (examples,) int64, where each example begins.
+    asst_id: may be None only if loss_on is "all".
     """
     ends = np.append(starts[1:], len(tokens))
     whole = ends - starts
@@ -88,22 +91,25 @@ def keep_examples(
 def _find_targets(
     tokens: NDArray[np.uint16], starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], _Places]:
-    """Return for each example (K,): whether its kept part has a target, whether that part begins inside a span, and the sentinel of the
-    last span that has a target in it, in tokens of the split.
+    """Find the targets in the kept part of each example. Return three arrays (K,), one value for each example.
+
+    The first array says whether the kept part has a target, the second whether the kept part begins inside an assistant span. The third
+    array is for the last span that has a target in the kept part: it gives the place of the `asst_id` token that opens this span, in tokens
+    of the split.
     """
     has_target, resumed = np.zeros(len(starts), dtype=np.bool_), np.zeros(len(starts), dtype=np.bool_)
     last_spans = kept_starts.copy()
     first = 0
     while first < len(starts):
         begin = int(starts[first])
-        last = max(first + 1, int(ends.searchsorted(begin + _SCAN_TOKENS, side="right")))  # whole examples, at least one
+        last = max(first + 1, int(ends.searchsorted(begin + _SCAN_TOKENS, side="right")))  # a block holds whole examples, at least one
         chosen = slice(first, last)
         block = tokens[begin : ends[last - 1]]
         mask = example_target_mask(block, starts[chosen] - begin, asst_id, eot_id)
         resumed[chosen] = mask[kept_starts[chosen] - begin]
         targets = begin + np.flatnonzero(mask)
         last_targets = np.append(targets, -1)[targets.searchsorted(kept_ends[chosen]) - 1]
-        has_target[chosen] = last_targets > kept_starts[chosen]  # the first token kept is an input only
+        has_target[chosen] = last_targets > kept_starts[chosen]  # the first token of the kept part is only an input
         sentinels = begin + np.flatnonzero(block == asst_id)
         last_spans[chosen] = np.append(sentinels, -1)[sentinels.searchsorted(last_targets) - 1]
         first = last

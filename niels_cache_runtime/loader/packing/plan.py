@@ -1,13 +1,15 @@
-"""The rows of packed examples: best-fit-decreasing packing of whole examples, as an index. Tokens are never rewritten.
+"""A plan of packed rows: best-fit-decreasing packing of whole examples. The plan is an index; tokens are never rewritten.
 
     lengths --histogram--> shapes of the rows: the length of the example at each place    (the same in every epoch)
     (seed, epoch) --permutation--> the example of that length at the place
 
-The longest example is placed first, each into the row with the least room that still holds it, else into a new row: best fit
-decreasing (Johnson 1973; for packing training sequences Krell et al. 2021, Ding et al. 2024), never more than 11/9 of the
-fewest rows possible + 4. Examples of one length are placed together, and rows of the same content are counted, not listed. So the
-Python loop runs at most once per example, and for real data (far more examples than lengths) much less often. Each round finds the
-row by one look into a bitset of rooms. Cutting long examples belongs to `kept`.
+Examples are placed from the longest to the shortest. Each example goes into the row with the least room that still holds it, or into a new
+row if no row has room. This is best fit decreasing (Johnson 1973; for packing training sequences Krell et al. 2021, Ding et al. 2024). If m
+is the smallest possible number of rows, it needs at most 11/9 * m + 4 rows.
+
+Examples of the same length are placed together, and rows with the same content are counted, not listed. So the Python loop runs at most
+once per example. It runs much less often on real data, which has far more examples than different lengths. Each round of the loop finds a
+row with one lookup in a bitset of the room that rows have left. `kept` cuts the long examples.
 """
 
 import hashlib
@@ -22,9 +24,10 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
-PACKING_VERSION = 1  # changes whenever the same lengths, capacity, seed and epoch would give other rows
+PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and epoch would give different rows
 
-# The content of a group of rows, the last placed first: (content before, length, how many of that length per row).
+# The content of each row in a group, a linked list from the last placed examples to the first:
+# (content placed before, length, number of examples of that length per row).
 _Content = tuple["_Content | None", int, int]
 
 
@@ -32,8 +35,8 @@ _Content = tuple["_Content | None", int, int]
 class RowShapes:
     """The number of examples in each row, and their lengths.
 
-    row_starts: (rows+1,) int64, row r has the places row_starts[r]:row_starts[r+1], the longest first.
-    places_by_length: (n,) int64, every place once, from the shortest to the longest.
+    row_starts: (rows+1,) int64. Row r has the places row_starts[r]:row_starts[r+1], and its longest example comes first.
+    places_by_length: (n,) int64, all places, sorted from the shortest to the longest.
     """
 
     row_starts: NDArray[np.int64]
@@ -49,17 +52,16 @@ class Packing:
 
 
 def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
-    """Pack by best fit decreasing over the histogram of `lengths` (n,), in tokens, each from 1 to `capacity`. Every example is whole, in
-    one row.
+    """Pack examples of these `lengths` (n,), in tokens, each from 1 to `capacity`. Return the shapes of the rows.
 
-    The shapes depend only on the lengths, so every epoch has equally many rows. Raises NielsCacheError for a length out of range, and for
-    an invalid capacity.
+    The method is best fit decreasing over the histogram of the lengths. Every example stays whole, in one row. The shapes depend only on
+    the lengths, so every epoch has equally many rows. Raises NielsCacheError for a length out of range, and for an invalid capacity.
     """
     capacity = check_positive("capacity", capacity)
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
         raise NielsCacheError(f"lengths from {lengths.min()} to {lengths.max()}: must be from 1 to the capacity of a row, {capacity}")
     rows_by_room: defaultdict[int, list[tuple[_Content | None, int]]] = defaultdict(list)
-    rooms = 1 << capacity  # bit r: some row has room for r more tokens; a new row always has
+    rooms = 1 << capacity  # bit r is set if a row has room for exactly r more tokens; bit `capacity` stands for a new row
 
     def put(content: _Content | None, rows: int, *, room: int) -> None:
         nonlocal rooms
@@ -72,7 +74,7 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
         while left:
             fitting = rooms >> length
             room = length + (fitting & -fitting).bit_length() - 1
-            # After one is placed, its row has the least fitting room: the next of this length follow it until the row is full.
+            # Once an example is placed, its row has the least room that fits, so more examples of this length fill this row first.
             per_row = room // length
             content, rows = (None, -(-left // per_row)) if room == capacity else rows_by_room[room].pop()
             filled = min(rows, left // per_row)
@@ -100,9 +102,10 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
 
 
 def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int | None, epoch: int) -> Packing:
-    """Put the examples of `lengths` (n,), those of `shapes`, at places of their length; (seed, epoch) decide among equal lengths.
+    """Put each example at a place of its length. Among examples of equal length, (seed, epoch) decide which place each one gets.
 
-    seed None: in the order given, in every epoch. Raises NielsCacheError for an invalid seed or epoch.
+    lengths: (n,), the lengths from which `shapes` was made. seed: None keeps the given order in every epoch.
+    Raises NielsCacheError for an invalid seed or epoch.
     """
     epoch = check_whole("epoch", epoch)
     n = len(lengths)
@@ -115,7 +118,7 @@ def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int |
 def _generator(seed: int, epoch: int) -> torch.Generator:
     if (number := as_int(seed)) is None:
         raise NielsCacheError(f"seed={seed!r}: must be a whole number")
-    # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of both numbers, and neighbours are unrelated.
+    # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
     digest = hashlib.sha256(f"packing {number} {epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
@@ -130,6 +133,6 @@ def _unrolled(content: _Content | None) -> list[int]:
 
 
 def _sorted_by_length(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return a stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider ones."""
+    """Return a stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider integers."""
     narrow = lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
     return narrow.argsort(kind="stable")

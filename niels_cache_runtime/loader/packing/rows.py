@@ -1,13 +1,13 @@
-"""Rows of packed SFT examples, for an ordered loader.
+"""Rows of packed SFT examples. The loader decides their order.
 
     examples --cut (overflow)--> lengths --packing--> rows of T+1 tokens, each several whole examples, then padding
     row         | usr .. EOT asst A EOT | usr .. EOT asst B C EOT | EOT EOT |
     documents     0                       1                         2          padding is a separate document
     targets                       A EOT                     B C EOT           never the first token of an example, never padding
 
-A row is a list of examples; tokens stay in their file and are gathered when read. Cost: one pass over the tokens when opened, to find
-the targets of each example; a plan of the examples in each row, once per epoch (a quarter of a second for a million examples); then
-less per row than `SFTExampleDataset` takes. Order of rows, batches and attention masks belong to the loader.
+A row is a list of examples; tokens stay in their file and are gathered when a row is read. Opening a split costs one pass over its tokens,
+to find the targets of each example. Each epoch costs a plan of the examples in each row, a quarter of a second for a million examples.
+Reading a row then costs less than in `SFTExampleDataset`. Batches and attention masks belong to the loader.
 """
 
 import hashlib
@@ -38,8 +38,10 @@ _PROBE_TOKENS = 2048
 class PackingReport:
     """The result of packing a split.
 
-    examples: in the rows. rows: per epoch. tokens, padding: in all rows. truncated: examples among them that were cut, by
-    truncated_tokens in all. dropped: examples in no row, by reason (`too_long`, `without_target`).
+    examples: the number of examples in rows. rows: the number of rows per epoch.
+    tokens, padding: how many places in all rows hold a token of an example, and how many hold padding.
+    truncated: how many of the examples in rows were cut. truncated_tokens: how many tokens were cut off in total.
+    dropped: the number of examples in no row, for each reason (`too_long`, `without_target`).
     """
 
     examples: int
@@ -52,7 +54,7 @@ class PackingReport:
 
     @property
     def fill(self) -> float:
-        """The share of the rows' places that hold tokens of examples."""
+        """The share of all places in rows that hold a token of an example."""
         return self.tokens / (self.tokens + self.padding)
 
     def __str__(self) -> str:
@@ -66,32 +68,40 @@ class PackingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segments:
-    """The places of the examples of some rows; arrays (S,), row by row and from left to right, and `filled` (n,)."""
+    """The places of the examples in some rows. `filled` is (n,), one value per row.
+
+    The other arrays are (S,), one value per example, row by row and from left to right.
+    """
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
-    examples: NDArray[np.int64]  # index into the kept examples
+    examples: NDArray[np.int64]  # indices into the kept examples
     filled: NDArray[np.int64]  # columns of each row before its padding
 
 
 class PackedExamples:
-    """A `source.Source`: rows of T+1 tokens, each several whole examples of one SFT split, every example once per epoch.
+    """A `source.Source` of rows of T+1 tokens. A row holds several whole examples of one SFT split; each example is in one row per epoch.
 
-    folder: the data set's folder and the split, such as `cache/sft/NAME/train` for the files `train_tokens.bin` and `train_idx.npy`.
-    T: inputs per row. seed: with the epoch, decides which examples share a row. shuffle: False for the same rows in every epoch.
-    loss_on: the targets: "assistant", the assistant's messages, each with the EOT that closes it; "last_assistant", only the
-        last such span with a target in the kept part; "all", every token. Never the first token of an example, never padding.
-    overflow: what to keep of an example that is longer than T+1 tokens: "truncate_right" keeps the first T+1, "truncate_left" the last T+1
-        (the most recent turns), "drop" nothing. Assistant spans are found before an example is cut.
-    eot_id, asst_id: taken from the data set's meta.json when None; asst_id is not used for "all". Padding is EOT.
-    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
+    folder: the data set's folder followed by the split. `cache/sft/NAME/train` stands for the files `train_tokens.bin` and `train_idx.npy`
+        in `cache/sft/NAME`.
+    T: inputs per row.
+    seed: seed and epoch decide which examples share a row.
+    shuffle: with False, the rows are the same in every epoch.
+    loss_on: which tokens are targets. "assistant" means the assistant's messages, each with the end-of-text token (EOT) that closes it.
+        "last_assistant" means only the last of these messages that has a target in the kept part. "all" means every token. The first token
+        of an example and padding are never targets.
+    overflow: what to keep of an example that is longer than T+1 tokens. "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps
+        the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
+    eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". Padding is EOT.
+    verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
 
-    Examples without a target in the kept part are in no row; `report()` has their number, and one warning reports it. Rows have the same
-    shapes in every epoch, so `samples` does not change. Picklable: a copy maps the files again, and refuses another build. All files are of
-    one build, even if a rebuild replaces the data set while it is being opened.
+    Examples without a target in the kept part are in no row. `report()` and one warning give the number of such examples. Rows have the
+    same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps the files again, and raises an error if
+    they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if a file is missing, malformed or not that of meta.json, if the data set was never built or belongs to
-    another tokenizer, if an id is unknown or disagrees with meta.json, for an invalid setting, and if no example is left.
+    Raises NielsCacheError if a file is missing, malformed or not the one that meta.json lists, if the data set was never built or was built
+    with another tokenizer than the cache has now, if an id is unknown or disagrees with meta.json, for an invalid setting, and if no
+    example is left.
     """
 
     packs = True
@@ -141,7 +151,7 @@ class PackedExamples:
         self.tokens = int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
-        """Return the rows `numbers` (n,) of this epoch. Each number is from 0 to samples-1.
+        """Return the rows `numbers` (n,) of epoch `epoch`. Each number is from 0 to samples-1.
 
         The result always has boundaries and targets. Raises NielsCacheError if a number or the epoch is out of range.
         """
@@ -165,7 +175,7 @@ class PackedExamples:
         return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
-        """Return offset and example of every token of the rows `numbers` (n,) in `epoch`; -1 in padding."""
+        """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
         segments = self._segments(numbers, epoch)
         n, columns = len(numbers), np.arange(self.T + 1)
         padding = columns >= segments.filled[:, None]
@@ -185,7 +195,7 @@ class PackedExamples:
         )
 
     def report(self) -> PackingReport:
-        """Return fill rate, padding, cut and dropped examples; the same in every epoch."""
+        """Return the fill rate, the padding, and the numbers of cut and dropped examples. They are the same in every epoch."""
         tokens = int(self._kept.lengths.sum())
         return PackingReport(
             examples=len(self._kept.lengths),
@@ -198,15 +208,15 @@ class PackedExamples:
         )
 
     def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta and tokens. Return the start of each example."""
+        """Open or reopen meta.json and the tokens. Return the start of each example."""
         self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path, verify=verify)
         return starts
 
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
-        """Return the sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
+        """Return a sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
 
-        Without a list in meta.json, over the offsets, the number of tokens, and the first and last 4 KiB: a change in the middle is not
-        detected.
+        If meta.json has no such list, the sha256 covers the offsets, the number of tokens, and the first and last 4 KiB of the tokens
+        instead. In this case a change in the middle is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
@@ -219,7 +229,10 @@ class PackedExamples:
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
     def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
-        """Return the examples for rows, with one warning about dropped ones. Raises NielsCacheError if none is left."""
+        """Return the examples to put into rows. Raises NielsCacheError if no example is left.
+
+        One warning gives the number of examples that are left out because they have no target.
+        """
         kept = keep_examples(
             self._tokens, starts, T=self.T, loss_on=self.loss_on, overflow=self.overflow, eot_id=self.eot_id, asst_id=self.asst_id
         )
@@ -238,11 +251,11 @@ class PackedExamples:
         return kept
 
     def _plan(self, epoch: int) -> Packing:
-        """Return the plan of an epoch. Plans of the last two epochs are kept, for rows around an epoch's end."""
+        """Return the plan of an epoch. The plans of the last two epochs are kept, because a batch may cross from one epoch to the next."""
         plan = self._plans.get(epoch)
         if plan is None:
             plan = place_examples(self._shapes, self._kept.lengths, seed=self.seed, epoch=epoch)
-            # Replaced, not changed: a prefetch thread and a tracing thread may both be here.
+            # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan
 
@@ -265,8 +278,8 @@ class PackedExamples:
         )
 
     def _widths(self, segments: _Segments) -> NDArray[np.int64]:
-        """Return (S,) how many columns belong to each example. The last of a row has the padding too: n*(T+1) in all."""
-        ends = np.append(segments.columns[1:], 0)  # the start of the next one, 0 if that is in another row
+        """Return (S,) how many columns belong to each example. The last example of a row also gets the padding, so the sum is n*(T+1)."""
+        ends = np.append(segments.columns[1:], 0)  # the start of the next example, or 0 if that example is in another row
         return np.where(ends > 0, ends, self.T + 1) - segments.columns
 
     def _gather(self, segments: _Segments) -> NDArray[np.uint16]:
