@@ -85,7 +85,7 @@ class StoredIds:
 
     def __init__(self, tokenizer: SentencePieceTokenizer, texts: list[str]) -> None:
         self._tokenizer = tokenizer
-        arrays = tokenizer.encode_unchecked(texts[:512])
+        arrays = tokenizer.encode_unchecked(texts[:2048])
         self._ids, self._ends = np.concatenate(arrays), np.cumsum([len(ids) for ids in arrays])
         self._lengths = np.diff(self._ends, prepend=0)
         self.vocab_size = tokenizer.vocab_size
@@ -202,7 +202,7 @@ def run_sft(tokenizer: SentencePieceTokenizer, folder: Path, rounds: int) -> Non
     if not real:
         print("SFT: left out, because NIELS_CACHE_REAL_DATA is not set")
         return
-    source = SFT_SOURCES["oasst1"].model_validate({"source": "oasst1", "files": [f"{real}/oasst1/*"]})
+    source = SFT_SOURCES["oasst1"].model_validate({"source": "oasst1", "files": [f"{real}/oasst1/*trees*.jsonl"]})
     given = [each for batch in source.conversations(StreamContext(seed=42)) for each in batch]
     messages = [message["content"] for each in given for message in each.messages]
     size = sum(len(text.encode()) for text in messages)

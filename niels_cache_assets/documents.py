@@ -51,12 +51,14 @@ def object_array(values: Iterable[Any], count: int) -> Objects:
     return np.fromiter(values, dtype=object, count=count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class DocumentBatch:
     """A batch of documents by column, in stream order. Iteration yields a Document for each row.
 
     text, source_id, file: (n,) object arrays of str. row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT. characters: (n,)
     int64, the length of each text. title: (n,) object array of str or None, and redirect: (n,) bool; None if no document has one.
+
+    A batch is not changed after it was made. The class is not frozen, because that would double the cost of a slice.
     """
 
     text: Objects

@@ -9,7 +9,8 @@ from niels_cache_assets.sources.types import SftSource, Source, StreamContext
 
 
 def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:
-    return source.conversations(context) if isinstance(source, SftSource) else source.documents(context)  # type: ignore[attr-defined]
+    batches = source.conversations(context) if isinstance(source, SftSource) else source.documents(context)  # type: ignore[attr-defined]
+    return map(list, batches)
 
 
 def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:

@@ -32,6 +32,7 @@ COUNT = 180
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of documents ends every few chunks of twenty; a batch of the source is a chunk."""
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", CHUNK)
+    monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", CHUNK)
     monkeypatch.setattr(rows, "PEEK_ROWS", 1)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)

@@ -316,6 +316,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record after every chunk, and small chunks."""
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
+    monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
 
 

@@ -225,6 +225,7 @@ def test_what_is_held_out_is_in_no_fingerprint_where_no_budget_or_decontaminatio
 def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mix = 'source = "interleave"\nmembers = { a = 3, b = 1 }\ntrain_tokens = 20_000\nval_tokens = 1_000\ndecontaminate = "exact"\n'
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 64)
+    monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     registry = project(tmp_path, tiny_model, RULES["budgets, builder shuffles"], mix, build="seed = 3\n")
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     expected = files_of(build_dataset(ready(registry, whole), "mix", root=whole))

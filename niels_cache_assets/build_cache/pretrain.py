@@ -20,7 +20,7 @@ from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, TrainGuard, decontamination_identity, open_guard
-from niels_cache_assets.streaming.encode import encode_documents
+from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
@@ -202,16 +202,21 @@ class PretrainBuild(CacheBuild):
             }
         return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
+    @property
+    def _encoding(self) -> dict[str, Any]:
+        return {"append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
+
     def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
-        return encode_documents(
-            documents,
-            self.view,
-            feed,
-            threads=self.threads or available_threads(),
-            append_eot=self.append_eot,
-            raise_on_collision=self.on_collision == "raise",
-            **rest,
-        )
+        return encode_documents(documents, self.view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
+
+    def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
+        """Yield the encoded documents. A batch that may meet the budgets comes chunk by chunk, so that the build ends at a chunk."""
+        for batch in batches:
+            if splitter.may_be_met_by(batch):
+                yield from encode_apart(batch, self.view, **self._encoding)
+            else:
+                yield batch
+            del batch
 
     def _write_documents(
         self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None, resume: Resume | None
@@ -253,7 +258,7 @@ class PretrainBuild(CacheBuild):
             WriteBehind() as behind,
             closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
-            for batch in batches:
+            for batch in self._encoded_to_the_end(batches, splitter):
                 position = batch.position
                 if guard is not None:
                     batch = guard.admit(batch, is_val=splitter.val_mask(batch))

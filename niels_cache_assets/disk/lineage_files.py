@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from niels_cache_assets.disk.table_file import TableFile, arrow_schema
 from niels_cache_assets.disk.writers import Files, GrowingFile
 from niels_cache_runtime.errors import NielsCacheError
@@ -29,11 +31,13 @@ class RowSpool(GrowingFile):
         super().__init__(root, relative, resume_at=resume_at)
         self._schema = arrow_schema(schema)
 
-    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given by column (all columns of the schema, of equal length)."""
+    def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> pa.RecordBatch:
+        """Append rows, given by column (all columns of the schema, of equal length). Return them."""
         import pyarrow as pa
 
-        self.append(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
+        rows = pa.RecordBatch.from_pydict(dict(columns), schema=self._schema)
+        self.append(rows.serialize())
+        return rows
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the written rows, in the batches in which they came. Raises NielsCacheError if the file was damaged meanwhile."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from niels_cache_assets.documents import Document
+import numpy as np
+
+from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, object_array
 from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.columns import Collector, ids_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -24,10 +27,16 @@ class Parquet(RowFileSource):
 
     source: Literal["parquet"] = "parquet"
 
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         found = self.input_files()
         files = FilePass(found, context)
-        yield from rows.batched(self._documents(files, found[0], context), files)
+        fields, text_field, kind = self._columns(found[0])
+        held = rows.HeldText(text_field)
+        collector = Collector(files)
+        for file in files.files():
+            yield from self._file_documents(file, files.position, text_field, held, collector, context)
+        yield from collector.rest()
+        held.tell(context, fields, key="text_field", kind=kind)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         found = self.readable_files()
@@ -48,38 +57,51 @@ class Parquet(RowFileSource):
         text_field = rows.choose_text_field(self.text_field, fields, file.name)
         return fields, text_field, str(kinds[text_field])
 
-    def _documents(self, files: FilePass, first: SourceFile, context: StreamContext) -> Iterator[Document]:
-        fields, text_field, kind = self._columns(first)
-        held = rows.HeldText(text_field)
-        for file in files.files():
-            yield from self._file_documents(file, files.position, text_field, held, context)
-        held.tell(context, fields, key="text_field", kind=kind)
-
     def _file_documents(
-        self, file: SourceFile, position: FilePosition, text_field: str, held: rows.HeldText, context: StreamContext
-    ) -> Iterator[Document]:
+        self,
+        file: SourceFile,
+        position: FilePosition,
+        text_field: str,
+        held: rows.HeldText,
+        collector: Collector,
+        context: StreamContext,
+    ) -> Iterator[DocumentBatch]:
         id_field = self.id_field or "id"
-        name, limit, decoding = file.name, self.max_document_bytes, Decoding(self, context)
+        name, limit, decoding, dropped = file.name, self.max_document_bytes, Decoding(self, context), context.report.dropped
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
-                context.report.dropped["missing_text_field"] += parquet.rows
+                dropped["missing_text_field"] += parquet.rows
                 return
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
-            for first, table in parquet.batches(columns, most_rows=rows.BATCH_DOCUMENTS, start=position.row):
+            for first, table in parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row):
                 damaged: dict[int, str] = {}
-                texts = rows.column_values(table[text_field], self.encoding, damaged)
-                nothing = [None] * len(texts)
-                ids = rows.column_values(table[id_field], self.encoding) if has_id else nothing
-                titles = rows.column_values(table["title"], self.encoding) if has_title else nothing
-                for row, (text, source_id, title) in enumerate(zip(texts, ids, titles, strict=True), first):
-                    position.row = row + 1
-                    replaced = decoding.count_marked(name, damaged.get(row - first)) if damaged else 0
+                values = rows.column_values(table[text_field], self.encoding, damaged)
+                texts = texts_of(values, limit=limit, judged=True, damaged=damaged)
+
+                def is_document(index: int, values=values, damaged=damaged, first=first) -> bool:  # type: ignore[no-untyped-def]
+                    text, row = values[index], first + index
+                    replaced = decoding.count_marked(name, damaged.get(index))
                     if problem := held.problem(text, name, row):
-                        context.report.dropped[problem] += 1
-                    elif len(text) > limit:
+                        dropped[problem] += 1
+                        return False
+                    if len(text) > limit:
                         refuse_length(f"{name}: row {row}", limit)
-                    elif decoding.admits(name, text, replaced=replaced):
-                        yield Document(text, rows.row_id(source_id, name, row), name, row, title)
+                    return decoding.admits(name, text, replaced=replaced)
+
+                count = len(values)
+                if len(texts.odd) < count:
+                    held.saw_text()
+                names, numbers = [name] * count, range(first, first + count)
+                batch = DocumentBatch(
+                    text=texts.text,
+                    source_id=ids_of(rows.column_values(table[id_field], self.encoding) if has_id else None, names, numbers),
+                    file=object_array(names, count),
+                    row=np.arange(first, first + count),
+                    split=np.full(count, NO_SPLIT, np.int8),
+                    characters=texts.characters,
+                    title=object_array(rows.column_values(table["title"], self.encoding), count) if has_title else None,
+                )
+                yield from collector.add(batch, first=first, odd=texts.odd, is_document=is_document)

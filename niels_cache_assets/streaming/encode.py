@@ -15,14 +15,13 @@ import numpy as np
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
-from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.streaming.types import EncodedDocuments, PositionedChunk
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed
-    from niels_cache_assets.streaming.types import Position
 
 COLLISION = "special_token_collision"
 INVALID_UNICODE = "invalid_unicode"
@@ -30,6 +29,7 @@ EMPTY = "empty"
 
 _CHUNK_ITEMS = 256
 _CHUNK_CHARACTERS = 1_000_000
+_CHUNKS_PER_TASK = 4
 
 Batch = TypeVar("Batch", bound=Sized)
 
@@ -87,12 +87,38 @@ def encode_documents(
     thread that encoded it. Raises NielsCacheError on a collision if `raise_on_collision` is set.
     """
 
-    def encode(task: tuple[DocumentBatch, Position]) -> EncodedDocuments:
-        encoded = _encode_chunk(*task, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+    def encode(chunks: list[PositionedChunk]) -> EncodedDocuments:
+        encoded = _encode_chunks(chunks, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
     chunks = feed.positioned(document_chunks(documents), first=first)
-    return map_in_order(encode, chunks, threads=threads, size_of=lambda task: int(task[0].characters.sum()))
+    return map_in_order(encode, _tasks(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task)))
+
+
+def encode_apart(
+    encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+) -> Iterator[EncodedDocuments]:
+    """Encode the chunks of an encoded task again, each alone. A stream that ends inside of the task needs the position there."""
+    for chunk in encoded.chunks:
+        yield _encode_chunks([chunk], tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+
+
+def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]:
+    """Group chunks of short documents: each hand-over between threads costs as much as encoding some documents."""
+    task: list[PositionedChunk] = []
+    characters = 0
+    for chunk in chunks:
+        task.append(chunk)
+        characters += _characters(chunk)
+        if len(task) == _CHUNKS_PER_TASK or characters >= _CHUNK_CHARACTERS:
+            yield task
+            task, characters = [], 0
+    if task:
+        yield task
+
+
+def _characters(chunk: PositionedChunk) -> int:
+    return int(chunk[0].characters.sum())
 
 
 class EncodedTexts(NamedTuple):
@@ -107,10 +133,10 @@ class EncodedTexts(NamedTuple):
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedTexts:
     """Return the ids of the texts, after the conversion of their newlines."""
-    if any("\r" in text for text in texts):
+    everything = "".join(texts)
+    if "\r" in everything:
         texts = [normalize_newlines(text) for text in texts]
-    invalid = None
-    if not "".join(texts).isascii():
+    if not everything.isascii():
         invalid = np.fromiter(map(has_lone_surrogate, texts), bool, len(texts))
         if invalid.any():
             lengths = np.zeros(len(texts), np.int64)
@@ -134,9 +160,10 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
     return found
 
 
-def _encode_chunk(
-    documents: DocumentBatch, position: Position, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+def _encode_chunks(
+    chunks: list[PositionedChunk], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
 ) -> EncodedDocuments:
+    documents = DocumentBatch.joined([batch for batch, _ in chunks])
     encoded = encode_texts(documents.text.tolist(), tokenizer)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
@@ -155,7 +182,7 @@ def _encode_chunk(
     tokens = ids.astype(TOKEN_DTYPE)
     if append_eot:
         tokens, lengths = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)), lengths + 1
-    return EncodedDocuments(documents, tokens, lengths, dropped, position)
+    return EncodedDocuments(documents, tokens, lengths, dropped, chunks)
 
 
 def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:

@@ -38,36 +38,34 @@ class _SplitWriter:
         self._root, self._split, self._files = root, split, files
         self.shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
-        self._lineage = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
+        self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
+        self._lineage = LineageWriter(root, documents_name(split), LINEAGE, files)
+        if state.spool_bytes:
+            for rows in self._spool.read():
+                self._lineage.write_batch(rows)
         self.characters = state.characters
         self.cut = state.cut
 
     @property
     def bytes(self) -> int:
-        return self.shards.bytes + self.doc_ends.bytes + self._lineage.bytes
+        return self.shards.bytes + self.doc_ends.bytes + self._spool.bytes
 
     def write(self, part: SplitPart) -> None:
         if part.cut is not None:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        self._lineage.write(
-            {
-                "source_id": part.source_id,
-                "file": part.file,
-                "row": part.row,
-                "tokens": part.lengths,
-            }
-        )
+        rows = self._spool.write({"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths})
+        self._lineage.write_batch(rows)
         self.characters += part.characters
 
     def checkpoint(self, sizes: Sizes) -> SplitState:
-        for part in (self.shards, self.doc_ends, self._lineage):
+        for part in (self.shards, self.doc_ends, self._spool):
             part.checkpoint(sizes)
         return SplitState(
             tokens=self.shards.tokens,
             documents=self.doc_ends.items,
-            spool_bytes=self._lineage.bytes,
+            spool_bytes=self._spool.bytes,
             characters=self.characters,
             cut=self.cut,
         )
@@ -75,16 +73,10 @@ class _SplitWriter:
     def seal(self) -> None:
         self.shards.seal()
         self.doc_ends.seal()
-        lineage = LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)
-        try:
-            for rows in self._lineage.read():
-                lineage.write_batch(rows)
-            lineage.seal()
-        finally:
-            lineage.abandon()
+        self._lineage.seal()
 
     def abandon(self) -> None:
-        for part in (self.shards, self.doc_ends, self._lineage):
+        for part in (self.shards, self.doc_ends, self._spool, self._lineage):
             part.abandon()
 
 

@@ -53,6 +53,10 @@ class BudgetSplitter:
     def met(self) -> bool:
         return not any(self.remaining.values())
 
+    def may_be_met_by(self, batch: EncodedDocuments) -> bool:
+        """Return whether the budgets may be met inside of this batch."""
+        return len(batch.tokens) >= sum(self.remaining.values())
+
     @property
     def share(self) -> float | None:
         """The used share of the budgets, 0 to 1. None before a document has used any, and for unlimited budgets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,16 +17,21 @@ class EncodedDocuments:
     """Encoded documents, with their tokens back to back.
 
     `tokens`: uint16, each document followed by EOT if requested. `lengths`: (n,) int64, tokens per document, EOT included. `dropped`: the
-    reasons of documents that were dropped here. `position`: that of the last document. `screened`: already compared with val
-    (decontaminate.py).
+    reasons of documents that were dropped here. `chunks`: the documents before that, in the chunks in which they were read. `screened`:
+    already compared with val (decontaminate.py).
     """
 
     documents: DocumentBatch
     tokens: np.ndarray
     lengths: np.ndarray
     dropped: Counter[str]
-    position: Position
+    chunks: Sequence[PositionedChunk]
     screened: bool = False
+
+    @property
+    def position(self) -> Position:
+        """The position of the last document."""
+        return self.chunks[-1][1]
 
     def keep(self, kept: np.ndarray) -> EncodedDocuments:
         """Return these documents without those for which `kept`, bool (documents,), is False."""
@@ -54,3 +60,7 @@ class Position(NamedTuple):
     dropped: Counter[str]
     facts: dict[str, Any]
     share: float | None
+
+
+PositionedChunk = tuple[DocumentBatch, Position]
+"""Up to 256 documents, and the position of the last one."""

@@ -153,6 +153,7 @@ def small_pieces() -> Iterator[None]:
             (rows, "BATCH_DOCUMENTS", ITEMS),
             (store, "TEXT_BYTES_PER_GROUP", 1_000),
             (store, "TEXT_BYTES_PER_FILE", 3_000),
+            *([(encode, "_CHUNKS_PER_TASK", 1)] if hasattr(encode, "_CHUNKS_PER_TASK") else []),  # earlier commits have no tasks
         ):
             stack.enter_context(mock.patch.object(module, constant, value))
         yield

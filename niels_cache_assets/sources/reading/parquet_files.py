@@ -82,7 +82,7 @@ class ParquetTable:
                 most = self._rows_together(group, wanted, most_rows) if by_bytes else most_rows
                 together = min(together, most) if by_bytes else most
                 row = first
-                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=wanted):
+                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=wanted, use_threads=False):
                     decoded = _decoded(batch)
                     if by_bytes:
                         together = max(1, min(2 * together, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))

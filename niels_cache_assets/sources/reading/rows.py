@@ -133,6 +133,10 @@ class HeldText:
             self._other = (file, row, kind_of(text))
         return found
 
+    def saw_text(self) -> None:
+        """Remember that some row has text."""
+        self._is_there = True
+
     def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
         """Add a hint to the report at the end of a pass, if no row had text in the field but some had another value.
 

@@ -1,0 +1,100 @@
+"""Columns of rows as batches of documents, so that a source which reads tables makes no object for a row.
+
+Most rows have a text that is a document as it is. The few others are looked at one by one, in order, because each reason is counted. A
+Collector divides documents anew, into batches of up to 256 or about a million characters, as `rows.batched` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from niels_cache_assets.documents import DocumentBatch, Objects, object_array
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.places import FilePass
+
+
+class Texts(NamedTuple):
+    """The texts of rows. text: (n,) object array of str, characters: (n,) int64. odd: the rows to look at one by one, ascending."""
+
+    text: Objects
+    characters: np.ndarray
+    odd: Sequence[int]
+
+
+def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection[int]) -> Texts:
+    """Return the texts of a column.
+
+    Odd rows have no text, or a blank one, or one of more than `limit` characters; replaced bytes (`damaged`); or, if texts are `judged`, a
+    NUL. A value that is not a str counts as an empty text. If no row is odd, only functions in C look at each text.
+    """
+    try:
+        everything = "".join(values)
+    except TypeError:
+        values = [value if type(value) is str else "" for value in values]
+        everything = "".join(values)
+    sizes = list(map(len, values))
+    odd: list[int] = []
+    if damaged or 0 in sizes or max(sizes, default=0) > limit or any(map(str.isspace, values)) or (judged and "\0" in everything):
+        found = {row for row, text in enumerate(values) if not text or text.isspace() or len(text) > limit or (judged and "\0" in text)}
+        odd = sorted(found.union(damaged))
+    return Texts(object_array(values, len(values)), np.array(sizes, dtype=np.int64), odd)
+
+
+def ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int]) -> Objects:
+    """Return the ids of rows, (n,) object array of str. `values`: as `rows.row_id` takes them; None if the rows have no ids."""
+    count = len(numbers)
+    if values is not None:
+        with suppress(TypeError):
+            if "".join(values).isascii():
+                return object_array(values, count)
+    return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
+
+
+class Collector:
+    """The documents of a pass over files that are not yielded yet."""
+
+    def __init__(self, files: FilePass) -> None:
+        self._files = files
+        self._parts: list[DocumentBatch] = []
+        self._count = self._characters = 0
+
+    def add(self, batch: DocumentBatch, *, first: int, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
+        """Take the rows of a batch, and yield the batches that are full. A place that is reported before one of these is exact.
+
+        first: the number of the first row in its file. odd: the rows to look at one by one. is_document: returns whether such a row is a
+        document, and counts the reason if it is not.
+        """
+        start = 0
+        for row in odd:
+            yield from self._add(batch[start:row], first + start)
+            start = row
+            if not is_document(row):
+                start = row + 1
+                self._files.position.row = first + start
+        yield from self._add(batch[start:], first + start)
+
+    def _add(self, batch: DocumentBatch, first: int) -> Iterator[DocumentBatch]:
+        ends = np.cumsum(batch.characters)
+        start = before = 0
+        while start < len(batch):
+            full = int(np.searchsorted(ends, before + rows.BATCH_CHARACTERS - self._characters, side="left")) + 1
+            stop = min(full, start + rows.BATCH_DOCUMENTS - self._count, len(batch))
+            self._parts.append(batch[start:stop])
+            self._count += stop - start
+            self._characters += int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+            self._files.position.row = first + stop
+            if self._count == rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[DocumentBatch]:
+        """Yield the documents that wait, as one batch."""
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._count = self._characters = 0
+            self._files.report_place()
+            yield DocumentBatch.joined(parts)
