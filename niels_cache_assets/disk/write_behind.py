@@ -17,7 +17,10 @@ _MOST_WRITES = 8
 
 
 class WriteBehind:
-    """A queue of writes and the thread that runs them. A context manager: when the block ends, also by an error, every queued write has run."""
+    """A queue of writes and the thread that runs them.
+
+    A context manager: when the block ends, also by an error, every queued write has run.
+    """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="write")

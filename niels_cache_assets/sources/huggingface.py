@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, NonNegativeInt
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, object_array
 from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading import rows as reading_rows
+from niels_cache_assets.sources.reading.columns import ids_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.places import RowsPass
-from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, HeldText, choose_text_field, row_id
+from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_runtime.format.layout import SPLITS
 
 
 class HubText(HubData, PretrainSource):
@@ -25,7 +29,7 @@ class HubText(HubData, PretrainSource):
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
         fields: dict[str, bool] = {}  # of the current part
@@ -37,22 +41,34 @@ class HubText(HubData, PretrainSource):
 
         for part, begin in places.parts(self.parts()):
             for columns, files, rows, damaged in self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin):
-                texts, *maybe_ids = columns.values()
+                values, *maybe_ids = columns.values()
                 held.field = next(iter(columns))
-                ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
-                batch = []
-                for index, (text, source_id, file, row) in enumerate(zip(texts, ids, files, rows, strict=True)):
-                    replaced = decoding.count(file, damaged[index]) if index in damaged else 0
-                    if problem := held.problem(text, file, row):
+                texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
+                if len(texts.odd) < len(values):
+                    held.saw_text()
+                kept = np.ones(len(values), dtype=bool)
+                for index in texts.odd:
+                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
+                    if problem := held.problem(values[index], files[index], rows[index]):
                         dropped[problem] += 1
-                    elif decoding.admits(file, text, replaced=replaced):
-                        batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
-                for start in range(0, len(batch), BATCH_DOCUMENTS):
+                        kept[index] = False
+                    else:
+                        kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
+                found = DocumentBatch(
+                    text=texts.text,
+                    source_id=ids_of(maybe_ids[0] if maybe_ids else None, files, rows),
+                    file=object_array(files, len(files)),
+                    row=np.array(rows, dtype=np.int64),
+                    split=np.full(len(rows), NO_SPLIT if part.split is None else SPLITS.index(part.split), np.int8),
+                    characters=texts.characters,
+                )
+                batch = found if kept.all() else found[kept]
+                for start in range(0, len(batch), reading_rows.BATCH_DOCUMENTS):
                     context.report.place = None
-                    if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    if not self.shuffle_buffer and start + reading_rows.BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         places.file, places.row = files[-1], rows[-1] + 1
                         places.report_place()
-                    yield batch[start : start + BATCH_DOCUMENTS]
+                    yield batch[start : start + reading_rows.BATCH_DOCUMENTS]
         held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.columns import RowCollector, is_plain
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
@@ -37,12 +38,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
                 return
         rows.require_text(held, fields)
 
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(self.input_files(), context)
-        yield from rows.batched(self._documents(files, context), files)
-
-    def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        report = context.report
+    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        report, files = context.report, FilePass(self.input_files(), context)
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
@@ -55,17 +52,23 @@ class Jsonl(KeepsDamaged, RowFileSource):
         text_field, id_field = files.state["text_field"], self.id_field or "id"
         held = rows.HeldText(text_field)
         decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
+        waiting = RowCollector(files)
         for name, row, values in files.replayed(head, stream):
             text = values.get(text_field)
-            replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
-            if problem := held.problem(text, name, row):
-                report.dropped[problem if text_field in values else "missing_text_field"] += 1
-                continue
-            if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
-                continue
+            if type(values) is not dict or not is_plain(text):
+                replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
+                if problem := held.problem(text, name, row):
+                    report.dropped[problem if text_field in values else "missing_text_field"] += 1
+                    continue
+                if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
+                    continue
+            held.saw_text()
             title = values.get("title")
             title = writable(title) if isinstance(title, str) else None
-            yield Document(text, rows.row_id(values.get(id_field), name, row), name, row, title)  # type: ignore[arg-type]
+            if waiting.add(text, values.get(id_field), name, row, title):  # type: ignore[arg-type]
+                yield waiting.batch()
+        if waiting:
+            yield waiting.batch()
         held.tell(context, fields, key="text_field")
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -195,8 +195,8 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     """Return a view of a tokenizer.
 
     The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
-    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`, and `model_path`. Raises NielsCacheError if a
-    required attribute is missing.
+    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
+    NielsCacheError if a required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)
     size = size() if callable(size) else size

@@ -11,7 +11,8 @@ from __future__ import annotations
 import glob
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -178,9 +179,8 @@ class HubData(DecodesText):
                     if counts_files:
                         context.report.share = indices[0] / len(names)
                     for values in columns.values():
-                        for index, value in enumerate(values):
-                            if type(value) is str and len(value) > self.max_document_bytes:
-                                refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
+                        for index in _longer(values, self.max_document_bytes):
+                            refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
                     for name in texts or [*columns][:1]:
                         for index, text in marked.get(name, {}).items():
                             before, here = damaged.get(index, NO_DAMAGE), damage_of(text)
@@ -196,6 +196,14 @@ class HubData(DecodesText):
                 raise interrupt.with_traceback(None) from None
             finally:
                 batches.close()
+
+
+def _longer(values: Sequence[Any], limit: int) -> list[int]:
+    """Return the positions of strings with more than `limit` characters. Functions in C look at a column of short strings."""
+    with suppress(TypeError):
+        if max(map(len, values), default=0) <= limit:
+            return []
+    return [index for index, value in enumerate(values) if type(value) is str and len(value) > limit]
 
 
 def _datasets() -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch, Objects, object_array
+from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, Objects, object_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.places import FilePass
 
@@ -52,6 +52,46 @@ def ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int
             if "".join(values).isascii():
                 return object_array(values, count)
     return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
+
+
+def is_plain(text: Any) -> bool:
+    """Return whether a value is the text of a document as it is: a str that is not blank, without NUL."""
+    return type(text) is str and text != "" and not text.isspace() and "\0" not in text
+
+
+class RowCollector:
+    """The documents of a pass over files whose rows come one by one."""
+
+    def __init__(self, files: FilePass) -> None:
+        self._files = files
+        self._rows: list[tuple[str, Any, str, int, str | None]] = []
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None) -> bool:
+        """Take a document, and return whether the batch is full. source_id: as `rows.row_id` takes it."""
+        self._rows.append((text, source_id, file, row, title))
+        self._characters += len(text)
+        return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
+
+    def batch(self) -> DocumentBatch:
+        """Return the documents, and report the place after them."""
+        count = len(self._rows)
+        texts, ids, files, numbers, titles = map(list, zip(*self._rows, strict=True))
+        self._rows.clear()
+        self._characters = 0
+        self._files.report_place()
+        return DocumentBatch(
+            text=object_array(texts, count),
+            source_id=ids_of(ids, files, numbers),
+            file=object_array(files, count),
+            row=np.array(numbers, dtype=np.int64),
+            split=np.full(count, NO_SPLIT, np.int8),
+            characters=np.fromiter(map(len, texts), np.int64, count),
+            title=object_array(titles, count) if any(title is not None for title in titles) else None,
+        )
 
 
 class Collector:

@@ -35,6 +35,7 @@ BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes; a line of other blanks is not JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
+_decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
 PEEK_ROWS = 100  # rows looked at before a field counts as missing in all rows
 PROOF_ROWS = 10_000
 _PEEK_CHARACTERS = 1 << 24
@@ -202,7 +203,7 @@ def json_rows(
             if damage and not line.endswith("\n"):
                 return
             try:
-                row = json.loads(line, object_pairs_hook=unique_keys)
+                row = _decode_json(line)
             except RecursionError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; remove the line") from error
             except ValueError as error:
