@@ -19,13 +19,13 @@ TARGET = Path(__file__).with_suffix(".md")
 
 # Per reason: the keys that decide it, and where the rule comes from.
 FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
-    "redirect": ((), "MediaWiki: a page that only names another"),
-    "empty": ((), "what is left of a page that was markup alone"),
+    "redirect": ((), "MediaWiki: a page that only names another page"),
+    "empty": ((), "the rest of a page that had only markup"),
     "disambiguation": ((), "MediaWiki: a page that lists the meanings of a name"),
-    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters: ours, about 70 English words"),
+    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters: our own value, about 70 English words"),
     "list_page": (("max_bullet_share",), "Gopher, which allows 90%; stricter here, for encyclopedias' lists"),
     "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher, which allows 10; wider here, for technical terms"),
-    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher, there for each of the two symbols by itself"),
+    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher, which measures each of the two symbols separately"),
     "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
     "no_stopwords": (("min_stopwords",), f"Gopher: {', '.join(sorted(STOP_WORDS))}"),
     "repetitive": (
@@ -37,12 +37,12 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
             "max_duplicate_lines",
             "max_duplicate_paragraphs",
         ),
-        "pairs: ours, after Gopher's top 2-gram; the keys that are off: Gopher",
+        "pairs: our own rule, similar to Gopher's top 2-gram; the keys that are off: Gopher",
     ),
-    "language_error": (("language_characters",), "as not_english"),
+    "language_error": (("language_characters",), "the same as for not_english"),
     "not_english": (
         ("languages", "language_characters"),
-        "C4, there by langdetect at 0.99; here by Compact Language Detector 2 (Sites 2013)",
+        "C4, which uses langdetect at 0.99; we use Compact Language Detector 2 (Sites 2013)",
     ),
 }
 

@@ -18,19 +18,27 @@ INTRODUCTION = f"""\
 
 <!-- Made by docs/commands.py from the code; edit that. -->
 
-`{PROGRAM}` alone lists the commands, `{PROGRAM} COMMAND --help` explains one. Results go to stdout; progress, warnings and errors to
-stderr, an error as one line that says what to do.
+`{PROGRAM}` alone lists the commands, and `{PROGRAM} COMMAND --help` explains one command.
+Results go to stdout.
+Progress, warnings and errors go to stderr.
+An error is one line that says what to do.
 
-* `--json` prints the results of a command as one JSON document on stdout, in ASCII; the exit code is the same. Progress stays on
-  stderr. All commands have this option, except {WITHOUT_JSON}.
-* On a terminal, the output has tables, colours and bars; elsewhere it has plain lines. `NO_COLOR` turns colours off.
-* `--quiet` prints only results, warnings and errors. `--verbose` also prints the settings in use, time and memory, and the traceback of
-  an error.
-* A typo in a command, an option, a data set or a key is refused with the nearest choice.
-* TAB completes commands, options and the data sets of your configuration: `{PROGRAM} completion --help` says how for bash, zsh and fish.
-* niels-cache is made for Linux and tested there. macOS should work too, but is not tested. Windows lacks functions that niels-cache
-  needs, and the command says so. Use WSL 2 there. Only on Linux is a rebuilt cache exchanged in one step, and only there does the progress
-  of a build show the memory that it uses now.
+* `--json` prints the results of a command as one JSON document on stdout, in ASCII.
+  It does not change the exit code, and progress stays on stderr.
+  All commands have this option, except {WITHOUT_JSON}.
+* On a terminal, the output has tables, colours and bars.
+  Without a terminal, it has plain lines.
+  `NO_COLOR` turns colours off.
+* `--quiet` prints only results, warnings and errors.
+  `--verbose` also prints the settings in use, time and memory, and the traceback of an error.
+* If there is a typo in a command, an option, a data set or a key, the message offers the nearest choice.
+* TAB completes commands, options and the data sets of your configuration.
+  `{PROGRAM} completion --help` says how to set this up for bash, zsh and fish.
+* niels-cache is made for Linux and tested on Linux.
+  macOS should work too, but is not tested.
+  Windows lacks functions that niels-cache needs, and the command says so; use WSL 2 on Windows.
+  Two things work only on Linux.
+  A rebuilt cache replaces the old cache in one step, and the progress of a build shows how much memory the build uses now.
 """
 
 

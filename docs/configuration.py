@@ -47,11 +47,12 @@ files = ["data/*.jsonl.gz"]
 
 ## Where is the file?
 
-* The file is in the working directory. `NIELS_CACHE_CONFIG` or `--config` name another place.
+* niels-cache looks for `niels_cache.toml` in the working directory. To use another file, set `NIELS_CACHE_CONFIG` or `--config`.
 * `--set KEY=VALUE` and other options replace single keys of the file.
 * In the web UI, a new table appears after "Reload definitions".
-* Paths in the file are relative to the file. `~` and `$VARIABLES` are expanded. fsspec addresses such as `s3://...` stay as they are.
-* `NIELS_CACHE_ROOT` or `--cache-dir` move the caches.
+* Paths in the file are relative to the folder of the file. `~` and `$VARIABLES` are expanded.
+  fsspec addresses such as `s3://...` stay as they are.
+* `NIELS_CACHE_ROOT` or `--cache-dir` gives another folder for the caches.
 * The name of a data set becomes a directory: letters, digits, `_`, `-` and `.`, with no leading dot.
 
 ## What is the catalog?
@@ -62,9 +63,9 @@ Some data sets ship with the package.
 * `niels-cache init --from wikitext dolly15k` writes a file with these two.
 * `niels-cache catalog wikitext` prints a table that you can add to your file.
 
-A table with such a name and no `source` takes the keys of the catalog, with your keys on top.
+If a table has the name of a catalog data set and no `source`, it takes the keys of the catalog, and your keys override them.
 A table with a `source` inherits nothing.
-A reference to a data set (`--only`, `--set`, `train_on`, `weights`, `members`) does not add it: the error names the table to add.
+`--only`, `--set`, `train_on`, `weights` and `members` refer to data sets, but they add none: the error names the table to add.
 
 ## What is a profile?
 
@@ -75,10 +76,11 @@ Keys of your file override its keys.
 * `quickstart` has Python's documentation, for `make cache`.
 
 Choose one with `profile = "default"` at the top of the file, with `NIELS_CACHE_PROFILE` or with `--profile`.
-Your table then replaces keys of the profile's table of the same name, unless it names another `source`.
+If your file and the profile have a table of the same name, your keys replace the keys of the profile.
+If your table names another `source`, it inherits nothing from the profile.
 With the quickstart profile, `niels_cache.toml` is read only if `NIELS_CACHE_CONFIG` or `--config` names this file.
 
-Without a file, `build-all` and Dagster take the default profile and print a line about it.
+Without a file, `build-all` and Dagster take the default profile and print a line that says so.
 `status` and `list` report that there is no file, and show what is built.
 
 ## How do I switch a data set off?
@@ -89,24 +91,25 @@ The data set is then not built and not checked, and it has no partition.
 
 ## When is the tokenizer trained again?
 
-Never by itself.
+Only when you ask for it.
 The tokenizer stays the same when you add or remove data sets.
 `status` lists the data sets that it was trained on.
 `niels-cache build-all --only tokenizer --force` trains it again, and then every cache is built again.
 Before the first training, `build-all` checks all data sets: paths, columns and their types, forms of conversations, names on the hub.
-It reports all problems at once.
+`build-all` reports all problems at once.
 
 ## How do I limit the tokens of a data set?
 
-Set `train_tokens` and `val_tokens` in its table: the stream ends when both budgets are used.
+Set `train_tokens` and `val_tokens` in the table of the data set. Reading ends when both budgets are used.
 
 ## How are documents split into train and val?
 
 The first rule that applies decides:
 
-1. A document that has a split upstream keeps it.
-2. With `val_tokens` or `train_tokens`, the first documents go to val until its budget is used, the next ones to train.
-3. Otherwise a seeded share of the documents, `val_frac`, goes to val. The source is then read twice: the first pass counts.
+1. If a document already has a split upstream (at its source), it keeps this split.
+2. With `val_tokens` or `train_tokens`, the first documents go to val until the budget of val is used. The next documents go to train.
+3. Otherwise a share of the documents, `val_frac`, goes to val. The seed decides which documents these are.
+   In this case, the source is read twice, because the first pass counts the documents.
 """
 
 EXAMPLES = {

@@ -14,10 +14,15 @@ INTRODUCTION = """\
 
 <!-- Made by docs/meta.py from the code; edit that. -->
 
-A build writes `meta.json` last. A folder is a cache only if it has this file. It is canonical JSON (sorted keys, two blanks, UTF-8, one
-newline at the end), so that the same inputs give the same bytes. It has no time, no host name and no absolute path.
-`niels-cache show NAME` prints it; `niels_cache_runtime.read_meta` reads and checks it. "A whole number" is from 0 to 2**63 - 1. If a key
-may be missing or null, its row says what that means.
+A build writes `meta.json` last.
+A folder is a cache only if it has this file.
+The file is canonical JSON: sorted keys, two blanks, UTF-8, one newline at the end.
+It has no time, no host name and no absolute path.
+So the same inputs give the same bytes.
+`niels-cache show NAME` prints the file, and `niels_cache_runtime.read_meta` reads and checks it.
+
+In the tables below, "a whole number" is a number from 0 to 2**63 - 1.
+If a key may be missing or null, the row of the key says what that means.
 """
 
 _TITLES: dict[Kind, str] = {

@@ -93,7 +93,7 @@ Filter = Callable[[Facts, CleaningSettings], Rejection | None]
 
 
 def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a redirect: upstream marks it, or the text begins with the mark of one."""
+    """Reject a redirect: upstream marks the document as a redirect, or the text begins with the mark of a redirect."""
     return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
 
 
@@ -103,8 +103,8 @@ def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" (can, might; stand for; ...
-    in Y:) and a list follows: a bullet, a line of fewer than 80 characters, or nothing.
+    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" or similar words ("can",
+    "might"; "stand for"; "... in Y:") and a list follows. A list is a bullet, a line of fewer than 80 characters, or nothing.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
@@ -115,7 +115,7 @@ def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None
 
 
 def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a text with too few characters (the value is their number), or with too few words (the value is their number)."""
+    """Reject a text with too few characters or too few words. The value is the number of characters or the number of words."""
     if len(facts.text) < settings.min_characters:
         return Rejection(reason="too_short", value=float(len(facts.text)))
     return Rejection(reason="too_short", value=float(len(facts.words))) if len(facts.words) < settings.min_words else None

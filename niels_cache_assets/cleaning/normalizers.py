@@ -127,7 +127,7 @@ def remove_templates(text: str) -> str:
 
 
 def remove_tables(text: str) -> str:
-    """Remove `{| ... |}`, nested tables included. Both marks begin a line, and only attributes may follow the first."""
+    """Remove `{| ... |}`, nested tables included. Both marks begin a line, and only attributes may follow the opening mark."""
     return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _TABLE_MARKS, LONGEST_TABLE)))
 
 
@@ -152,7 +152,7 @@ def keep_external_labels(text: str) -> str:
 
 
 def unmark_headings(text: str) -> str:
-    """Replace `== Heading ==` by `Heading`, if it begins and ends with the same number of `=`. Lines of `=` alone (underlines) stay."""
+    """Replace `== Heading ==` by `Heading` if the line begins and ends with the same number of `=`. Lines of only `=` (underlines) stay."""
     return _HEADING.sub(_heading_text, text) if "=" in text else text
 
 

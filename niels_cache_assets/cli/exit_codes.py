@@ -17,6 +17,6 @@ MEANINGS = {
     WRONG_USE: "wrong use or configuration, or an input that the command needs is missing; nothing was changed",
     BUG: "a bug in niels-cache; a traceback shows its place",
     INTERRUPTED: "interrupted by Ctrl-C; finished caches are unchanged",
-    BROKEN_PIPE: "the reader of the output stopped early, such as `head`",
+    BROKEN_PIPE: "the program that reads the output, such as `head`, stopped early",
     TERMINATED: "terminated by SIGTERM; finished caches are unchanged",
 }

@@ -108,7 +108,7 @@ FLAGS: tuple[Flag, ...] = (
         "--character-coverage",
         "tokenizer",
         "character_coverage",
-        "share of characters that get their own piece; others become bytes",
+        "share of characters that get their own piece; all others become bytes",
         1.0,
     ),
     _count(
@@ -136,7 +136,7 @@ FLAGS: tuple[Flag, ...] = (
         nargs="+",
     ),
     _text("--fineweb-dataset", "pretrain.fineweb_edu", "dataset", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
-    _text("--fineweb-config", "pretrain.fineweb_edu", "config", "its configuration", "CC-MAIN-2024-10"),
+    _text("--fineweb-config", "pretrain.fineweb_edu", "config", "configuration of that data set", "CC-MAIN-2024-10"),
     _count("--fineweb-train-tokens", "pretrain.fineweb_edu", "train_tokens", "token budget of train", defaults.FINEWEB_TRAIN_TOKENS),
     _count("--fineweb-val-tokens", "pretrain.fineweb_edu", "val_tokens", "token budget of val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
     _text("--wikitext-config", "pretrain.wikitext", "config", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),

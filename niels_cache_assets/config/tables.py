@@ -65,7 +65,9 @@ class BuildSettings(_Table):
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
-    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; None uses every core. Never changes the bytes")
+    threads: int | None = Field(
+        None, ge=1, le=256, description="Threads that encode text; None uses every core. The number never changes the bytes"
+    )
     network_patience: float = Field(
         defaults.NETWORK_PATIENCE,
         ge=0,
@@ -82,9 +84,9 @@ class TokenizerSettings(_Table):
     model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Number of pieces, including special tokens")
     model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
-    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
-    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
-    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text from the start of each, in bytes")
+    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; all others become bytes")
+    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to train on; None: every configured one")
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
     special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="The strings of sys, usr, asst and eot")
 
     @field_validator("special_tokens")
@@ -106,22 +108,26 @@ class CleaningSettings(_Table):
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
-    max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: a larger share of the lines are bullets")
-    min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: a smaller share of the words has a letter")
-    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: shorter words on average, in characters")
-    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: longer words on average, in characters")
-    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word")
-    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words")
-    max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words makes a larger share of all pairs")
+    max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: the share of lines with a bullet is above this")
+    min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: the share of words with a letter is below this")
+    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: the mean word length, in characters, is below this")
+    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: the mean word length, in characters, is above this")
+    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word than this")
+    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words than this")
+    max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words is a larger share of all pairs than this")
     max_top_2gram_characters: float | None = Field(None, ge=0, le=1, description="repetitive: share of characters in the top word pair")
-    max_top_3gram_characters: float | None = Field(None, ge=0, le=1, description="The same for three words")
-    max_top_4gram_characters: float | None = Field(None, ge=0, le=1, description="The same for four words")
+    max_top_3gram_characters: float | None = Field(
+        None, ge=0, le=1, description="repetitive: share of characters in the top run of three words"
+    )
+    max_top_4gram_characters: float | None = Field(
+        None, ge=0, le=1, description="repetitive: share of characters in the top run of four words"
+    )
     max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated lines")
     max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated paragraphs")
     languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages to keep, as ISO 639-1 codes")
-    language_characters: int = Field(400, ge=1, description="Number of first characters from which the language is identified")
-    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents")
-    min_language_share: float = Field(0.5, ge=0, le=1, description="Warn if a smaller share of the identified documents is in `languages`")
+    language_characters: int = Field(400, ge=1, description="The language is identified from this number of characters at the start")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents than this")
+    min_language_share: float = Field(0.5, ge=0, le=1, description="Warn if the share of identified documents in `languages` is below this")
 
     @field_validator("skip")
     @classmethod
@@ -164,7 +170,9 @@ class DedupSettings(_Table):
     bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Set it together with `rows`")
     rows: int | None = Field(None, ge=1, description="Slots of a band; None: chosen for the threshold")
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
-    priority: tuple[str, ...] = Field((), strict=False, description="Data sets whose copies are kept, best first; others in table order")
+    priority: tuple[str, ...] = Field(
+        (), strict=False, description="Data sets whose copies are kept, best first; the rest follow in table order"
+    )
 
     @model_validator(mode="after")
     def _bands_fit(self) -> Self:
@@ -183,7 +191,7 @@ class BlendSettings(_Table):
     num_samples: int = Field(ge=1, le=2**60, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
     seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
     split: str = Field(ALL_TRAIN, description='Shares of train, valid and test in each member: --split, such as "99,1,0"')
-    part: Literal["train", "valid", "test"] = Field("train", description="Which of the three to blend")
+    part: Literal["train", "valid", "test"] = Field("train", description="The part to blend: train, valid or test")
 
     @field_validator("weights")
     @classmethod
@@ -206,10 +214,10 @@ class ReportsSettings(_Table):
     """[reports]: if there is no [blend.NAME], `reports/mixture` plans a run with all pretrain sets. This table has that run's settings."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
-    batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; also for blends")
+    batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together; blends use this key too")
     sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens of a sample")
     max_epochs: float = Field(
-        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often; also for blends"
+        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often than this; blends use this key too"
     )
 
 
@@ -218,18 +226,23 @@ class DagsterSettings(_Table):
 
     owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
-    plots: bool = Field(True, description="Draw plots of each build: one or two seconds per materialization, about 100 kB in the database")
+    plots: bool = Field(True, description="Draw plots of each build. This takes one or two seconds, and about 100 kB in the database")
     repository: str | None = Field(
-        None, description='Target of the code links of assets: a fork on the web ("https://github.com/NAME/niels-cache"); None: local files'
+        None,
+        description='Where code links of assets lead: to a fork on the web ("https://github.com/NAME/niels-cache"); None: to local files',
     )
     branch: str = Field("main", min_length=1, description="The branch of `repository`")
 
-    upstream_seconds: int = Field(3600, ge=30, description="Least seconds between two looks of `upstream_revision_sensor` at the hub")
-    upstream_builds: bool = Field(
-        False, description="`upstream_revision_sensor` also requests a run if the upstream of a finished build has changed, at any cost"
+    upstream_seconds: int = Field(
+        3600, ge=30, description="`upstream_revision_sensor` waits at least this many seconds between two checks of the hub"
     )
-    notes_seconds: int = Field(60, ge=1, description="Least seconds between two looks of `notes_folder_sensor` at the folders")
-    notes_quiet_seconds: int = Field(300, ge=0, description="Seconds without a change in a folder of notes before it is built")
+    upstream_builds: bool = Field(
+        False, description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a run, at any cost"
+    )
+    notes_seconds: int = Field(
+        60, ge=1, description="`notes_folder_sensor` waits at least this many seconds between two checks of the folders"
+    )
+    notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built after this many seconds without a change")
     nightly_hour: int = Field(3, ge=0, le=23, description="Hour of the nightly schedules, in UTC")
     automatic_sft: tuple[str, ...] | None = Field(
         None, strict=False, description="SFT data sets that `sft_automation` builds when their inputs change; None: all of them"

@@ -34,7 +34,9 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, a name of another pretrain table")
+    members: dict[str, FiniteFloat] = Field(
+        min_length=1, description="Weight of each member; a member is the name of another pretrain table"
+    )
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field("first_exhausted", description="When the mixed stream ends")
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ class Oasst1(HubData, SftSource):
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
     languages: list[str] = Field(default=["en"], description="Languages of messages to keep; an empty list keeps all")
-    max_messages: int = Field(32, ge=2, description="Longer threads keep their first messages, up to this many")
+    max_messages: int = Field(32, ge=2, description="A thread with more messages keeps only this many, from its start")
     split_by: Literal["example", "tree"] = Field("example", description="`tree` keeps all threads of a tree in one split")
 
     @property

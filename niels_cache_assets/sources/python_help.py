@@ -21,7 +21,7 @@ class PythonHelp(SftSource):
 
     source: Literal["python_help"] = "python_help"
     min_characters: int = Field(60, ge=1, description="Docstrings shorter than this are dropped (and counted)")
-    max_characters: int = Field(800, ge=1, description="Answers take whole paragraphs up to this length, and at least the first")
+    max_characters: int = Field(800, ge=1, description="An answer has whole paragraphs up to this length, and at least the first paragraph")
 
     def revision(self, siblings: Mapping[str, Any]) -> str | None:
         return stdlib_revision()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PrepareStep = Literal["clean", "dedup"]
 
-FILES_HELP = "Globs of files, or folders of them; local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed"
+FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
 
@@ -195,13 +195,13 @@ class PretrainSource(Source):
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
     prepare: tuple[PrepareStep, ...] = Field(
-        (), strict=False, description="'clean', 'dedup' or both: done before tokenization, to all of the source: token budgets count later"
+        (), strict=False, description="'clean', 'dedup' or both, for the whole source, before tokenization. Token budgets count afterwards"
     )
     cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with different values for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
-        "off", description="Keep documents out of train that equal, or nearly equal, a val document"
+        "off", description="'exact' drops documents of train that equal a document of val; 'near' also drops documents near to one"
     )
-    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which documents are near")
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which two documents are near")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
@@ -266,7 +266,7 @@ class SftSource(Source):
     """A table of [sft.*]."""
 
     family: ClassVar[Family] = "sft"
-    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed decides which ones")
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

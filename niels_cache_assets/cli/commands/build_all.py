@@ -66,7 +66,7 @@ COMMAND = Command(
     description="""\
 Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names.
 Without that file, build the data sets of the default profile. Dagster runs the builds, so its UI shows
-the same runs. Before training a tokenizer, build-all checks all inputs and reports every one that it
+the same runs. Before training a tokenizer, build-all checks all inputs and reports every input that it
 cannot read. Data sets with `prepare` are cleaned and deduplicated first, and the tokenizer is trained
 on the remaining documents (docs/cleaning.md).
 

@@ -44,9 +44,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     description="""\
 Check everything that a build needs: the system, the versions of installed packages, the configuration,
-the files that its data sets name, the cache directory (writing, space, locks, exchange of directories),
-DAGSTER_HOME, and each data set on the hub. For every problem, doctor prints how to fix it. It builds
-nothing and leaves no file behind.
+the files that the data sets name, the cache directory (writing, space, locks, exchange of directories),
+DAGSTER_HOME, and each data set on the hub. For every problem, doctor prints how to fix the problem.
+doctor builds nothing and leaves no file behind.
 
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\

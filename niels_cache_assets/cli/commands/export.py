@@ -66,9 +66,9 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
              and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
 
-EOT follows each document, as in the cache; for llm.c it precedes each one. The files appear only when
-all of them are complete. A list of their names (*.files) tells a later export to the same place which
-files to replace. For nanogpt and olmo, export prints the lines to add to the other project's code.""",
+EOT follows each document, as in the cache; for llm.c, EOT precedes each document. The files appear only
+when all of them are complete. A list of the file names (*.files) tells a later export to the same place
+which files to replace. For nanogpt and olmo, export prints lines to add to the code of that project.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext

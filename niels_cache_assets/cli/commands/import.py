@@ -45,9 +45,10 @@ Make a pretrain cache from tokens of another project. `import megatron PREFIX` r
 PREFIX.idx into the train split of a new cache NAME, with the same documents in the same order. The new
 cache is verified before it takes its place.
 
-Those files do not record the tokenizer. Name it with --tokenizer or --tokenizer-sha256: if it is the
-tokenizer of the cache directory, its vocabulary and EOT are known too. Or give --vocab-size and --eot.
-Otherwise the cache records that they are unknown, and commands show token ids instead of text.""",
+The files of Megatron-LM do not record the tokenizer. Name the tokenizer with --tokenizer or
+--tokenizer-sha256. If this is the tokenizer of the cache directory, its vocabulary and EOT are known
+too. Instead, you can give --vocab-size and --eot. Otherwise the cache records that vocabulary and EOT
+are unknown, and commands show token ids instead of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",

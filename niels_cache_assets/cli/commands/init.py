@@ -40,7 +40,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE",
         help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
     )
-    start.add_argument("--only-mine", action="store_true", help="with --profile: turn its data sets off and keep only its settings")
+    start.add_argument(
+        "--only-mine", action="store_true", help="with --profile: turn the data sets of the profile off and keep only its settings"
+    )
     start.add_argument(
         "--files",
         metavar="PATH",
@@ -72,8 +74,9 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
 your data: it finds the field with the text, and the form of conversations (lists of messages,
-instruction and answer, OpenAssistant trees). Without options, at a terminal, it asks questions. It
-checks the configuration like `doctor`. If a source cannot be read, it writes no file.""",
+instruction and answer, OpenAssistant trees). Without options, at a terminal, init asks questions.
+Before it writes the file, it checks the configuration like `doctor`. If a source cannot be read, it
+writes no file.""",
     usage="[PATH ...] ",
     examples="""\
   niels-cache init                                       asks questions, at a terminal

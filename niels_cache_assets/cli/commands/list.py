@@ -33,14 +33,25 @@ COMMAND = Command(
 List the data sets that niels_cache.toml names and the state of each, then other caches in the cache
 directory. Without that file, list the built data sets.
 
-states: in sync; missing; needs ... (a setting); other tokenizer, other settings (they changed after
-the build); damaged (a file), unreadable (meta.json), other data set (the folder was renamed or
-copied); unverifiable (made by another program); with --all also disabled and switched off (both have
-enabled = false; the second has an old cache); `niels-cache status` explains them
+The states are:
 
-train, val: a percentage follows if the source ended before the token budget was met
+  in sync           built with the current settings
+  missing           not built yet
+  needs ...         this setting is missing
+  other tokenizer   the tokenizer changed after the build
+  other settings    the settings changed after the build
+  damaged           a file is damaged
+  unreadable        meta.json cannot be read
+  other data set    the folder was renamed or copied
+  unverifiable      another program made the cache
+  disabled          enabled = false, and no cache exists (with --all)
+  switched off      enabled = false, but an old cache exists (with --all)
 
-corpus: documents left after cleaning and deduplication, of those read, for data sets with `prepare`""",
+`niels-cache status` gives the reason for a state.
+
+The columns train and val show a percentage if the source ended before the token budget was met. The
+column corpus shows, for a data set with `prepare`, the documents that are left after cleaning and
+deduplication, and the documents that were read.""",
     examples="""\
   niels-cache list
   niels-cache list --all  also switched-off data sets""",

@@ -37,7 +37,7 @@ _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration, from its table [blend.NAME]")
     parser.add_argument(
-        "--for", dest="reader", metavar="PROGRAM", help="megatron-core: all indices of one run, under its file names; see below"
+        "--for", dest="reader", metavar="PROGRAM", help="megatron-core: build all indices of one run, under the file names of megatron-core"
     )
     parser.add_argument(
         "--blend", "--data-args-path", dest="blend", metavar="FILE", help="file with weights and paths of a blend that is not configured"
@@ -62,10 +62,10 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         **_BLEND,
         help="PREFIX, or WEIGHT PREFIX WEIGHT PREFIX ..., or PREFIX PREFIX ...; --split cuts it (default: 969, 30, 1)",
     )
-    group.add_argument("--train-data-path", **_BLEND, help="the same for train only, without --split")
-    group.add_argument("--valid-data-path", **_BLEND, help="the same for valid only")
-    group.add_argument("--test-data-path", **_BLEND, help="the same for test only")
-    group.add_argument("--per-split-data-args-path", metavar="FILE", help="these three in one JSON file, with train, valid and test")
+    group.add_argument("--train-data-path", **_BLEND, help="like --data-path, but for train only, without --split")
+    group.add_argument("--valid-data-path", **_BLEND, help="like --data-path, but for valid only")
+    group.add_argument("--test-data-path", **_BLEND, help="like --data-path, but for test only")
+    group.add_argument("--per-split-data-args-path", metavar="FILE", help="one JSON file with the paths of train, valid and test")
     group.add_argument("--train-iters", **_NUMBER, help="steps in the run")
     group.add_argument("--train-samples", **_NUMBER, help="samples in the run, instead of steps")
     group.add_argument("--global-batch-size", **_NUMBER, help="samples in a step")
@@ -76,7 +76,7 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--target-sizes",
         metavar="A,B,C",
-        help="samples in train, valid and test, or none for every sample once, instead of steps; "
+        help="samples in train, valid and test, instead of steps; none reads every sample once; "
         'Megatron-LM prints them as "datasets target sizes"',
     )
     group.add_argument("--mid-level-dataset-surplus", metavar="X", type=fraction, help="surplus of a blend's data sets (default: 0.005)")
@@ -84,8 +84,8 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer-type", metavar="TYPE", help="such as SentencePieceTokenizer, HuggingFaceTokenizer or NullTokenizer")
-    group.add_argument("--tokenizer-model", metavar="PATH", help="its model, spelled exactly as in the run")
-    group.add_argument("--tokenizer-metadata", metavar="FILE", help="its JSON file, if the run names one")
+    group.add_argument("--tokenizer-model", metavar="PATH", help="model of the tokenizer, spelled exactly as in the run")
+    group.add_argument("--tokenizer-metadata", metavar="FILE", help="JSON file of the tokenizer, if the run names one")
     group.add_argument("--tokenizer-special-tokens", metavar="TOKEN", nargs="+")
     group.add_argument("--tokenizer-sentencepiece-legacy", **_FLAG)
     group.add_argument("--tokenizer-hf-use-fast", **_FLAG)
@@ -99,7 +99,7 @@ def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer-identifiers",
         metavar="JSON",
-        help="instead of these flags, for any class: the tokenizer's unique_identifiers as JSON, or a file with them, such as a "
+        help="instead of these flags, for any class of tokenizer: its unique_identifiers as JSON, or a file with them, such as a "
         "*-description.txt that megatron-core wrote in an earlier run",
     )
 
@@ -121,19 +121,19 @@ Build the GPT and blend indices of a training run in advance, on a CPU machine. 
 samples in the order of Megatron-LM. The command prints the folder and hash of each index. NAME is a
 table [blend.NAME] of the configuration. Without NAME, give --blend FILE and the settings of the run.
 
-FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or paths only (each is
-read once). PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
-cache/pretrain/wikitext/train. Both have the same index if they have the same content.
+FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or only paths, each of
+which is read once. PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
+cache/pretrain/wikitext/train. A prefix and a split with the same content have the same index.
 
 Indices are written to index/ of the cache directory, under a hash of every setting and of the data.
 MegatronGPTDataset and open_blend of niels_cache_runtime.megatron find them there.
 
 With --for megatron-core, all indices of a run (train, valid and test) are written to --data-cache-path
-under the names of megatron-core 0.16.1, so that it builds none. The data are the .bin and .idx files of
-`niels-cache export megatron`. Copy the flags from the command line of the run: the names depend on the
-prefixes and the path of the tokenizer, exactly as you write them there. Another version of megatron-core
-may use other names; it then builds its own indices. A second call builds nothing. After a new export
-to the same prefix, it replaces outdated indices.""",
+under the names of megatron-core 0.16.1, so that training builds no index. The data are the .bin and
+.idx files of `niels-cache export megatron`. Copy the flags from the command line of the run: the names
+depend on the prefixes and the path of the tokenizer, exactly as you write them there. If another
+version of megatron-core uses other names, it builds its own indices. If you call prebuild-index again,
+it builds nothing. After a new export to the same prefix, it replaces outdated indices.""",
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234

@@ -25,7 +25,8 @@ COMMAND = Command(
     usage="NAME ",
     description="""\
 Show the documents that cleaning dropped from a data set: the number for each reason, and examples with
-the measured value. A build saves 50 examples of each reason, sampled evenly over all of them.""",
+the measured value. A build saves 50 examples of each reason, sampled evenly over all documents that
+were dropped for this reason.""",
     examples="""\
   niels-cache rejected wikipedia                        every reason, with three examples of each
   niels-cache rejected wikipedia --reason list_page -n 20

@@ -25,10 +25,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     description="""\
 Write one HTML page about all caches: status, counts, size, sha256, age of the upstream revision,
-results of checks, and plots. The page also shows how much of each data set a training run would read:
-for every [blend.NAME], or without one for all pretrain data sets by size; [reports] sets the length of
-the run. The page is a single file that you can send to others. Ages and checks come from the records
-of Dagster (DAGSTER_HOME). The command builds nothing, hashes no file and contacts no upstream.
+results of checks, and plots. The page also shows how much of each data set a training run would read.
+It shows this for every [blend.NAME]; without a blend, for a run over all pretrain data sets by size.
+The table [reports] sets the length of that run. The page is a single file that you can send to others.
+Ages and checks come from the records of Dagster (DAGSTER_HOME). The command builds nothing, hashes no
+file and contacts no upstream.
 
 With --json, print the same data without plots; the page is then written only if you give --out.""",
     examples="""\

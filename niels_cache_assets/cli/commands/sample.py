@@ -46,7 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each (default: 128; estimated for a corpus)"
+        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each sample (default: 128; estimated for a corpus)"
     )
 
 

@@ -36,8 +36,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-Show the status of the tokenizer, corpora, duplicates and caches, the reason, and what to do. No
-upstream is contacted; build-all checks whether upstream text has changed.
+Show the status of the tokenizer, corpora, duplicates and caches, the reason, and what to do. status
+does not contact upstream; build-all checks whether upstream text has changed.
 
   complete      built with the current settings; every file has the size in meta.json
   stale         built with other settings, another tokenizer or another corpus
@@ -50,11 +50,11 @@ upstream is contacted; build-all checks whether upstream text has changed.
                 256 MB) or code version changed; the next build starts again, and the reason is shown
   being built   another process is building it; its process id, machine and start time are shown
 
-Data sets that niels_cache.toml does not name are listed if their cache exists. For a complete one,
-status also shows if a source ended before its token budget was met. For the tokenizer, it shows the
-data sets that it was trained on, and missing ones.
+Data sets that niels_cache.toml does not name are listed if their cache exists. For a complete data set,
+status also shows if the source ended before its token budget was met. For the tokenizer, status shows
+the data sets that it was trained on, and the data sets that it was not trained on.
 
-exit codes: 0 everything is complete or off, 1 something is not.""",
+exit codes: 0 everything is complete or off, 1 something is neither complete nor off.""",
     examples="""\
   niels-cache status                  everything
   niels-cache status wikitext --full  one data set and its corpus, every file hashed

@@ -21,8 +21,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against-dagster",
         action="store_true",
-        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME); this finds a change whose hashes were "
-        "updated",
+        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME); this finds a changed file even if the "
+        "hashes in meta.json were updated",
     )
 
 

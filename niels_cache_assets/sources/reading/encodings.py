@@ -55,14 +55,14 @@ class DecodesText(LimitsDocuments):
 
     encoding: str = Field(
         UTF8,
-        description="Python's name of the files' encoding; a byte order mark has precedence. For Parquet: of strings that are not UTF-8",
+        description="Python's name of the files' encoding; a byte order mark overrides it. In Parquet, for strings that are not UTF-8",
     )
     max_replaced_share: float = Field(
         MAX_REPLACED_SHARE,
         ge=0,
         le=1,
         strict=False,
-        description="A document is dropped (`not_text`) if it holds a NUL, or a larger share of replaced characters",
+        description="A document is dropped (`not_text`) if it has a NUL, or if its share of replaced characters is above this",
     )
 
     def describe(self) -> dict[str, Any]:
