@@ -24,19 +24,18 @@ from pydantic import PrivateAttr
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
+from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNKNOWN = -1  # no split yet; token budgets decide the split when the cache is built
-_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # index UNKNOWN (-1) selects the last element
-_COLUMNS = ["text", "source_id", "file", "row", "title"]  # the first fields of a Document, in the order of its fields
+_COLUMNS = ["text", "source_id", "file", "row", "title"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class PreparedCorpus:
 
     @cached_property
     def splits(self) -> np.ndarray:
-        """The split of every document of the corpus: (documents,) int8, an index into SPLITS, or UNKNOWN."""
+        """The split of every document of the corpus: (documents,) int8, an index into SPLITS, or NO_SPLIT."""
         return document_splits(self.meta, self.directory, self.source, self.seed)
 
     @cached_property
@@ -107,7 +106,7 @@ class PreparedCorpus:
             "splits": split_identity(self.source, self.seed),
         }
 
-    def stream(self, context: StreamContext) -> Iterator[list[Document]]:
+    def stream(self, context: StreamContext) -> Iterator[DocumentBatch]:
         """Yield the batches of `documents`, and report drops, facts and places in `context.report`, like any source.
 
         The drops and facts are those of the whole corpus, even if only a part of it is read. A stream can start at a reported place. The
@@ -120,7 +119,7 @@ class PreparedCorpus:
             context.report.place = {"file": self.name, "row": end}
             yield batch
 
-    def documents(self) -> Iterator[list[Document]]:
+    def documents(self) -> Iterator[DocumentBatch]:
         """Yield the documents that stay, in the order of the corpus, in batches of about 2 MB of text.
 
         Raises NielsCacheError if a file cannot be read, and before it reads a file of a corpus that has replaced this one. A file that is
@@ -129,16 +128,16 @@ class PreparedCorpus:
         for _, batch in self._batches(0):
             yield batch
 
-    def _batches(self, start: int) -> Iterator[tuple[int, list[Document]]]:
+    def _batches(self, start: int) -> Iterator[tuple[int, DocumentBatch]]:
         """Yield (ordinal after a row group, documents of this row group that stay). Begin with the row group whose first ordinal is
         `start`.
         """
         for first, table in self._groups(start=start):
             end = first + len(table)
             stays = ~self.gone[first:end]
-            batch = [document for document, stay in zip(self._as_documents(first, table), stays.tolist(), strict=True) if stay]
-            if batch:
-                yield end, batch
+            if stays.any():
+                batch = self._as_documents(first, table)
+                yield end, batch if stays.all() else batch[stays]
 
     def select(self, ordinals: np.ndarray) -> list[Document]:
         """Return the documents with these ascending ordinals, including documents in the drop list."""
@@ -146,12 +145,21 @@ class PreparedCorpus:
         for first, table in self._groups(ordinals):
             inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
             documents = self._as_documents(first, table)
-            selected += [documents[ordinal - first] for ordinal in inside.tolist()]
+            selected += documents[inside.astype(np.int64) - first]
         return selected
 
-    def _as_documents(self, first: int, table: pa.Table) -> list[Document]:
-        splits = [_SPLIT_OF[split] for split in self.splits[first : first + len(table)].tolist()]
-        return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
+    def _as_documents(self, first: int, table: pa.Table) -> DocumentBatch:
+        count = len(table)
+        texts, source_ids, files, titles = (column_values(table[name]) for name in ("text", "source_id", "file", "title"))
+        return DocumentBatch(
+            text=object_array(texts, count),
+            source_id=object_array(source_ids, count),
+            file=object_array(files, count),
+            row=table["row"].to_numpy(),
+            split=self.splits[first : first + count],
+            characters=np.fromiter(map(len, texts), np.int64, count),
+            title=object_array(titles, count),
+        )
 
     def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` on, in order.
@@ -201,7 +209,7 @@ class PreparedMember(PretrainSource):
     def identity(self) -> dict[str, Any]:
         return {"prepared": self.prepared.identity()}
 
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+    def documents(self, context: StreamContext) -> Iterator[Documents]:
         return self.prepared.stream(context)
 
     @property
@@ -213,21 +221,21 @@ class PreparedMember(PretrainSource):
 
 
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
-    """Return the split of every document of a corpus: (documents,) int8, an index into SPLITS, or UNKNOWN.
+    """Return the split of every document of a corpus: (documents,) int8, an index into SPLITS, or NO_SPLIT.
 
     A document has the split that upstream gives it. If the source has a seeded val_frac, splits.val_mask divides the documents without such
     a split.
     """
-    splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
+    splits = np.full(meta["documents"]["kept"], NO_SPLIT, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
         for path in document_files(directory, meta):
             with _open_part(path, meta) as parquet:
                 own = parquet.read(columns=["split"])["split"].to_pylist()
-            splits[first : first + len(own)] = [UNKNOWN if split is None else SPLITS.index(split) for split in own]
+            splits[first : first + len(own)] = [NO_SPLIT if split is None else SPLITS.index(split) for split in own]
             first += len(own)
     if source.seeded_val_frac is not None:
-        free = np.flatnonzero(splits == UNKNOWN)
+        free = np.flatnonzero(splits == NO_SPLIT)
         is_val = val_mask(len(free), val_frac=source.seeded_val_frac, seed=seed)
         splits[free] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))
     return splits

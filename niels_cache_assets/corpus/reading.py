@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.types import PretrainSource
 
 
@@ -48,7 +48,7 @@ def open_prepared(
     )
 
 
-def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[list[Document]]:
+def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[DocumentBatch]:
     """Return the documents of a prepared data set that stay, in batches. Each document has its split.
 
     Raises the errors of `open_prepared`.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.prepared import UNKNOWN, PreparedCorpus
+from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.documents import NO_SPLIT
 from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
@@ -62,7 +63,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
     """Return the number of documents that stay, for each split. "unknown" counts documents whose split token budgets decide later."""
     counts = Counter(prepared.splits[~prepared.gone].tolist())
-    return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[UNKNOWN]}
+    return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[NO_SPLIT]}
 
 
 def documents_given(meta: Meta) -> int:

@@ -19,7 +19,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.documents import Document, DocumentBatch, Documents
+from niels_cache_assets.documents import Document, Documents
 from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.rows import batched
@@ -209,7 +209,7 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     has val_tokens pieces of maximal length, but it is never more than half of the text.
     """
     source = prepared.source
-    batches = map(DocumentBatch.of, prepared.documents())
+    batches = prepared.documents()
     if source.builder_shuffle:  # with a shuffle, val comes first in the shuffled order
         batches = shuffled(batches, buffer_size=source.builder_shuffle, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)

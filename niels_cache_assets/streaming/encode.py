@@ -149,10 +149,11 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
     """Return the mask of the texts with a special id, bool (n,), or None if there are none. Raises NielsCacheError for ids outside of the
     vocabulary, so that the tokens of an inconsistent tokenizer are not written.
     """
-    ids = encoded.ids
-    if len(ids) and (int(ids.max()) >= tokenizer.vocab_size or int(ids.min()) < 0):
-        raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {tokenizer.vocab_size}; correct vocab_size")
-    special = _forbidden(ids, tokenizer.forbidden_ids)
+    try:  # one look at each id; a negative id becomes one that is too large
+        special = tokenizer.is_special.take(encoded.ids.view(f"u{encoded.ids.itemsize}"))
+    except IndexError as error:
+        size = tokenizer.vocab_size
+        raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {size}; correct vocab_size") from error
     if not special.any():
         return None
     found = np.zeros(len(encoded.lengths), dtype=bool)
@@ -183,13 +184,6 @@ def _encode_chunks(
     if append_eot:
         tokens, lengths = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)), lengths + 1
     return EncodedDocuments(documents, tokens, lengths, dropped, chunks)
-
-
-def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
-    """Return a mask of special ids: two comparisons if the ids are consecutive (our own tokenizers), else `isin`."""
-    if forbidden[-1] - forbidden[0] == len(forbidden) - 1:
-        return (ids >= forbidden[0]) & (ids <= forbidden[-1])
-    return np.isin(ids, forbidden)
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -75,7 +75,7 @@ class Feed(Generic[Batch]):
         items, splitter = (mark.items, self._splitter(mark.unsplit)) if mark else (0, self._splitter(0))
         for batch in self._batches(context):
             count = len(batch)
-            yield splitter.split(batch) if splitter else batch
+            yield splitter.split(batch) if splitter else batch  # type: ignore[misc, arg-type]  # only documents have a share for val
             del batch  # so that a long text is not kept in memory while the next batch is read
             items += count
             self._share_read = self.report.share

@@ -178,9 +178,12 @@ class BuildTokenizer:
         assert eot is not None  # view_tokenizer rejects a tokenizer without eot
         return eot
 
-    @property
-    def forbidden_ids(self) -> np.ndarray:
-        return np.array(sorted({token for token in self.special_ids.values() if token is not None}))
+    @cached_property
+    def is_special(self) -> np.ndarray:
+        """Whether each id is a special token: (vocab_size,) bool."""
+        special = np.zeros(self.vocab_size, dtype=bool)
+        special[[token for token in self.special_ids.values() if token is not None]] = True
+        return special
 
     def require(self, keys: Sequence[str]) -> None:
         """Raise NielsCacheError unless each of these roles has an id, and all ids differ."""

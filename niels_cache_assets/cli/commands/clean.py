@@ -134,13 +134,13 @@ def _clean(
     """Count the documents of all sources in `outcome`, chunk by chunk, up to `limit` documents in all."""
     from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
     from niels_cache_assets.sources.types import StreamContext
-    from niels_cache_assets.streaming.encode import in_chunks
+    from niels_cache_assets.streaming.intake import in_lists
 
     given = 0
 
     def chunks_of(documents: Iterable[Document]) -> Iterator[Chunk]:
         nonlocal given
-        for chunk in in_chunks(documents, lambda document: len(document.text)):
+        for chunk in in_lists(documents):
             yield Chunk(given, chunk)
             given += len(chunk)
 
