@@ -1,4 +1,4 @@
-"""A thread that writes behind its caller: it runs the writes of a build in order, and the caller goes on with the next batch.
+"""A thread that writes behind its caller: it runs the writes of a build in order, and the caller continues with the next batch.
 
 Hashing, writing and fsync take no time of the caller then, and most of their work needs no interpreter lock. The queue is bounded by bytes
 and by number. After an error no later write runs, and the error is raised in the caller at its next call.

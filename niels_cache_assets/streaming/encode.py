@@ -107,12 +107,17 @@ def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]
     """Group chunks of short documents: each hand-over between threads costs as much as encoding some documents."""
     task: list[PositionedChunk] = []
     characters = 0
-    for chunk in chunks:
-        task.append(chunk)
-        characters += _characters(chunk)
-        if len(task) == _CHUNKS_PER_TASK or characters >= _CHUNK_CHARACTERS:
+    try:
+        for chunk in chunks:
+            task.append(chunk)
+            characters += _characters(chunk)
+            if len(task) == _CHUNKS_PER_TASK or characters >= _CHUNK_CHARACTERS:
+                yield task
+                task, characters = [], 0
+    except Exception:
+        if task:  # read before the source failed: a build that is resumed need not read it again
             yield task
-            task, characters = [], 0
+        raise
     if task:
         yield task
 
@@ -149,8 +154,10 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
     """Return the mask of the texts with a special id, bool (n,), or None if there are none. Raises NielsCacheError for ids outside of the
     vocabulary, so that the tokens of an inconsistent tokenizer are not written.
     """
-    try:  # one look at each id; a negative id becomes one that is too large
-        special = tokenizer.is_special.take(encoded.ids.view(f"u{encoded.ids.itemsize}"))
+    try:
+        if len(encoded.ids) and encoded.ids.min() < 0:
+            raise IndexError
+        special = tokenizer.is_special.take(encoded.ids)
     except IndexError as error:
         size = tokenizer.vocab_size
         raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {size}; correct vocab_size") from error

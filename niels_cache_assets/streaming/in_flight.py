@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
@@ -37,7 +37,7 @@ def results_in_order(
     """Yield the results of all items, in order, with up to `most` items in flight.
 
     `size_of`: returns the characters of an item. Long items in flight have at most 16 million characters together, or there is only one.
-    While one has more than that, the next item is not read.
+    While one has more than that, the next item is not read. If `items` fails, the error is raised after the results of the items before it.
     """
     waiting: deque[tuple[Future[Result], int]] = deque()
     held = 0  # characters of the long items in flight
@@ -48,7 +48,16 @@ def results_in_order(
         held -= size
         return future.result()
 
-    for item in items:
+    error: Exception | None = None
+
+    def read() -> Iterator[Item]:
+        nonlocal error
+        try:
+            yield from items
+        except Exception as failure:
+            error = failure
+
+    for item in read():
         size = size_of(item)
         size = size if size > LONG_CHARACTERS else 0
         while size and held and held + size > MOST_LONG_CHARACTERS:
@@ -60,6 +69,8 @@ def results_in_order(
             yield next_result()
     while waiting:
         yield next_result()
+    if error is not None:
+        raise error
 
 
 def map_in_order(

@@ -32,7 +32,7 @@ def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[R
         patched.setenv(BYTES_VARIABLE, "200000")
         with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
             assert ui.project.build_tokenizer().success
-            ui.project.write_notes(sentences(60) * 2_000)
+            ui.project.write_notes(sentences(60) * 5_000)
             yield ui
 
 
