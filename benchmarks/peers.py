@@ -186,7 +186,7 @@ def main() -> None:
                 taken[name].append(run(name, inputs, folder))
                 print(f"  {name}: {taken[name][-1]:.1f} s", flush=True)
         median = statistics.median(taken["niels-cache"])
-        print("| writer | seconds | start | MB/s | against niels-cache | bytes on disk for one of text |\n|---|---|---|---|---|---|")
+        print("| writer | seconds | start | MB/s | against niels-cache | bytes on disk for each byte of text |\n|---|---|---|---|---|---|")
         for name, times in taken.items():
             middle = statistics.median(times)
             on_disk = bytes_in(folders[name]) / size / 1e6

@@ -65,7 +65,8 @@ Some data sets ship with the package.
 
 If a table has the name of a catalog data set and no `source`, it takes the keys of the catalog, and your keys override them.
 A table with a `source` inherits nothing.
-`--only`, `--set`, `train_on`, `weights` and `members` refer to data sets, but they add none: the error names the table to add.
+`--only`, `--set`, `train_on`, `weights` and `members` name data sets, but they do not add data sets.
+If one of them names a data set that has no table, an error says which table to add.
 
 ## What is a profile?
 

@@ -104,7 +104,8 @@ def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" or similar words ("can",
-    "might"; "stand for"; "... in Y:") and a list follows. A list is a bullet, a line of fewer than 80 characters, or nothing.
+    "might"; "stand for"; "... in Y:"). Such a line counts only if the next line has a bullet or fewer than 80 characters, or if the text
+    ends there.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]

@@ -133,8 +133,8 @@ def remove_tables(text: str) -> str:
 
 def remove_tags(text: str) -> str:
     """Remove HTML and MediaWiki tags. A tag that breaks lines becomes a line break. Comments and elements that hold no prose (ref, script,
-    ...) are removed with their content. Text that only looks like a tag stays: `<stdio.h>`, `a < b`, `x <b && y> c`, and `<title>`
-    without attributes or `</title>`. `10<sup>6</sup>` becomes `10^6`.
+    ...) are removed with their content. Text that only looks like a tag stays: `<stdio.h>`, `a < b`, `x <b && y> c`. A `<title>`
+    without attributes stays too if no `</title>` follows. `10<sup>6</sup>` becomes `10^6`.
     """
     return _settle(text, "tags", "<", _without_tags)
 

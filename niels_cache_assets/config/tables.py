@@ -104,7 +104,10 @@ class CleaningSettings(_Table):
     """
 
     skip: tuple[str, ...] = Field(
-        (), strict=False, description="Reasons not to check ('not_english'), and normalizers not to run ('tags', 'blanks')"
+        (),
+        strict=False,
+        description="Filters and normalizers that do not run. A filter has the name of its reason, such as 'not_english'; "
+        "normalizers are for example 'tags' and 'blanks'",
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
@@ -115,19 +118,31 @@ class CleaningSettings(_Table):
     max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word than this")
     min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words than this")
     max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words is a larger share of all pairs than this")
-    max_top_2gram_characters: float | None = Field(None, ge=0, le=1, description="repetitive: share of characters in the top word pair")
+    max_top_2gram_characters: float | None = Field(
+        None, ge=0, le=1, description="repetitive: the most frequent pair of words is a larger share of all characters than this"
+    )
     max_top_3gram_characters: float | None = Field(
-        None, ge=0, le=1, description="repetitive: share of characters in the top run of three words"
+        None, ge=0, le=1, description="repetitive: the most frequent run of three words is a larger share of all characters than this"
     )
     max_top_4gram_characters: float | None = Field(
-        None, ge=0, le=1, description="repetitive: share of characters in the top run of four words"
+        None, ge=0, le=1, description="repetitive: the most frequent run of four words is a larger share of all characters than this"
     )
-    max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated lines")
-    max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of repeated paragraphs")
+    max_duplicate_lines: float | None = Field(
+        None, ge=0, le=1, description="repetitive: repeated lines are a larger share of all lines than this"
+    )
+    max_duplicate_paragraphs: float | None = Field(
+        None, ge=0, le=1, description="repetitive: repeated paragraphs are a larger share of all paragraphs than this"
+    )
     languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages to keep, as ISO 639-1 codes")
     language_characters: int = Field(400, ge=1, description="The language is identified from this number of characters at the start")
     max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents than this")
-    min_language_share: float = Field(0.5, ge=0, le=1, description="Warn if the share of identified documents in `languages` is below this")
+    min_language_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Warn if the share of documents whose language is in `languages` is below this; "
+        "documents whose language was not identified are not counted",
+    )
 
     @field_validator("skip")
     @classmethod
@@ -164,7 +179,9 @@ class CleaningSettings(_Table):
 class DedupSettings(_Table):
     """[dedup]: the definition of a near duplicate, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
 
-    threshold: float = Field(0.85, gt=0, lt=1, description="Jaccard similarity of word n-grams from which documents are near duplicates")
+    threshold: float = Field(
+        0.85, gt=0, lt=1, description="Two documents are near duplicates if the Jaccard similarity of their word n-grams is at least this"
+    )
     num_perm: int = Field(128, ge=16, le=1024, description="Slots of a MinHash signature")
     ngram: int = Field(5, ge=1, le=32, description="Words of a shingle")
     bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Set it together with `rows`")
@@ -237,7 +254,9 @@ class DagsterSettings(_Table):
         3600, ge=30, description="`upstream_revision_sensor` waits at least this many seconds between two checks of the hub"
     )
     upstream_builds: bool = Field(
-        False, description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a run, at any cost"
+        False,
+        description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a new build, "
+        "even an expensive one",
     )
     notes_seconds: int = Field(
         60, ge=1, description="`notes_folder_sensor` waits at least this many seconds between two checks of the folders"

@@ -18,7 +18,9 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
-    """JSON Lines: one object per line. A string `title` becomes the document's title. `row` is the index of the line; blank lines count."""
+    """JSON Lines: one object per line. A string `title` becomes the document's title. The cache records a `row` for each document: the
+    index of its line in the file. Blank lines count.
+    """
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")

@@ -45,7 +45,9 @@ class Node(NamedTuple):
 
 
 class Oasst1(HubData, SftSource):
-    """Paths from root to leaf. prompter becomes user; no system message is added."""
+    """OpenAssistant's trees of messages. Each path from the root of a tree to a leaf becomes one conversation (a thread). The role
+    `prompter` becomes `user`. No system message is added.
+    """
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"

@@ -20,7 +20,9 @@ from niels_cache_assets.sources.types import StreamContext
 
 
 class Text(KeepsDamaged, FileSource):
-    """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts documents in the file."""
+    """Plain text files: one document per file, per paragraph (between blank lines) or per line. The cache records a `row` for
+    each document: its number within the file.
+    """
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")

@@ -199,9 +199,13 @@ class PretrainSource(Source):
     )
     cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with different values for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
-        "off", description="'exact' drops documents of train that equal a document of val; 'near' also drops documents near to one"
+        "off",
+        description="'exact' drops documents of train that equal a document of val; "
+        "'near' also drops documents of train that are near to a document of val",
     )
-    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which two documents are near")
+    decontaminate_threshold: float = Field(
+        0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
+    )
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:

@@ -98,7 +98,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("characters", "a table of whole numbers", ("corpus",), "`before` and `after` cleaning"),
     MetaKey("bytes", "a table of whole numbers", ("corpus",), "Bytes of UTF-8 `before` and `after` cleaning"),
     MetaKey("words", "a whole number", ("corpus",), "Words of the kept documents"),
-    MetaKey("cut", "a table of whole numbers", ("pretrain",), "Number of documents that a token budget cut, 0 or 1, in `train` and `val`"),
+    MetaKey("cut", "a table of whole numbers", ("pretrain",), "Documents of `train` and of `val` that were cut by a token budget: 0 or 1"),
     MetaKey("cut_document", "a table", ("pretrain",), "The ordinal of the cut document in each split, or null"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
@@ -113,9 +113,9 @@ META_KEYS: tuple[MetaKey, ...] = (
         "a table",
         ("tokenizer",),
         "The training sample has `sources` (bytes of each), `revisions`, `skipped` (unreadable items), `bytes` and `sha256`. "
-        "If a data set uses `prepare`, it also has `read_as`, which is `prepared` (documents of a corpus that go to train), "
-        "`members` (a mixture) or `raw`. The quality of the tokenizer is in `characters_per_token` by source (newlines count, EOT "
-        "does not) and `longest_words`",
+        "If a data set uses `prepare`, the training sample also has `read_as`. For each data set, `read_as` is `prepared` (the "
+        "documents of its corpus that go to train), `members` (for a mixture) or `raw`. The quality of the tokenizer is in "
+        "`characters_per_token` by source (newlines count, EOT does not) and `longest_words`",
     ),
     MetaKey("imported", "text", ("tokenizer",), "The file name of an imported tokenizer"),
     # Corpus and duplicates

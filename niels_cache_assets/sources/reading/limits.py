@@ -27,7 +27,9 @@ class LimitsDocuments(Source):
     never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # it decides whether there is a cache, not what is in it
 
     max_document_mib: PositiveInt = Field(
-        MAX_DOCUMENT_MIB, description="Longest document, line, or file that is one document, in MiB; a longer one fails the build"
+        MAX_DOCUMENT_MIB,
+        description="Limit in MiB for each document, for each line, and for each file that is one document. "
+        "If one of them is longer, the build fails",
     )
 
     @property
