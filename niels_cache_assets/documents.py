@@ -1,7 +1,7 @@
 """The data that pass through a build: documents, batches of documents by column, conversations, and the counters of dropped items.
 
-Documents and conversations are named tuples, which are immutable. A named tuple costs a third as much as a frozen data class. A build whose
-source gives columns makes no object for a document: a DocumentBatch holds one array for each column.
+Documents and conversations are named tuples, which are immutable. A named tuple costs a third as much as a frozen data class. If a source
+gives columns, a build does not make an object for each document: a DocumentBatch holds one array for each column.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Message(TypedDict):
 class Document(NamedTuple):
     """One pretraining text and its origin.
 
-    `source_id` is the id that the source gives the text, or `file#row`. `file` is relative to the source's root, and `row` counts from 0 in
-    that file. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide the split. `redirect`
-    is True if upstream marks this page as a redirect to another page.
+    `source_id` is the id that the source gives to the text, or `file#row`. `file` is relative to the source's root, and `row` is the number
+    of the row in that file, from 0. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide
+    the split. `redirect` is True if upstream marks this page as a redirect to another page.
     """
 
     text: str
@@ -47,7 +47,10 @@ class Document(NamedTuple):
 
 
 def object_array(values: Iterable[Any], count: int) -> Objects:
-    """Return (count,) objects. NumPy would look into nested values, so it is not asked for an array of the values themselves."""
+    """Return the values as an object array, (count,).
+
+    `np.array` is not used, because it would also look into values that are sequences themselves.
+    """
     return np.fromiter(values, dtype=object, count=count)
 
 
@@ -56,9 +59,10 @@ class DocumentBatch:
     """A batch of documents by column, in stream order. Iteration yields a Document for each row.
 
     text, source_id, file: (n,) object arrays of str. row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT. characters: (n,)
-    int64, the length of each text. title: (n,) object array of str or None, and redirect: (n,) bool; None if no document has one.
+    int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a title. redirect:
+    (n,) bool; None instead of the array if no document is a redirect.
 
-    A batch is not changed after it was made. The class is not frozen, because that would double the cost of a slice.
+    The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
     """
 
     text: Objects
@@ -72,7 +76,7 @@ class DocumentBatch:
 
     @classmethod
     def of(cls, documents: Sequence[Document] | DocumentBatch) -> DocumentBatch:
-        """Return the documents as columns; a batch is returned unchanged."""
+        """Return the documents as a DocumentBatch. If they already are one, it is returned unchanged."""
         if isinstance(documents, DocumentBatch):
             return documents
         count = len(documents)
@@ -90,7 +94,7 @@ class DocumentBatch:
 
     @classmethod
     def joined(cls, batches: Sequence[DocumentBatch]) -> DocumentBatch:
-        """Return one batch with the documents of at least one batch."""
+        """Return one batch with the documents of all `batches`. At least one batch is required."""
         if len(batches) == 1:
             return batches[0]
         return cls(
@@ -116,7 +120,7 @@ class DocumentBatch:
         return map(Document._make, zip(*columns, strict=True))
 
     def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
-        """Return the documents of a slice, of a mask, bool (n,), or at positions, int (m,)."""
+        """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         return DocumentBatch(
             text=self.text[index],
             source_id=self.source_id[index],
@@ -130,7 +134,7 @@ class DocumentBatch:
 
 
 def _joined_column(columns: Sequence[NDArray[Any] | None], batches: Sequence[DocumentBatch], missing: Any) -> Any:
-    """Return the joined column; None if no batch has it. `missing`: the value of the documents of batches without the column."""
+    """Return the joined column, or None if no batch has this column. `missing`: the value for documents of batches without the column."""
     if all(column is None for column in columns):
         return None
     dtype = bool if missing is False else object
@@ -139,7 +143,7 @@ def _joined_column(columns: Sequence[NDArray[Any] | None], batches: Sequence[Doc
 
 
 Documents = Sequence[Document] | DocumentBatch
-"""A batch as a source yields it: a list of objects, or columns."""
+"""A batch that a source yields: a list of Documents, or a DocumentBatch."""
 
 
 class Conversation(NamedTuple):
@@ -159,20 +163,22 @@ class Conversation(NamedTuple):
 
 
 Place = dict[str, Any]
-"""The place where a stream resumes, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the source."""
+"""The place at which a stream can resume, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the
+source.
+"""
 
 
 class SourceReport:
     """The report of a source about one pass over its items.
 
-    `dropped` counts dropped items by reason. `facts` are for meta.json (for example the number of straddling trees). A source that can
-    start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place` is then a new dictionary, which
-    says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`, and no later rows. A source that
-    cannot start in the middle is read from the beginning, and the builder skips the items that it already has.
+    `dropped` counts dropped items by reason. `facts` are entries for meta.json (for example the number of replaced bytes). A source that
+    can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place` is then a new dictionary,
+    which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`, and no later rows. A source
+    that cannot start in the middle is read from the beginning, and the builder skips the items that it has already written.
 
     `share` is the share of the source that was read (0 to 1), or None if it is not cheap to compute. `within` is a prefix for file names in
-    `facts`, for a source that is a member of another source. `hints` are possible mistakes in the configuration. If no item of the source
-    is left, the error message shows the hints. Hints are never stored in metadata.
+    `facts`, for a source that is a member of another source. `hints` are possible mistakes in the configuration. If the source gives no
+    usable item, the error message shows the hints. Hints are never stored in metadata.
     """
 
     def __init__(self, within: str = "") -> None:

@@ -1,8 +1,8 @@
 """The public builders: they turn an iterable of texts or conversations into a finished cache directory, in one streaming pass.
 
-They work in a notebook and in a Dagster asset; there is no second implementation. Memory is bounded by the shuffle buffer and a few chunks
-of about a megabyte, whatever the size of the input. The same input, settings and seed give the same bytes, on any number of threads, and no
-matter how often a build was interrupted and resumed (Resume).
+A notebook and a Dagster asset call the same builders; there is no second implementation. Memory is bounded by the shuffle buffer and a few
+chunks of about a megabyte, whatever the size of the input. The same input, settings and seed give the same bytes. Neither the number of
+threads nor interruptions of a build change the bytes (see Resume).
 """
 
 from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, write_unbuilt_cache

@@ -19,7 +19,7 @@ from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, Family
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
-CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # bumped by hand when the bytes change for the same input
+CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # raise one by hand if a change writes different bytes for the same input
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 
@@ -27,8 +27,8 @@ _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 class Provenance:
     """The entries of meta.json about the origin of a cache (docs/meta.md).
 
-    `dataset_name` None: the cache has no name, and may be in any folder. `fingerprint` None: it is computed from the builder's own
-    settings.
+    If `dataset_name` is None, the cache has no name, and may be in any folder. If `fingerprint` is None, the fingerprint is computed from
+    the settings of the builder.
     """
 
     dataset_name: str | None = None
@@ -43,7 +43,8 @@ class Provenance:
 class Progress:
     """The progress of a build: the number of documents (or conversations) and tokens so far.
 
-    `share` (0 to 1) is of the token budgets, or of the documents if their number is known; else None.
+    `share`: the finished share, 0 to 1. It is a share of the documents if their number is known, and otherwise of the token budgets or of
+    the source. None if unknown.
     """
 
     documents: int  # or conversations
@@ -52,7 +53,7 @@ class Progress:
 
     @property
     def counts(self) -> dict[str, int]:
-        """All fields except the share."""
+        """The numbers of documents and tokens, by name."""
         return {"documents": self.documents, "tokens": self.tokens}
 
 
@@ -61,9 +62,10 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheBuild(ABC):
-    """A build with checked settings, which are those of a public builder. Artifacts and the public builders write caches with it.
+    """A build with checked settings, which are the arguments of a public builder.
 
-    items: texts or conversations. out_dir: the folder to build; messages name it.
+    The public builders and the artifacts write caches with this class. items: texts or conversations. out_dir: the folder to build;
+    messages name it.
     """
 
     family: ClassVar[Family]
@@ -86,11 +88,14 @@ class CacheBuild(ABC):
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Everything in the builder that decides the bytes, for its journal."""
+        """All values in the builder that decide the bytes. The fingerprint of the journal covers them."""
 
     @abstractmethod
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        """Write all files except meta.json into `partial`. Return meta.json and the number of tokens of an interrupted build."""
+        """Write all files except meta.json into `partial`.
+
+        Return the content of meta.json, and the number of tokens that an interrupted build had made.
+        """
 
     @cached_property
     def view(self) -> BuildTokenizer:
@@ -99,11 +104,14 @@ class CacheBuild(ABC):
 
     @cached_property
     def feed(self) -> Feed[Any]:
-        """The items as a feed."""
+        """The items as a Feed."""
         return self.items if isinstance(self.items, Feed) else Feed.of(self.items, self.report or SourceReport())
 
     def meta(self, split_rule: str) -> Meta:
-        """Return the entries of meta.json that are known before anything is read. `split_rule` is used if the provenance has none."""
+        """Return the entries of meta.json that are known before any item is read.
+
+        `split_rule` is used if the provenance has no split rule.
+        """
         provenance = self.provenance
         identity = {"settings": self.settings, "tokenizer_sha256": self.view.model_sha256, "code_version": CODE_VERSIONS[self.family]}
         return {
@@ -123,7 +131,10 @@ class CacheBuild(ABC):
         }
 
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
-        """Open the journal of this build, whose `state` is None or an instance of that data class. Return None if it keeps no journal."""
+        """Open the journal of this build. Return None if this build keeps no journal.
+
+        `state`: the data class of the journal's state; the state is None if there is nothing to resume.
+        """
         name = self.provenance.dataset_name or Path(self.out_dir).name
         return open_journal(partial, resume, name=name, identity=self.identity, state=state)
 
@@ -138,7 +149,10 @@ class CacheBuild(ABC):
 
 
 def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:
-    """Return the end of the message for a source without usable items: reasons, files that are not text, and the source's `hints`."""
+    """Return the end of the message about a source without usable items.
+
+    It names the reasons for which items were dropped, files that are not text, and the source's `hints`.
+    """
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
     return "".join([f" (dropped: {dropped})" if dropped else "", nothing_is_text(counts.facts), *(f"; {hint}" for hint in hints)])
 
@@ -150,7 +164,10 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
 
 
 def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> Meta:
-    """Write everything except meta.json of such a cache into `partial`, and return meta.json."""
+    """Write the cache of a data set that is switched off into `partial`, without meta.json.
+
+    Return the content of meta.json.
+    """
     if family == "pretrain":
         for split in SPLITS:
             (partial / split).mkdir()

@@ -1,8 +1,8 @@
 """The builder of pretrain caches: it writes texts as shards, document ends and lineage, in one streaming pass.
 
 Documents are read from the source, encoded, compared with val, split and written, chunk by chunk. A build can be interrupted between two
-chunks and resumed: it needs `_State` and the writer's files on disk. The guard that keeps val out of train is not recorded. It reads val
-again, which takes little time.
+chunks and resumed later. For that, it needs its `_State` and the writer's files on disk. The guard that keeps val out of train is not
+recorded: a resumed build reads val again for the guard, which takes little time.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
-_LONG_COUNT_SECONDS = 1.0  # record a longer pass over the source in the journal
+_LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
 
 
 def build_pretrain_cache(
@@ -59,20 +59,20 @@ def build_pretrain_cache(
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
     Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`. A document
-    that exceeds a budget is cut there. Reading stops when both budgets are met. A Document with a `split` goes to that split and uses no
-    budget. Each document ends with one EOT (`append_eot`). The shuffle buffer holds `shuffle_buffer` documents (None: input order).
-    `tokenizer` is duck-typed: see `view_tokenizer`. `report` holds the source's own counts of dropped documents (a Feed has its own).
-    `progress` is called after every chunk. `out_dir` is replaced in one step at the end. Returns the number of tokens that an interrupted
-    build had made; 0 if nothing was resumed.
+    that exceeds a budget is cut at the budget. Reading stops when both budgets are met. A Document with a `split` goes to that split and
+    uses no budget. If `append_eot` is set, each document ends with one EOT. The shuffle buffer holds `shuffle_buffer` documents (None:
+    input order). `tokenizer` is duck-typed: see `view_tokenizer`. `report` holds the counts of documents that the source dropped (a Feed
+    has a report itself). `progress` is called after every chunk. `out_dir` is replaced in one step at the end. Returns the number of tokens
+    that an interrupted build had made; 0 if nothing was resumed.
 
-    `resume` resumes an interrupted build, killed or not, and gives the same bytes. `texts` must then yield the same documents again: from
-    the beginning (those that are done are read and skipped) or, as a Feed, from a position at which the source can start.
+    With `resume`, an interrupted or killed build continues, and gives the same bytes. `texts` must then yield the same documents again. An
+    iterable yields them from the beginning, and those that are done are skipped. A Feed can also begin at a later position.
 
-    `decontaminate` drops documents of train that are in val, counts them, and takes them from no budget. "exact" drops a document whose
+    `decontaminate` drops and counts documents of train that are in val. A dropped document uses no budget. "exact" drops a document whose
     canonical text equals that of a document of val (`in_val`). "near" also drops a document whose word 5-grams have a Jaccard similarity of
     at least `decontaminate_threshold` with those of a document of val (`near_val`; compared exactly). Val must be known before train
-    begins. So every document of val, by its own split or by budget, must come before the first document of train. Or give the documents of
-    val as `val_texts`: they are encoded and checked before the build, and not written.
+    begins. So every document of val must come before the first document of train, whether it has a split or goes to val by budget.
+    Alternatively, give the documents of val as `val_texts`. These are encoded and indexed before the build, but not written.
 
     Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has a document, for
     a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for errors
@@ -104,8 +104,8 @@ def build_pretrain_cache(
 class _State:
     """The state of a build between two chunks.
 
-    documents: the number of reached documents that were not dropped. dropped: counts of the builder's own reasons. ended: set after
-    everything was read.
+    documents: the number of documents so far that were not dropped. dropped: the number of documents that the builder dropped, by reason.
+    ended: the final counts, set after everything was read; None before that.
     """
 
     reached: Reached
@@ -119,7 +119,7 @@ class _State:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainBuild(CacheBuild):
-    """A build of a pretrain cache; its settings are those of `build_pretrain_cache`."""
+    """A build of a pretrain cache. Its fields are the arguments of `build_pretrain_cache`."""
 
     family = "pretrain"
 
@@ -152,7 +152,7 @@ class PretrainBuild(CacheBuild):
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
-        """The entries for decontamination; empty if it is off, so that older caches stay current."""
+        """The settings of decontamination. Empty if decontamination is off, so that caches of older versions stay current."""
         return decontamination_identity(self.decontaminate, self.decontaminate_threshold, val_is_given=self.val_texts is not None)
 
     @property
@@ -210,7 +210,10 @@ class PretrainBuild(CacheBuild):
         return encode_documents(documents, self.view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
 
     def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
-        """Yield the encoded documents. A batch that may meet the budgets comes chunk by chunk, so that the build ends at a chunk."""
+        """Yield the encoded documents in batches.
+
+        If a batch may meet the budgets, its chunks are yielded one by one, so that the build ends at the end of a chunk.
+        """
         for batch in batches:
             if splitter.may_be_met_by(batch):
                 yield from encode_apart(batch, self.view, **self._encoding)
@@ -221,7 +224,10 @@ class PretrainBuild(CacheBuild):
     def _write_documents(
         self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None, resume: Resume | None
     ) -> Counts:
-        """Write the stream, or the rest of it if the journal has a state. `splitter` and `writer` are restored to that state."""
+        """Write all documents of the stream, or only the rest of them if the journal has a state.
+
+        The caller has already restored `splitter` and `writer` to that state.
+        """
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
         seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
@@ -233,7 +239,10 @@ class PretrainBuild(CacheBuild):
             return position.share if splitter.share is None else splitter.share
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state at this position of the writer's state, once the writer has come there."""
+            """Return a function that makes the state of the build at this position.
+
+            The function takes the state of the writer. Call it when the writer has reached this position.
+            """
             reached = Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
             return partial(
                 _State,
@@ -271,7 +280,7 @@ class PretrainBuild(CacheBuild):
                 if self.progress is not None:
                     self.progress(Progress(seen, tokens, share(position)))
                 if splitter.met:
-                    source_dropped, facts = position.dropped, position.facts  # without documents that were read ahead
+                    source_dropped, facts = position.dropped, position.facts  # these exclude documents that were read ahead
                     break
                 del batch, parts, due  # frees a long text before the next is encoded
             else:
@@ -290,7 +299,7 @@ class PretrainBuild(CacheBuild):
             return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
 
         def show_val(documents: Iterator[DocumentBatch]) -> None:
-            """Show the guard the documents up to the point where val was complete, with the same splits."""
+            """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
             with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
@@ -306,7 +315,7 @@ class PretrainBuild(CacheBuild):
 
 
 def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journal | None, record: Callable[[], None] | None) -> None:
-    """Write the parts of a batch, and record the state after it if that is due."""
+    """Write the parts of a batch. Then call `record` if the journal is due for a record; `record` saves the state after this batch."""
     writer.write(parts)
     if journal is not None and record is not None and journal.due(writer.bytes, finished=len(writer.files)):
         record()

@@ -1,8 +1,8 @@
 """Resumable builds: the journal that a build keeps, and the way back to its position in the source.
 
-Between two chunks a build records its position and the state of its files. The next build with the same fingerprint gets the directory in
-that state. It opens the source at the latest possible position before the next item. Items before that one are read and skipped; they are
-not encoded again.
+Between two chunks, a build records its position and the state of its files. The next build with the same fingerprint continues from this
+record. It opens the source at the latest place before the next item at which the source can be opened. The items between this place and the
+next item are read and skipped; they are not encoded again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _LIBRARIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A request to a builder to keep a journal, and to resume from the one that it finds.
+    """A request to a builder to keep a journal, and to resume from a journal that it finds.
 
-    `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. With the same fingerprint the
-    source must yield the same items in the same order. `afresh`: do not resume. `log` is called with each line. `made_of`: the values
-    behind the fingerprint, to report differences. `only_asked`: the builder raises JournalFingerprint before it reads or writes anything.
+    `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. A source with the same
+    fingerprint must yield the same items in the same order. `afresh`: start from the beginning in any case. `log` is called with each
+    message. `made_of`: the values that the fingerprint hashes, for messages about differences. `only_asked`: build nothing; the builder
+    raises JournalFingerprint before it reads or writes anything.
     """
 
     fingerprint: str
@@ -57,7 +58,7 @@ class Resume:
 
 
 class JournalFingerprint(Exception):
-    """The fingerprint of a builder's journal, and the values behind it. Raised as an answer and not as an error."""
+    """The fingerprint of a builder's journal, and the values that it hashes. It is raised as the answer to a question, not as an error."""
 
     def __init__(self, fingerprint: str, made_of: MadeOf | None) -> None:
         super().__init__(fingerprint)
@@ -66,7 +67,10 @@ class JournalFingerprint(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The counts of dropped items, and the facts that the source reports, after the stream ended or the budgets were met."""
+    """The final counts of a build, after the stream ended or the budgets were met.
+
+    dropped: the number of dropped items, by reason. facts: the facts in the source's report.
+    """
 
     dropped: dict[str, int]
     facts: dict[str, Any]
@@ -74,9 +78,10 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The position in a stream. items: the number of items that were taken. mark: the latest earlier position at which it can be opened.
+    """The position that a build has reached in a stream.
 
-    share: of the source, 0 to 1; None if it is unknown.
+    items: the number of items that were taken from the stream. mark: the latest Mark before this position; the stream can be opened there.
+    share: the share of the source that was read, 0 to 1; None if unknown.
     """
 
     items: int
@@ -85,9 +90,10 @@ class Reached:
 
 
 def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
-    """Open the journal of a build in `partial`. Its `state` is None or an instance of that data class. Return None if `resume` is None.
+    """Open the journal of a build in `partial`. Return None if `resume` is None.
 
-    identity: everything in the builder that decides the bytes. name: for the log.
+    identity: all values in the builder that decide the bytes. name: the name of the build, for the log. state: the data class of the
+    journal's state; the state is None if there is nothing to resume.
     """
     if resume is None:
         return None
@@ -102,7 +108,7 @@ def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: d
 
 
 def fingerprint_of_journal(resume: Resume, identity: dict[str, Any]) -> JournalFingerprint:
-    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: as in open_journal."""
+    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: see open_journal."""
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
     versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
     made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
@@ -116,10 +122,10 @@ def take_up(
     log: Callable[[str], None],
     replay: Callable[[Iterator[Batch]], None] | None = None,
 ) -> Iterator[Batch]:
-    """Return the items after those that the earlier build reached. `stream` opens the source at a mark, or at the beginning.
+    """Return the items after the position that the earlier build reached.
 
-    `replay` is called with the items from the beginning up to that point. It may read only some of them. Raises NielsCacheError if the
-    stream ends too early.
+    `stream`: opens the source at a Mark, or with None at the beginning. `replay`: called with the items from the beginning up to this
+    position; it may read only some of them. Raises NielsCacheError if the stream ends before this position.
     """
     started = time.monotonic()
     batches = _Cut(stream(None))
@@ -136,7 +142,7 @@ def take_up(
 
 
 class _Cut(Generic[Batch]):
-    """A stream of batches that is cut after some items, maybe inside of a batch."""
+    """A stream of batches that is divided after some items, possibly inside of a batch."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
@@ -155,7 +161,7 @@ class _Cut(Generic[Batch]):
             yield batch
 
     def rest(self) -> Iterator[Batch]:
-        """Yield the other items."""
+        """Yield the items that `first` has not yielded."""
         yield from self._left
         self._left.clear()
         yield from self._batches

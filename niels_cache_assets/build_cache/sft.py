@@ -1,7 +1,7 @@
 """The builder of SFT caches: it writes conversations as tokens, example boundaries and lineage.
 
-The tokens of all examples are spooled first and divided into the splits at the end (streaming/sft_spool.py), because val is a share of all
-examples.
+All examples are stored in one spool first (streaming/sft_spool.py). At the end, they are divided between the splits, because val is a share
+of all examples.
 """
 
 from collections import Counter
@@ -35,7 +35,11 @@ from niels_cache_runtime.format.reading import available_threads
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of a build between two chunks. dropped: counts of the builder's own reasons. ended: set after everything was read."""
+    """The state of a build between two chunks.
+
+    dropped: the number of conversations that the builder dropped, by reason. ended: the final counts, set after everything was read; None
+    before that.
+    """
 
     reached: Reached
     dropped: dict[str, int]
@@ -44,9 +48,9 @@ class _State:
 
 
 class _Encoded(NamedTuple):
-    """The conversations of a chunk that are kept, and for each reason, the number of dropped ones.
+    """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
-    tokens: uint16, all conversations back to back. lengths: int64, tokens per conversation.
+    tokens: uint16, one conversation after the other. lengths: int64, tokens per conversation.
     """
 
     conversations: list[Conversation]
@@ -74,12 +78,13 @@ def build_sft_cache(
 ) -> int:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
-    Each message becomes its role's sentinel, the ids of its content, and EOT. val is a seeded `val_frac` of the examples (or of their
-    groups). A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is replaced in one step.
-    `report`, `progress`, `resume` and the return value are those of build_pretrain_cache.
+    Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
+    their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
+    replaced in one step. `report`, `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
 
-    Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), for no example at all, for a val_frac
-    outside [0, 1), for a tokenizer that cannot work, and for errors of the disk. The last good cache then stays unchanged.
+    Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
+    any usable example, for a val_frac outside [0, 1), for a tokenizer that cannot work, and for errors of the disk. The last good cache
+    then stays unchanged.
     """
     build = SftBuild(
         items=examples,
@@ -100,7 +105,7 @@ def build_sft_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class SftBuild(CacheBuild):
-    """A build of an SFT cache; its settings are those of `build_sft_cache`."""
+    """A build of an SFT cache. Its fields are the arguments of `build_sft_cache`."""
 
     family = "sft"
 
@@ -149,7 +154,7 @@ class SftBuild(CacheBuild):
         return meta, state.spool.tokens if state is not None else 0
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
-        """Spool all conversations, or the rest of them if the journal has a state."""
+        """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
 
@@ -179,7 +184,7 @@ class SftBuild(CacheBuild):
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
-        """Return all conversations, encoded, or the rest of them if there is a state."""
+        """Return all encoded conversations, or only the rest of them if there is a state."""
 
         def stream(mark: Mark | None) -> Iterator[list[Conversation]]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
@@ -192,14 +197,14 @@ class SftBuild(CacheBuild):
         return map_in_order(self._encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 
     def _encode(self, task: tuple[list[Conversation], Position]) -> _Encoded:
-        """Encode a chunk: for each message of a valid conversation its role's sentinel, its content, and EOT."""
+        """Encode a chunk. Each message becomes the special token of its role, the ids of its content, and EOT."""
         chunk, position = task
         problems = {number: problem for number, each in enumerate(chunk) if (problem := conversation_problem(each.messages)) is not None}
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
         encoded = encode_texts([message["content"] for message in messages], self.view)
-        owner = np.repeat(valid, turns)  # of each message
+        owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]
             problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
@@ -215,7 +220,7 @@ class SftBuild(CacheBuild):
         tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
         roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
         tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
-        last = np.cumsum(turns[kept[valid]]) - 1  # message of each conversation
+        last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
         return _Encoded(
             conversations=[each for each, keep in zip(chunk, kept.tolist(), strict=True) if keep],
             tokens=tokens,
@@ -225,7 +230,7 @@ class SftBuild(CacheBuild):
         )
 
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
-        """Raise NielsCacheError for the first conversation whose problem is an error by the settings.
+        """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.
 
         first: the number of the chunk's first conversation.
         """
@@ -239,7 +244,7 @@ class SftBuild(CacheBuild):
 
 
 def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
-    """Return the mask of what is in one of two masks, bool (count,). None is an empty mask."""
+    """Return the union of two masks, bool (count,). None stands for a mask without any True."""
     masks = [mask for mask in (first, second) if mask is not None]
     return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)
 

@@ -1,10 +1,10 @@
 """Filters. Each filter looks at one normalized document, and returns a rejection or None.
 
 The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document and the
-settings, and add one line to `_JUDGES`. The name of a filter is also its reason, and has the same position in REASONS of config/tables.py.
-The threshold of the filter is in that module, too. Thresholds follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of
-the appendix) if Gopher has the rule. All filters share these definitions: words are separated by white space (str.split), a letter is a
-character with str.isalpha, and empty lines do not count.
+settings, and add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
+config/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. Thresholds follow
+Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix) if Gopher has the rule. All filters share these
+definitions: words are separated by white space (str.split), a letter is a character with str.isalpha, and empty lines do not count.
 
 Compact Language Detector 2 (CLD2; Sites, 2013) identifies the language; the package `pycld2` contains its model. docs/log.md compares CLD2
 with other identifiers.
@@ -148,7 +148,7 @@ def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | N
 
 
 def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject by the number of number signs and ellipses (three dots or U+2026) per word."""
+    """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
     symbols = facts.text.count("#") + facts.text.count("...") + facts.text.count("…")
     return _above("high_symbol_ratio", symbols, len(facts.words), settings.max_symbols_per_word)
 

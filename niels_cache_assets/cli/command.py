@@ -1,7 +1,7 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion need only this module, so it imports nothing
-heavy at the top. The functions in the module import everything that the command needs to run.
+The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion import the module of every command, so such a
+module imports nothing heavy at the top. Its functions import everything that the command needs to run.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class ArrayRows:
         return int(self._width)
 
     def __getitem__(self, rows: NDArray[np.integer[Any]]) -> NDArray[Any]:
-        """Return an array (len(rows), width) with the rows in the order of `rows`, (n,) integers. Raises NielsCacheError for a row that
-        does not exist.
+        """Return the rows with these numbers as an array, (n, width), in the requested order.
+
+        `rows`: (n,) integers. Raises NielsCacheError for a row that does not exist.
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()

@@ -74,7 +74,7 @@ def documents_given(meta: Meta) -> int:
 def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the number of documents dropped for each reason, and their share of all documents of the source; most frequent reason first.
 
-    `stage` is the step that dropped the documents. A reason that both the source and cleaning use counts for the source.
+    `stage` is the step that dropped the documents. If both the source and cleaning use a reason, its `stage` is the source.
     """
     given = documents_given(meta)
     by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]

@@ -8,8 +8,9 @@ whether anything has changed, a sensor compares upstream with the version that t
 a look. A look must end within 60 seconds, which is Dagster's limit.
 
 Dagster never starts a second run with the same run key. So the run key of a request names the data set and the version, and Dagster starts
-the run only once. The key also names the occasion, because upstream may return to an earlier version. If a corpus must be built first, a
-backfill is requested. A backfill has no key, so the caller must remember which backfills it requested.
+the run only once. Upstream may return to an earlier version, so the key also contains a number that changes with each change of upstream
+(the occasion). If a corpus must be built first, a backfill is requested. A backfill has no key, so the caller must remember which backfills
+it requested.
 """
 
 import json
@@ -197,8 +198,9 @@ class _Look:
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
     def left(self, name: str) -> str:
-        """Return the number of the newest observation of a different version. This number changes only when upstream changes, even after a
-        crash.
+        """Return the number of the newest observation whose version differs from the version that was seen now.
+
+        This number changes only when upstream changes, even after a crash.
         """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])

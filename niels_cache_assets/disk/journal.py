@@ -1,12 +1,13 @@
 """The journal of a build that can be resumed: which data are safely on the disk, and the state that the builder needs to continue.
 
     Journal.open   the latest record, with every file cut back to its recorded size; or an empty directory and `state` None
-    due, record    every 32 MiB of written data, after a finished file, or every 60 s, after the builder has put its files on the disk
+    due, record    a new record after 32 MiB of written data, a finished file, or 60 s; the builder flushes its files to the disk first
 
-A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves one of the two. It has the fingerprint of
-everything that decides the bytes; a build with another fingerprint starts from the beginning. Cost of a record: an fsync of each unfinished
-file, of the journal and of the directories with new files, and some microseconds for each finished file in it. If that takes more than a
-fiftieth of the time, there are fewer records. The builders define the state. Locks and the exchange of directories are in staging.py.
+A record is one small JSON file. It is written beside the old record and renamed over it, so after a kill one of the two is there. It has
+the fingerprint of everything that decides the bytes; a build with a different fingerprint starts from the beginning. A record costs an
+fsync of each unfinished file, of the journal, and of the directories with new files. It also costs some microseconds for each finished file
+that it names. If records take more than a fiftieth of the time, they are made less often. The builders define the state. Locks and the
+exchange of directories are in staging.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 JOURNAL_NAME = "journal.json"
-SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume, and that are not in its result
+SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; the result does not contain it
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
 _FORMAT = 3
@@ -40,9 +41,10 @@ _MAX_BYTES = 1 << 28  # a damaged file may claim any size
 class Recorded(NamedTuple):
     """One record: the files on the disk by relative path, and the progress of the build.
 
-    `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the bytes of all others. `sums`: for some of these, an offset,
-    and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: the number of documents (or conversations) so far; None if
-    unknown. `made_of`: the values that the fingerprint hashes, to explain differences; None in an older journal.
+    `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
+    files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
+    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None in an
+    older journal.
     """
 
     fingerprint: str
@@ -56,19 +58,20 @@ class Recorded(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of every file."""
+        """The size of every file."""
         return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
 
 
 class Journal:
     """The journal of an unfinished build in a directory.
 
-    `state` and `share` come from the latest record, None at the beginning. `finished`: the files that were finished then.
+    `state` and `share` come from the latest record; they are None if there is no record. `finished`: the files that were finished at that
+    record.
     """
 
-    BYTES = 1 << 25  # written between records; NIELS_CACHE_JOURNAL_BYTES replaces it
+    BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
     SECONDS = 60.0
-    REST = 50  # least ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
+    REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None) -> None:
         self._directory, self._fingerprint, self._made_of = directory, fingerprint, made_of
@@ -78,8 +81,8 @@ class Journal:
         self._named = set(latest.sizes) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if latest is None else None  # written at the last record; a resumed build gives it with the first call of `due`
-        self._finished = 0 if latest is None else None  # number of finished files, as _bytes
+        self._bytes = 0 if latest is None else None  # at the last record; the first `due` of a resumed build sets it
+        self._finished = 0 if latest is None else None  # number of finished files at the last record
         self._time = self._asked = time.monotonic()
         self._took = 0.0
         self.recorded = latest is not None  # whether there is a record to resume from
@@ -95,11 +98,11 @@ class Journal:
         parse: Callable[[dict[str, Any]], Any] = dict,
         made_of: Mapping[str, Any] | None = None,
     ) -> Journal:
-        """Open the unfinished build in `directory`, or clear it, and log the reason if there was one. `afresh`: clear it in any case.
+        """Open the journal of the unfinished build in `directory`. If that build cannot be resumed, log the reason and clear the directory.
 
-        `parse` converts the recorded values to `state`, or raises ValueError. Files are cut back to their recorded sizes, and files that
-        the record does not name are removed, so the directory is as it was then. Directories stay. `made_of`: the values that the
-        fingerprint hashes (made_of.py); the journal records them.
+        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Files are cut
+        back to their recorded sizes, and files that the record does not name are removed, so that all files are as they were at the record.
+        Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
@@ -116,10 +119,11 @@ class Journal:
         return cls(directory, fingerprint, None, None, now)
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
-        """Return whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
+        """Return whether it is time for a new record.
 
-        `bytes_written`: to all files since the build began. `finished`: the number of complete files. Both include files that were there at
-        `open`.
+        It is time after 32 MiB of written data, after a finished file, or 60 seconds (`seconds`) after the last record. `bytes_written`:
+        the bytes written to all files since the build began. `finished`: the number of complete files. Both numbers include the files that
+        were there at `open`.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
@@ -139,11 +143,11 @@ class Journal:
         share: float | None = None,
         documents: int | None = None,
     ) -> None:
-        """Replace the record. First the caller puts the bytes in `files` {relative path: bytes} on the disk (flush, fsync).
+        """Replace the record. The caller must first flush the files in `files` {relative path: bytes} to the disk (flush, fsync).
 
-        `finished` (see Recorded) and `files` name every file that must exist after the next `open`; a file may be longer than recorded.
-        `sums` are compared then. Without them, bytes that changed meanwhile would be hashed as good. `state` holds JSON values.
-        `bytes_written` and the number of finished files are those of the latest call of `due`.
+        `finished` (see Recorded) and `files` name every file that must exist at the next `open`; a file may then be longer than recorded.
+        The next `open` compares the files with `sums`. Without `sums`, bytes that changed in the meantime would be hashed as good. `state`
+        holds JSON values. `bytes_written` and the number of finished files are those of the latest call of `due`.
         """
         named = files.keys() | finished.keys()
         for folder in {(self._directory / name).parent for name in named - self._named}:
@@ -172,7 +176,7 @@ def read_journal(directory: Path) -> Recorded | None:
 
 
 def _read(directory: Path) -> Recorded | str:
-    """Return the record as `read_journal` does, or the reason why it cannot be used."""
+    """Return the latest record in a directory, or the reason why the record cannot be used."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
@@ -197,7 +201,10 @@ def _encode(content: dict[str, Any]) -> bytes:
 
 
 def _decode(content: bytes) -> Recorded | str:
-    """Return the record in a journal's bytes: a line of sha256 and a line of JSON. Any other form is rejected."""
+    """Parse the bytes of a journal, a line with a sha256 and a line of JSON.
+
+    Return the record. For any other form, return the reason why the journal cannot be used.
+    """
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:
         return _NONE
@@ -277,7 +284,7 @@ def _restore(directory: Path, files: Mapping[str, int]) -> None:
 
 
 def _clear(directory: Path) -> None:
-    """Empty the directory, its journal first, so that a half-removed build is never resumed."""
+    """Empty the directory. The journal is removed first, so that a half-removed build is never resumed."""
     journal = directory / JOURNAL_NAME
     if journal.exists():
         journal.unlink()
@@ -290,7 +297,7 @@ def _clear(directory: Path) -> None:
 
 
 def partial_directory(target: str | Path) -> Path:
-    """Return the staging directory of a build of `target`. A build that can be resumed has JOURNAL_NAME in it."""
+    """Return the staging directory of a build of `target`. If the build can be resumed, this directory contains JOURNAL_NAME."""
     return partial_path(real_path(target))
 
 

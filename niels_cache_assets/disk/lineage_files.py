@@ -1,9 +1,9 @@
-"""The writers of lineage, the origins of documents and examples: rows are spooled, and become parquet when all are known.
+"""The writers of lineage, which is the origins of documents and examples.
 
-A build cannot continue a parquet file, because its footer is in the writer's memory until the end. So rows are spooled as consecutive IPC
-messages of Arrow, and the file may be cut after any message. At the end they become parquet, in row groups of exactly 65,536. So the file
-does not depend on the chunks of the stream. Cost: each row is written twice and read once. Memory: one row group. show/lineage.py reads
-lineage.
+A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. So a build also writes its
+rows to a spool file, as consecutive IPC messages of Arrow. This file may be cut after any message. A build that is resumed reads its spool
+and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so the file does not
+depend on the chunks of the stream. Cost: each row is written twice. Memory: one row group. show/lineage.py reads lineage.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _ROWS_PER_GROUP = 65_536
 
 
 class RowSpool(GrowingFile):
-    """A file of rows with the columns of `schema` ({name: "string" or "int64"}), readable from the start. `resume_at`: in bytes."""
+    """A spool file of rows, which can be read from the start at any time.
+
+    `schema`: {column name: "string" or "int64"}. `resume_at`: the number of bytes to keep.
+    """
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)
         self._schema = arrow_schema(schema)
 
     def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> pa.RecordBatch:
-        """Append rows, given by column (all columns of the schema, of equal length). Return them."""
+        """Append rows, and return them as a batch. `columns` has all columns of the schema, of equal length."""
         import pyarrow as pa
 
         rows = pa.RecordBatch.from_pydict(dict(columns), schema=self._schema)
@@ -40,7 +43,7 @@ class RowSpool(GrowingFile):
         return rows
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yield the written rows, in the batches in which they came. Raises NielsCacheError if the file was damaged meanwhile."""
+        """Yield the written rows, in the batches of the calls of `write`. Raises NielsCacheError if the file was damaged since."""
         import pyarrow as pa
 
         self.file.flush()
@@ -56,7 +59,7 @@ class RowSpool(GrowingFile):
 
 
 class LineageWriter:
-    """A parquet file of lineage: ordinal, then the columns of `schema`, in groups of 65,536 rows."""
+    """A Parquet file of lineage in row groups of 65,536 rows. Its columns are `ordinal` and those of `schema`."""
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
         self._schema = arrow_schema(schema)
@@ -66,13 +69,13 @@ class LineageWriter:
         self.rows = 0
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given by column (all columns of the schema, of equal length)."""
+        """Append rows. `columns` has all columns of the schema, of equal length."""
         import pyarrow as pa
 
         self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Append the rows of a batch that has the schema."""
+        """Append the rows of a batch, which must have the columns of `schema`."""
         self._waiting.append(batch)
         self._waiting_rows += len(batch)
         if self._waiting_rows >= _ROWS_PER_GROUP:
@@ -99,6 +102,6 @@ class LineageWriter:
         import pyarrow as pa
 
         ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
-        # Combined, because otherwise the pages would depend on the batches.
+        # The chunks are combined, because otherwise the pages of the file would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)

@@ -1,7 +1,7 @@
 """The values that the fingerprint of an unfinished build hashes: settings, revision, tokenizer, versions. They explain what has changed.
 
-A journal holds these values beside the fingerprint, and only the fingerprint decides. Journals from before 22 November 2026 do not have
-them.
+A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed. Journals from before 22
+November 2026 do not have them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicate
 
 
 def recordable(made_of: Mapping[str, Any]) -> MadeOf:
-    """Return the values as a journal gives them back: tuples become lists."""
+    """Return the values in the form in which a journal returns them: tuples become lists."""
     values: MadeOf = json.loads(canonical_json(dict(made_of)))
     return values
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences as parts of a sentence: changed settings first, in one part."""
+    """Return the differences as parts of a sentence. One part names all changed settings; it comes first."""
     changed, told = [], []
     for name, before, after in _unequal(then, now):
         if name == "tokenizer_sha256":
@@ -49,7 +49,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unequal(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted name and both values of each difference; None for a missing value."""
+    """Yield (dotted name, old value, new value) for each difference. A missing value is None."""
     for name in sorted(then.keys() | now.keys()):
         before, after = then.get(name, _MISSING), now.get(name, _MISSING)
         if before == after:

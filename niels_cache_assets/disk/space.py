@@ -1,8 +1,9 @@
-"""Disk space: the size of a build compared with the free space before it begins, and messages for errors of the disk.
+"""Checks of the free disk space before a build, and messages for errors of the disk.
 
-A certain size rejects a build that cannot finish. Sizes are certain for an export, an import, the bands of duplicates, and a token budget
-that an existing corpus certainly fills. An estimate from source files, or a budget of a source of unknown length, only gives a warning. If
-nothing is known, there is no message. Cost: one statvfs.
+Before a build begins, its size is compared with the free space. If the size is certain and too large, the build is rejected. Sizes are
+certain for an export, an import, the bands of duplicates, and a token budget that an existing corpus certainly fills. An estimate from
+source files, or a token budget for a source of unknown length, only gives a warning. If the size is unknown, there is no message. Cost: one
+statvfs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-_BYTES_PER_TOKEN = 4  # of text, roughly
-_MOST_BYTES_PER_TOKEN = 16  # of text: no trained piece is longer, so a text has at least one token for so many bytes
-_COMPRESSED = 0.4  # of text in the files of a corpus, roughly
+_BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
+_MOST_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
+_COMPRESSED = 0.4  # size of a corpus on disk as a share of its text, roughly
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "make room, or choose another cache directory",
@@ -36,7 +37,11 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The `bytes` of a build, and `why`. `certain`: the build certainly takes them. `fewer`: the size comes from a token budget."""
+    """The disk space that a build needs.
+
+    `bytes`: its size. `why`: the reason for the size, for messages. `certain`: whether the build certainly takes so many bytes. `fewer`:
+    whether the size comes from a token budget, so that the user can ask for fewer tokens.
+    """
 
     bytes: int
     why: str
@@ -45,10 +50,10 @@ class Need:
 
 
 def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_bytes: int | None, exact: bool) -> Need | None:
-    """Return the need of a pretrain cache. Budgets: None for the whole source. `text_bytes`: bytes of its text, None if unknown. `exact`:
-    `text_bytes` is not an upper bound.
+    """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
-    Return None if nothing is known.
+    A budget of None stands for the whole source. `text_bytes`: the bytes of the source's text, None if unknown. `exact`: whether the source
+    certainly has so many bytes; if False, the number is only an upper bound.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
@@ -61,7 +66,10 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
 
 
 def sft_need(text_bytes: int | None) -> Need | None:
-    """Return the need of an SFT cache, whose tokens are also in a spool while they are dealt to the splits."""
+    """Return the disk space that an SFT cache needs, or None if it is unknown.
+
+    Tokens count twice, because for a time they are both in the spool and in the splits.
+    """
     if text_bytes is None:
         return None
     tokens = text_bytes // _BYTES_PER_TOKEN
@@ -71,7 +79,10 @@ def sft_need(text_bytes: int | None) -> Need | None:
 
 
 def corpus_need(text_bytes: int | None) -> Need | None:
-    """Return the need of a corpus, whose documents are compressed. Signatures are not included: their number is unknown."""
+    """Return the disk space that a corpus needs, or None if it is unknown. Its documents are compressed.
+
+    Signatures are not included, because their number is unknown.
+    """
     if text_bytes is None:
         return None
     return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
@@ -80,7 +91,7 @@ def corpus_need(text_bytes: int | None) -> Need | None:
 def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:
     """Raise NielsCacheError if `target` certainly does not fit beside the directory that it replaces. Log a warning if it may not fit.
 
-    The bytes of an unfinished build count as free: that build is resumed or removed.
+    The bytes of an unfinished build count as free, because that build is resumed or removed.
     """
     if need is None:
         return
@@ -97,7 +108,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
 @contextmanager
 def telling(need: Need | None) -> Iterator[None]:
-    """Add the need, if known, to the error if the block fails because the disk is full."""
+    """Add the needed disk space, if known, to the error if the block fails because the disk is full."""
     try:
         yield
     except NielsCacheError as error:
@@ -108,7 +119,7 @@ def telling(need: Need | None) -> Iterator[None]:
 
 
 def refusal(error: OSError, target: Path) -> str:
-    """Return the path, the reason of the system and advice, for an error of the disk while `target` was written."""
+    """Return a message for an error of the disk while `target` was written: the path, the system's reason, and advice."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -119,9 +130,9 @@ def refusal(error: OSError, target: Path) -> str:
 
 @contextmanager
 def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
-    """Add `path` to an OSError of the block that names no file: a system call on an open file does not know its name.
+    """Add `path` to an OSError of the block that does not name a file.
 
-    `writes`: the number of bytes that the block writes, for the message.
+    A system call on an open file does not know the name of the file. `writes`: the number of bytes that the block writes, for the message.
     """
     try:
         yield

@@ -1,10 +1,10 @@
-"""Staging directories: a build writes beside its target, and replaces it in one step when it is complete.
+"""Staging directories. A build writes into a directory beside its target, and replaces the target in one step at the end.
 
-A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on the disk. On Linux that is one
-`renameat2(RENAME_EXCHANGE)`. Elsewhere the old directory is first renamed, and for a moment a reader finds no directory.
-niels_cache_runtime.format.commit has the lock and the exchange.
+A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two directories when everything is on the disk. On Linux,
+the exchange is one `renameat2(RENAME_EXCHANGE)`. On other systems, the old directory is renamed first, so for a moment a reader finds no
+directory. The lock and the exchange are in niels_cache_runtime.format.commit.
 
-A build with a journal leaves its staging directory to the next one.
+If a build with a journal is interrupted, its staging directory stays for the next build.
 """
 
 import os
@@ -46,7 +46,10 @@ def is_cache_name(name: str) -> bool:
 
 
 def finished_meta(directory: Path) -> Meta | None:
-    """Return the meta.json if it is readable, and every file is there with the right size; None otherwise. None means: build it again."""
+    """Return meta.json if it is readable and every listed file exists with the right size.
+
+    Otherwise return None, which means that the directory must be built again.
+    """
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files({"files": {}, **meta}, directory)
@@ -57,7 +60,7 @@ def finished_meta(directory: Path) -> Meta | None:
 
 
 class Work(NamedTuple):
-    """The work beside a directory: its current builder, whether an unfinished build can be resumed, and how far it is."""
+    """The state of a build: the process that builds now, whether an unfinished build can be resumed, and its progress."""
 
     writer: Writer | None
     is_resumable: bool
@@ -66,7 +69,7 @@ class Work(NamedTuple):
 
 
 def work_on(target: str | Path) -> Work:
-    """Return the work beside `target`. It costs one small read."""
+    """Return the state of a build of `target`. This costs one small read."""
     target = real_path(target)
     try:
         recorded = read_journal(partial_directory(target))
@@ -78,14 +81,16 @@ def work_on(target: str | Path) -> Work:
 
 @contextmanager
 def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, resumable: bool = False) -> Iterator[Path]:
-    """Yield an empty directory. It replaces `target` if the block succeeds, and is removed if it fails.
+    """Yield an empty directory. If the block succeeds, this directory replaces `target`. If the block fails, it is removed.
 
-    `resumable`: if the block leaves a JOURNAL_NAME in the directory, the next call yields the directory unchanged. Only then is it not
-    empty, and not removed. Without a journal, the next build clears the files of a killed one. The journal and SCRATCH_NAME are removed
-    only when the directory replaces the target, so a last step that fails or is interrupted can be repeated.
+    `resumable`: if the block fails and leaves a JOURNAL_NAME in the directory, the directory is kept, and the next call yields it
+    unchanged. Only in this case is the yielded directory not empty. Without a journal, the next build removes the files of a killed build.
+    The journal and SCRATCH_NAME are removed only when the directory replaces the target, so a last step that fails or is interrupted can be
+    repeated.
 
-    Raises Busy if another build of `target` runs. Raises NielsCacheError if its file system has no locks, if the parent is not writable, if
-    `target` is a directory that is not ours (`is_ours` returns whether we write files of a name), and for errors of the disk.
+    Raises Busy if another build of `target` is running. Raises NielsCacheError if the file system of `target` has no locks, if its parent
+    is not writable, if `target` is a directory that is not ours, and for errors of the disk. A directory is ours if `is_ours` returns True
+    for all names in it.
     """
     with locked(target, is_ours=is_ours), staged(target, resumable=resumable) as partial:
         yield partial
@@ -95,11 +100,9 @@ def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_
 def locked(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
 ) -> Iterator[bool]:
-    """Hold the lock of `target`, which we may replace. `wait`: log and wait until another build ends, instead of raising Busy.
+    """Hold the lock of `target`, and yield whether this function had to wait for the lock.
 
-    Yield whether it waited.
-
-    Raises as `atomic_directory` does.
+    `wait`: log and wait until another build ends, instead of raising Busy. Raises the errors that `atomic_directory` names.
     """
     target, waited = real_path(target), False
 
@@ -121,7 +124,7 @@ def locked(
 
 @contextmanager
 def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
-    """Yield the directory that replaces `target`, whose lock is held. See `atomic_directory`."""
+    """Yield the directory that will replace `target`. The caller must hold the lock of `target`. See `atomic_directory`."""
     target = real_path(target)
     partial = partial_path(target)
     placed, problem = False, ""
@@ -137,7 +140,7 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
             placed = True
             sync(target.parent)
         except OSError as error:
-            problem = refusal(error, target)  # with the free space before the written files are removed
+            problem = refusal(error, target)  # names the free space, so it is made before the written files are removed
             raise
         finally:
             if placed or not _is_resumable(partial, resumable):
@@ -163,7 +166,7 @@ def _state_of(target: Path) -> str:
 
 
 def place_of(target: Path) -> tuple[int, int] | None:
-    """Return a value that changes when another directory replaces `target`; None if nothing is there."""
+    """Return a value that changes when a different directory replaces `target`. Return None if nothing is there."""
     try:
         found = os.stat(real_path(target))
     except OSError:
@@ -172,7 +175,10 @@ def place_of(target: Path) -> tuple[int, int] | None:
 
 
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
-    """Remove the files of killed builds of `target`, unless it is being built. `resumable`: keep a build that can be resumed."""
+    """Remove the files of killed builds of `target`, unless a process builds `target` now.
+
+    `resumable`: keep a build that can be resumed.
+    """
     target = real_path(target)
     if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
         return
@@ -188,13 +194,16 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
 
 
 def sweep_beside_hit(target: str | Path) -> None:
-    """Remove the files of killed builds beside a current cache. An unfinished build there had other settings, other data or --force."""
-    with suppress(NielsCacheError):  # a read-only cache is a hit, too
+    """Remove the files of killed builds beside a cache that is current.
+
+    An unfinished build beside a current cache had different settings, different data or --force.
+    """
+    with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
         sweep_leftovers(target, resumable=False)
 
 
 def _make_parents(target: Path) -> None:
-    """Create the parent folder of `target`, durably."""
+    """Create the parent folders of `target`, and flush them to the disk."""
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +237,10 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 
 
 def _sync_tree(root: Path) -> None:
-    """fsync every file and directory below `root`. Some writers (a child process) do not, and a clean file costs little."""
+    """Flush every file and directory below `root` to the disk (fsync).
+
+    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small.
+    """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
             with naming(path), open(path, "rb") as file:
@@ -237,8 +249,10 @@ def _sync_tree(root: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> None:
-    """Replace the target by the staging directory, without its journal and scratch. They are put back if that fails or is interrupted. A
-    build that is killed in this step starts from the beginning.
+    """Replace the target by the staging directory, without the journal and the scratch folder.
+
+    If this step fails or is interrupted, the journal and the scratch folder are put back. If the process is killed in this step, the next
+    build starts from the beginning.
     """
     spare, finished = _spare_journal(target), os.stat(partial).st_ino
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
@@ -252,7 +266,7 @@ def _take_place(partial: Path, target: Path) -> None:
         sync(partial.parent)
         commit.take_place(partial, target)
     except BaseException:
-        # If the interrupt came after the exchange, this is the old cache.
+        # If the interrupt came after the exchange, `partial` is the old cache.
         if partial.exists() and os.stat(partial).st_ino == finished:
             for name in (SCRATCH_NAME, JOURNAL_NAME):
                 if (spare / name).exists():

@@ -1,6 +1,7 @@
-"""Parquet files of a cache, written from start to end, one row group at a time: lineage, corpora, drop lists. Rows are read by ordinal.
+"""Parquet files of a cache: lineage, corpora, and lists of dropped duplicates. They are written from start to end, one row group at a time.
 
-Python opens the file, so errors of the disk name it. Memory: one row group. The callers define the columns.
+Rows are read by ordinal. Python opens each file, so that errors of the disk name the file. Memory: one row group. The callers define the
+columns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """Return the Arrow schema of {name: "string", "int64" or "double"}."""
+    """Return the Arrow schema for {column name: "string", "int64" or "double"}."""
     import pyarrow as pa
 
     _finish_importing()
@@ -34,9 +35,9 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
 
 @cache
 def _finish_importing() -> None:
-    """Make Arrow import the modules of its first array now: pandas, for half a second. Otherwise that happens in the middle of a build.
+    """Make Arrow import pandas now, which takes half a second. Otherwise Arrow imports it in the middle of a build, with its first array.
 
-    Ctrl-C would be lost there: importlib's weakref callbacks and the start of extension modules ignore KeyboardInterrupt.
+    During that import, Ctrl-C would be lost: importlib's weakref callbacks and the start of extension modules ignore KeyboardInterrupt.
     """
     import pyarrow as pa
 
@@ -45,7 +46,7 @@ def _finish_importing() -> None:
 
 
 class TableFile:
-    """One zstd parquet file with these columns."""
+    """A Parquet file with these columns, compressed with zstd."""
 
     def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
         import pyarrow.parquet
@@ -56,14 +57,14 @@ class TableFile:
         self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
 
     def write_group(self, columns: Iterable[Sequence[Any] | np.ndarray]) -> None:
-        """Append one row group, given by column, in the order of the schema."""
+        """Append one row group. `columns` has the values of each column, in the order of the schema."""
         import pyarrow as pa
 
         arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
         self.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def write_table(self, table: pa.Table) -> None:
-        """Append one row group that has the schema."""
+        """Append a table, which must have the same schema, as one row group."""
         with naming(self._path):
             self._writer.write_table(table)
 
@@ -94,9 +95,9 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
 def rows_of(
     parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
-    """Yield (ordinals, their rows) for each row group that has any of the ordinals.
+    """Yield (ordinals, rows) for each row group that contains some of `ordinals`.
 
-    `ordinals` is ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the file are left out.
+    `ordinals` must be ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the end of the file are left out.
     """
     for group in range(parquet.num_row_groups):
         end = first + parquet.metadata.row_group(group).num_rows

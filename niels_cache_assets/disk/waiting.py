@@ -1,4 +1,4 @@
-"""The wait of `--wait`: log who builds the same target, and wait until that build ends.
+"""The implementation of `--wait`: it logs which process builds the same target, and waits until that build ends.
 
 `artifacts/materialize.py` then checks again whether a build is still needed.
 """
@@ -13,7 +13,7 @@ _WAIT_SECONDS = 0.2
 
 
 def wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
-    """Wait until no process builds `target`. `writer`: its current builder. Each builder is logged once."""
+    """Wait until no process builds `target`. `writer`: the process that builds it now, or None. Each such process is logged once."""
     told: Writer | None = None
     while writer is not None:
         if writer != told:

@@ -1,7 +1,7 @@
-"""A thread that writes behind its caller: it runs the writes of a build in order, and the caller continues with the next batch.
+"""A queue of writes and a thread that runs them in order, while the caller prepares the next batch.
 
-Hashing, writing and fsync take no time of the caller then, and most of their work needs no interpreter lock. The queue is bounded by bytes
-and by number. After an error no later write runs, and the error is raised in the caller at its next call.
+So the caller does not wait for hashing, writing and fsync, and most of this work needs no interpreter lock. The queue is limited in bytes
+and in number. After an error no later write runs, and the next call of the caller raises the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_WRITES = 8
 class WriteBehind:
     """A queue of writes and the thread that runs them.
 
-    A context manager: when the block ends, also by an error, every queued write has run.
+    A context manager. At the end of the block, even after an error, it waits until every queued write has run.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class WriteBehind:
         self._bytes += size
 
     def finish(self) -> None:
-        """Wait for all queued writes. Raises the first error of one."""
+        """Wait for all queued writes. Raises the first error of a write."""
         while self._waiting:
             self._next()
 

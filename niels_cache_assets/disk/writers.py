@@ -1,8 +1,8 @@
-"""Files of a cache, written from start to end and hashed at the same time: token shards and .npy arrays (lineage: lineage_files.py).
+"""Files of a cache: token shards and .npy arrays. Each file is written from start to end, and hashed at the same time.
 
-Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}) for meta.json. Before that, `checkpoint` puts
-the written bytes on the disk, and adds the sizes that the journal records. A writer with such a size (`resume_at`) continues from there.
-Memory: one write buffer each.
+Every writer adds its finished files to one mapping `files` ({relative path: {bytes, sha256}}), which goes into meta.json. For an unfinished
+file, `checkpoint` flushes the written bytes to the disk, and adds the size that the journal records. A writer that gets this size
+(`resume_at`) continues from there. Memory: one write buffer for each writer. Lineage is written in lineage_files.py.
 """
 
 import hashlib
@@ -22,7 +22,10 @@ Files = dict[str, dict[str, Any]]
 
 
 class Sizes(dict[str, int]):
-    """Bytes on the disk by relative path. `sums`, for unfinished files: an offset, and the sha256 of the bytes from there."""
+    """The size of each file on the disk, by relative path.
+
+    `sums`: for each unfinished file, an offset and the sha256 of the bytes after this offset.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,15 +36,16 @@ _NPY_HEADER_BYTES = 128
 
 
 def require_shard_bytes(shard_bytes: int) -> None:
-    """Raise NielsCacheError unless shards hold whole uint16 tokens."""
+    """Raise NielsCacheError unless shards of `shard_bytes` bytes hold whole uint16 tokens."""
     if shard_bytes < TOKEN_BYTES or shard_bytes % TOKEN_BYTES:
         raise NielsCacheError(f"shard_bytes is {shard_bytes}; it must be an even number of bytes, at least {TOKEN_BYTES}")
 
 
 class GrowingFile:
-    """A file that grows at its end and is hashed at the same time. `resume_at`: bytes to keep; the journal has cut the file there.
+    """A file that grows at its end and is hashed at the same time.
 
-    A file that is resumed is read again to hash it. The first `header` bytes are not hashed, because they are overwritten at the end.
+    `resume_at`: the number of bytes to keep; the journal has already cut the file to this size. A resumed file is read again to hash it.
+    The first `header` bytes are not hashed, because they are overwritten at the end.
     """
 
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
@@ -70,7 +74,7 @@ class GrowingFile:
         self.bytes += len(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """Put the written bytes on the disk, and add their number to `sizes`."""
+        """Flush the written bytes to the disk (fsync), and add their number and their hash to `sizes`."""
         if self._on_disk != self.bytes:
             with naming(self.path):
                 self.file.flush()
@@ -88,7 +92,7 @@ class GrowingFile:
 
 
 class HashedFile(GrowingFile):
-    """A file written from start to end whose sha256 is known when it is closed."""
+    """A file that is written from start to end. Closing it adds its size and its sha256 to `files`."""
 
     def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)
@@ -100,9 +104,10 @@ class HashedFile(GrowingFile):
 
 
 class ShardWriter:
-    """The token stream of one split, in files of exactly `shard_bytes`; the last is shorter. Without tokens there is no file.
+    """A writer of the token stream of one split, in files of exactly `shard_bytes` bytes. Only the last file may be shorter.
 
-    `resume_at`: tokens that are there already; `files` then has the finished shards.
+    Without tokens, no file is written. `resume_at`: the number of tokens that are already written; `files` must then contain the finished
+    shards.
     """
 
     def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
@@ -131,7 +136,7 @@ class ShardWriter:
                 self.seal()
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """Put the bytes of the unfinished shard on the disk, as `GrowingFile.checkpoint` does."""
+        """Flush the unfinished shard to the disk, and add its size to `sizes` (see GrowingFile.checkpoint)."""
         if self._shard is not None:
             self._shard.checkpoint(sizes)
 
@@ -151,9 +156,9 @@ class ShardWriter:
 
 
 class NpyWriter(GrowingFile):
-    """A .npy file of unknown length: its header is written last, into reserved space. 1-D, or rows of `width` items.
+    """A .npy file whose length is not known at first: the header is written last, into reserved space.
 
-    `resume_at`: items (rows, with `width`) that are there already.
+    The array is 1-D, or 2-D with rows of `width` items. `resume_at`: the number of items (with `width`: of rows) that are already written.
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
@@ -179,12 +184,12 @@ class NpyWriter(GrowingFile):
 
 
 def add_file(path: Path, relative: str, files: Files) -> None:
-    """Record a finished file. This reads the file."""
+    """Add the size and the sha256 of a finished file to `files`. This reads the whole file."""
     files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
 
 
 def sync_and_close(file: BinaryIO) -> None:
-    """Put the bytes of a file on the disk, before any record refers to them."""
+    """Flush a file to the disk (fsync), and close it. Call this before any record refers to the bytes of the file."""
     with naming(file.name):
         file.flush()
         os.fsync(file.fileno())

@@ -36,7 +36,8 @@ class Place:
     def older(self, folder: Path) -> list[str]:
         """Return the names of the existing files of an older export.
 
-        The list comes first. Of each part, the tokens come before the files that describe the tokens.
+        The file `list_name` comes before the files that it lists. In each part of the export, the tokens come before the files that
+        describe the tokens.
         """
         names = list(self.names)
         if self.list_name is not None and os.path.lexists(folder / self.list_name):

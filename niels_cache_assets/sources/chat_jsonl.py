@@ -23,7 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED = 50
 _OPTIONAL = ("input_field", "system_field")
-_OF_FORM = {  # by reason: a form that makes all rows wrong in the same way
+_OF_FORM = {  # by reason for dropping: a description of the wrong form, if all rows have it
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
@@ -63,7 +63,10 @@ class ChatJsonl(DecodesText, SftSource):
         return find_files(self.files, self.endings)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Check that the first rows have each field and that one of them has the right form. An optional field may appear in any row."""
+        """Check that each field occurs in the first rows, and that at least one of these rows has the right form.
+
+        An optional field may appear in any row.
+        """
         files = self.readable_files()
         stream = (row for file in files for row in self._rows(file))
         unseen, fields = self._configured(), list[str]()
@@ -107,7 +110,7 @@ class ChatJsonl(DecodesText, SftSource):
         field = self.instruction_field or self.messages_field
         configured = self._configured()
         state = files.state
-        state.setdefault("unseen", sorted(configured))  # keys whose field no row has had yet
+        state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row yet
         decoding = Decoding(self, context)
         unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}

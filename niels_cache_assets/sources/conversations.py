@@ -1,4 +1,4 @@
-"""Functions that the SFT kinds share: the check for training, batches, and messages made from an instruction."""
+"""Functions of all SFT kinds: the check whether a conversation can be used for training, batches, and messages from an instruction."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -10,9 +10,10 @@ from niels_cache_assets.sources.reading.rows import batched
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the reason (as counted in `dropped`) why these messages are not an SFT example, or None.
+    """Return why these messages are not an SFT example (a reason as in `dropped`), or None if they are one.
 
-    Roles may come in any order. Each role must be known, each message needs content, and one must be the assistant's, for the loss.
+    Roles may come in any order. Each role must be known, and each message needs content. At least one message must be the assistant's,
+    because the loss needs it.
     """
     if not messages:
         return "empty_conversation"
@@ -32,7 +33,10 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
 def valid_batches(
     conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
 ) -> Iterator[list[Conversation]]:
-    """Yield the conversations in batches of 256. Drop and count those that cannot be trained on. `files`: see `rows.batched`."""
+    """Yield the conversations in batches of 256. Drop and count conversations that cannot be used for training.
+
+    `files`: the pass that reports places (see `rows.batched`).
+    """
 
     def valid() -> Iterator[Conversation]:
         for conversation in conversations:
@@ -45,7 +49,7 @@ def valid_batches(
 
 
 def joined(instruction: Any, extra: Any, between: str) -> Any:
-    """Return the user's message of an instruction and further input. A value that is not a string is returned unchanged."""
+    """Join an instruction and further input to the user's message. A value that is not a string is returned unchanged."""
     if extra is None or not isinstance(instruction, str):
         return instruction
     if not isinstance(extra, str):

@@ -1,7 +1,7 @@
 """Errors of sources: the class for an unavailable source, and how messages and logs show other errors.
 
-A source reads data of others with libraries of others, so it may raise any exception. A message never shows a token, a password or the
-query of an address.
+A source reads foreign data with foreign libraries, so it may raise any exception. A message never shows a token, a password or the query of
+an address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from niels_cache_runtime.errors import NielsCacheError
 
-DEBUG = "DEBUG: "  # marks log lines that only help to find a bug; the log of the run keeps them
+DEBUG = "DEBUG: "  # prefix of log lines that only help to find a bug; the log of the run keeps these lines
 
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
@@ -30,7 +30,7 @@ _CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
 
 
 class SourceUnavailable(NielsCacheError):
-    """A source that cannot be reached now (network or hub down). A finished cache of it stays usable."""
+    """A source that cannot be reached now (network or hub down). A finished cache of this source can still be used."""
 
 
 def shown(url: str) -> str:
@@ -45,7 +45,7 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without tokens and without the queries of addresses, which may be keys. This covers the token of this process too."""
+    """Return the text without access tokens, also that of this process, and without the queries of addresses, which may contain keys."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -69,18 +69,18 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def endless_redirect(error: BaseException) -> str | None:
-    """Return a description of an endless redirect and the last address, or None if the error is something else."""
+    """Return a description of an endless redirect and the last address, or None for any other error."""
     for link in chain_of(error):
-        if type(link).__name__ == "TooManyRedirects":  # of any client library
+        if type(link).__name__ == "TooManyRedirects":  # of any HTTP library
             request: Any = getattr(link, "_request", None)
             return f"redirects without end{f', last from {shown(str(request.url))}' if request else ''}"
     return None
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Return whether the error or one of its causes is a failed connection, so that the server gave no answer.
+    """Return whether the error or one of its causes is a failed connection, in which the server gave no answer.
 
-    Errors of other clients are found by name, because those libraries may not be installed.
+    Errors of other HTTP libraries are recognized by their names, because those libraries may not be installed.
     """
     return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
 
@@ -94,12 +94,12 @@ def _is_of_connection(error: BaseException) -> bool:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return our own message, or the class and the first line of another error: `KeyError: 'text'`."""
+    """Return the message of our own error. For any other error, return its class and the first line of its message: `KeyError: 'text'`."""
     return str(error) if isinstance(error, NielsCacheError) else f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 
 
 def log_traceback(error: Exception, log: Callable[[str], object]) -> None:
-    """Log the traceback of an error, unless the error is ours: our message already says all that the user needs."""
+    """Log the traceback of an error, unless it is our own error, whose message already says all that the user needs."""
     if not isinstance(error, NielsCacheError):
         log(without_secrets("".join(traceback.format_exception(error))))
 

@@ -1,6 +1,6 @@
 """`gutenberg`: Project Gutenberg books without the project's header and licence footer.
 
-Read from the hub, or from a folder of *.txt. Memory: one book (folder) or one row group (hub).
+The books are read from the hub, or from a folder of *.txt. Memory: one book of a folder, or one row group of the hub.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
 _END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
 _TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*)\r?$", _FLAGS)
 _HEADER_CHARACTERS = 20_000  # the small print of the 1990s has 10,000 characters
-_FOOTER_CHARACTERS = 20_000  # without an end marker, the phrase counts only near the end: books may quote it
-_PHRASE_DISTANCE = 500  # the phrase is right before the end marker
+_FOOTER_CHARACTERS = 20_000  # without an end marker, the phrase is only searched near the end, because books may quote it
+_PHRASE_DISTANCE = 500  # the phrase may come this many characters before the end marker
 
 
 class Gutenberg(HubData, PretrainSource):
@@ -76,7 +76,7 @@ class Gutenberg(HubData, PretrainSource):
                     places.file, places.row = file, row + 1
                     replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                     problem = held.problem(text, file, row)
-                    if problem and problem != "empty":  # `admits` may reject an empty text first
+                    if problem and problem != "empty":  # an empty text is left to `admits`, which may reject it
                         context.report.dropped[problem] += 1
                     elif decoding.admits(file, text, replaced=replaced):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
@@ -92,7 +92,10 @@ def _book(whole: Document, context: StreamContext) -> Iterator[Document]:
 
 
 def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
-    """Return (title, body) of a book. The text before the start marker and after the end marker is cut; without markers nothing is cut."""
+    """Return (title, body) of a book.
+
+    The text before the start marker and after the end marker is removed. Without markers, nothing is removed.
+    """
     text = text.removeprefix("\ufeff")
     start = _START.search(text) or _SMALL_PRINT.search(text, 0, _HEADER_CHARACTERS)
     begin = start.end() if start else 0

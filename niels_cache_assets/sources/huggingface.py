@@ -32,7 +32,7 @@ class HubText(HubData, PretrainSource):
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
-        fields: dict[str, bool] = {}  # of the current part
+        fields: dict[str, bool] = {}  # the fields of the current part
 
         def choose(found: dict[str, bool]) -> list[str]:
             fields.clear()

@@ -1,7 +1,7 @@
-"""Checks of all data sets before a long build: their files exist and have the fields that the tables name.
+"""Checks of all data sets before a long build. They check that the files exist and have the fields that the tables name.
 
 Cost: the first rows of local files, the columns of each Parquet file, and one request per hub data set until the hub is unreachable. An
-unreachable upstream is not reported as a problem: the build waits for it. Nothing is tokenized or written here.
+unreachable upstream is not reported as a problem, because the build waits for it. This module tokenizes and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries l
 
 
 class InputProblem(NamedTuple):
-    """A problem of one data set. `table`: "pretrain.books". `is_away`: the upstream cannot be reached now."""
+    """A problem of one data set.
+
+    `table`: the table of the data set, such as "pretrain.books". `is_away`: whether upstream cannot be reached now.
+    """
 
     table: str
     message: str
@@ -33,7 +36,7 @@ class InputProblem(NamedTuple):
 
 
 class BadInputs(NielsCacheError):
-    """Data sets that cannot be built with their settings. `lines` has one line for each."""
+    """Data sets that cannot be built with their settings. `lines` has one line for each problem."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
@@ -41,9 +44,9 @@ class BadInputs(NielsCacheError):
 
 
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
-    """Yield the problems of the data sets that can be built, or of `names`, in order. `offline`: skip files on other machines.
+    """Yield the problems of the data sets in `names` (None: of all that can be built), in order.
 
-    This sends no request to the hub.
+    `offline`: skip files on other machines. This function sends no request to the hub.
     """
     for table, source in _tables(registry, names):
         if offline and is_remote(source):
@@ -58,7 +61,10 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
 
 
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
-    """Yield hub data sets that do not exist or refuse access. The first unreachable one is yielded with `is_away`, and ends the check."""
+    """Yield a problem for each hub data set that does not exist or refuses access.
+
+    If a data set cannot be reached, yield its problem with `is_away`, and end the check.
+    """
     for table, source in _tables(registry, names):
         if not isinstance(source, HubData) or source.local_key:
             continue
@@ -73,7 +79,7 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 
 
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
-    """Yield the name and the source of each table that can be built, or of `names`: ("pretrain.books", source)."""
+    """Yield ("pretrain.books", source) for each table in `names` (None: for each table that can be built)."""
     wanted = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):
@@ -87,7 +93,10 @@ def is_remote(source: Source) -> bool:
 
 
 def require_inputs(registry: Registry, names: Iterable[str]) -> None:
-    """Raise BadInputs with all problems of these data sets and of those that the tokenizer is trained on."""
+    """Raise BadInputs if these data sets have problems. The error lists all problems.
+
+    The data sets that the tokenizer is trained on are checked, too.
+    """
     every = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if not every and not registry.tokenizer.train_on:
         raise NielsCacheError(

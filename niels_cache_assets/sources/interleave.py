@@ -1,8 +1,9 @@
 """`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
 
 `datasets.interleave_datasets` draws from streams; each member is read with the settings of its own table. Cost: about 0.1 ms a document,
-because the library passes rows between threads one at a time, and one more pass to count a member that is split by val_frac. Memory: that
-of the members. held_out.py finds the documents that a member keeps for val, and describes that cost.
+because the library passes rows between threads one at a time. A member that is split by val_frac is read one more time to count its
+documents. Memory: the memory of all members. The documents that a member keeps for val are found by streaming/held_out.py, which describes
+this cost.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Interleave(PretrainSource):
         return self
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        self._sources(siblings)  # each member is checked by itself
+        self._sources(siblings)  # this does not check the data of the members; each member has its own check
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return self._digest(siblings, self._revisions(siblings))
@@ -60,7 +61,7 @@ class Interleave(PretrainSource):
     def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
-            rule = "\0without its val" if member.seeded_val_frac else ""  # other members keep their former digest
+            rule = "\0without its val" if member.seeded_val_frac else ""  # a member without val_frac keeps the digest of older versions
             digest.update(f"{name}\0{member.identity()}\0{revisions[name]}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
@@ -113,7 +114,9 @@ class Interleave(PretrainSource):
 
 
 class _Member:
-    """One member as a generator of keys. Its documents wait here until the library has drawn their keys, so that no document is copied."""
+    """One member of a mixture, as a generator of keys for the library. A document waits here until the library has drawn its key, so that
+    no document is copied.
+    """
 
     def __init__(self, name: str, source: PretrainSource, context: StreamContext) -> None:
         self._name = name
@@ -124,7 +127,7 @@ class _Member:
         self._unsplit: int | None = None
         self.waiting: dict[int, Document] = {}
 
-    # The library pickles a generator for an unused fingerprint, and copies it: neither may touch the objects in the context.
+    # The library pickles and copies a generator. Neither operation may touch the objects in the context.
     def __getstate__(self) -> dict[str, str]:
         return {"name": self._name}
 
@@ -132,8 +135,8 @@ class _Member:
         return self
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
-        # The library restarts a member that ends, even at the end of the mix: its dropped documents count once.
-        report = SourceReport(within=f"{self._name}/")  # a separate report: the place of a member is not a place of the mix
+        # The library restarts a member that ends, even at the end of the mixture. Its dropped documents are counted only once.
+        report = SourceReport(within=f"{self._name}/")  # a separate report, because the place of a member is not a place of the mixture
         if not self._started:
             mine = self._context.report
             report.dropped, report.facts, report.hints = mine.dropped, mine.facts, mine.hints

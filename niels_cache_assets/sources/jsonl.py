@@ -45,7 +45,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
-        if "text_field" not in files.state:  # the first pass chose it by the first rows
+        if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
             head = [*rows.first_rows(stream)]
             if not head:
                 return
@@ -82,7 +82,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
 
 def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:
-    """Return for each field whether it holds a string in any of these rows."""
+    """Return {field: whether it holds a string in any of these rows}."""
     fields: dict[str, bool] = {}
     for _, _, values in head:
         for name, value in values.items():

@@ -1,7 +1,8 @@
 """`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
 
-Reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all are held in memory: 88,000 for oasst1. Tree
-files (*.trees.jsonl) are read one tree at a time. Cost: linear in the messages and the threads written; no recursion.
+The module reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all of them are held in memory: 88,000
+for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The cost is linear in the number of messages and of messages in the
+written threads. There is no recursion.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OPTIONAL = ("lang", "deleted")
 class Node(NamedTuple):
     """One message of a tree."""
 
-    message_id: str  # as read: rows may lack it
+    message_id: str  # the id in the data; rows may have none
     parent_id: str | None
     tree_id: str
     text: str | None
@@ -86,7 +87,7 @@ class Oasst1(HubData, SftSource):
         return kept
 
     def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
-        """Yield the messages of one tree after the other, in the order of their first appearance."""
+        """Yield the list of messages of each tree. Trees come in the order of their first messages in the data."""
         files = find_files(part.files) if part.files else []
         tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
@@ -126,7 +127,7 @@ def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
 
 
 def _nodes(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> list[Node]:
-    """Return the messages of a tree. In a damaged row, each has the number of its replaced characters."""
+    """Return the messages of a tree. In a damaged row, each message has the number of its replaced characters."""
     nodes = list(_flattened(tree, file, row, dropped))
     if not isinstance(tree, DamagedRow):
         return nodes
@@ -155,11 +156,11 @@ def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str])
 
 
 def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
-    """Yield all paths from root to leaf of one tree, depth first, with replies in row order.
+    """Yield all paths from root to leaf of one tree, depth first, with replies in the order of their rows.
 
-    A path keeps its first `max_messages` messages and ends with the assistant's; empty messages are skipped. Paths that are equal after the
-    cut are written once. Messages without an id, or with the id of an earlier message, are left out: they would make a loop or a repeated
-    tree.
+    A path keeps its first `max_messages` messages, and is cut after its last message of the assistant. Empty messages are skipped. If
+    several paths are equal after these cuts, one of them is yielded. A message without an id, or with the id of an earlier message, is left
+    out, because it would make a loop or a repeated tree.
     """
     children: dict[str | None, list[Node]] = {}
     total = 0

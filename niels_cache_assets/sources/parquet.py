@@ -42,7 +42,7 @@ class Parquet(RowFileSource):
         found = self.readable_files()
         fields, text_field, kind = self._columns(found[0])
         held = rows.HeldText(text_field)
-        for file in found if "://" not in found[0].url else found[:1]:  # the columns are listed at the end of a file: a small read
+        for file in found if "://" not in found[0].url else found[:1]:  # the columns are at the end of a file: this reads little
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
             if column is not None:

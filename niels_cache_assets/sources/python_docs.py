@@ -1,8 +1,8 @@
 """`python_docs`: a pretrain data set that every machine has, made of the standard library's docstrings.
 
-The quickstart profile builds it: real prose, no network. The source code of the library is parsed, not imported, so nothing runs.
-`python_help` (SFT) uses the same docstrings. Cost: a few seconds of parsing per pass. Objects written in C have no docstring in the source
-and are not found.
+The quickstart profile builds this data set, because it is real prose and needs no network. The source code of the library is parsed, not
+imported, so none of it runs. `python_help` (SFT) uses the same docstrings. Cost: a few seconds of parsing per pass. Objects that are
+written in C have no docstring in the source code, so they are not found.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.old_paths import former_names
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
     __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
 
-# Packages of tests, of vendored or generated code, or from outside the standard library.
+# Folders with tests, with vendored or generated code, or with packages that are not part of the standard library.
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "ensurepip", "__pycache__"}
 )
@@ -37,7 +37,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class DocumentedObject(NamedTuple):
-    """One object with its docstring. `name` is qualified (json.dumps); `line` is its first line in the file, from 0."""
+    """An object with its docstring. `name`: the qualified name (json.dumps). `line`: the first line of the object in the file, from 0."""
 
     kind: str  # module, class, function or method
     name: str
@@ -67,7 +67,7 @@ class PythonDocs(PretrainSource):
 
 
 def stdlib_files() -> list[SourceFile]:
-    """Return the source files of the library, sorted by path. Raises NielsCacheError if this Python comes without them."""
+    """Return the source files of the library, sorted by path. Raises NielsCacheError if this Python was installed without them."""
     folder = sysconfig.get_paths()["stdlib"]
     files = walk_folder(folder, (".py",), skip=SKIPPED_FOLDERS)
     if not files:
@@ -76,12 +76,18 @@ def stdlib_files() -> list[SourceFile]:
 
 
 def stdlib_revision() -> str:
-    """Return implementation, version and digest of the parsed files. The digest is needed because distributions patch the library."""
+    """Return Python's implementation and version, and a digest of the parsed files.
+
+    The digest is needed because distributions patch the library.
+    """
     return f"{sys.implementation.name}-{platform.python_version()} {files_digest(stdlib_files())}"
 
 
 def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
-    """Yield all objects of these kinds with a docstring, in source order, file by file; private ones too, but none inside functions."""
+    """Yield all objects of these kinds that have a docstring, file by file, in source order.
+
+    Private objects are included. Objects inside functions are not.
+    """
     for file in stdlib_files():
         module = file.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         try:
@@ -89,7 +95,7 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
                 warnings.simplefilter("ignore")
                 tree = ast.parse(read_text(file)[0])
         except SyntaxError:
-            continue  # a template of another tool, with a name that ends in .py
+            continue  # a file of a different tool (a template) whose name ends in .py
         if "module" in kinds and (doc := ast.get_docstring(tree)):
             yield DocumentedObject("module", module, doc, file.name, 0)
         stack = _definitions(tree, module)
@@ -102,7 +108,10 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
 
 
 def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_Definition, str, str]]:
-    """Return the classes and functions directly in a module or class, also under if, try and with. The last comes first, for a stack."""
+    """Return the classes and functions directly in a module or class, also those under `if`, `try` and `with`.
+
+    The last definition comes first, because the caller uses the list as a stack.
+    """
     found: list[tuple[_Definition, str, str]] = []
     function = "method" if isinstance(parent, ast.ClassDef) else "function"
     pending: list[ast.AST] = [*reversed(parent.body)]

@@ -1,6 +1,6 @@
 """`python_help`: an SFT data set that every machine has, made of the standard library's docstrings.
 
-The quickstart profile builds it: real prose, no network. `python_docs` finds the docstrings.
+The quickstart profile builds this data set, because it is real prose and needs no network. `python_docs` finds the docstrings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`roam`: a graph exported from Roam, as Markdown files or JSON: one document per file, or per page of a JSON export."""
+"""`roam`: a graph exported from Roam, as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Roam(Notes):
         return files_of_folder(self.path, (".md", ".json"))
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """Yield the pages of an export. Other JSON among the notes is skipped and counted; as the `path` it is an error."""
+        """Yield the pages of an export.
+
+        A JSON file in the folder that is not an export is skipped and counted. If `path` names such a file itself, this is an error.
+        """
         if not file.name.lower().endswith(".json"):
             yield from super().file_documents(file, files, context, decoding)
             return
@@ -56,7 +59,7 @@ class Roam(Notes):
                 raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
             dropped["not_a_roam_export"] += 1
             return
-        if not position.row:  # counted once for the file, before its first page
+        if not position.row:  # count the replaced bytes once for each file, before its first page
             decoding.count_marked(file.name, marked)
         marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
         for row, page in enumerate(pages[position.row :], position.row):
@@ -73,7 +76,7 @@ class Roam(Notes):
 
 
 def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
-    """Return the pages of an export, or None for other JSON. Raises NielsCacheError for invalid JSON."""
+    """Return the pages of an export, or None for JSON that is not an export. Raises NielsCacheError for invalid JSON."""
     try:
         pages = json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError as error:
@@ -89,9 +92,10 @@ def is_export(value: Any) -> bool:
 
 
 def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
-    """Return the blocks as an indented list, two spaces per level. Further lines of a block align with its text. There is no recursion.
+    """Return the blocks of a page as an indented list, with two spaces per level. There is no recursion.
 
-    Each line of a block is indented, so a small export may have a huge outline. More than `limit` characters are an error.
+    The first line of a block begins with a list marker, and its further lines align with the text of the first. Every line is indented, so
+    a small export may have a huge outline. An outline of more than `limit` characters is an error.
     """
     lines = []
     characters = 0
@@ -114,7 +118,7 @@ def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: 
 
 
 def _blocks(parent: dict[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
-    """Return the children of a page or block. Other values are counted as malformed."""
+    """Return the children of a page or block that are blocks. Other children are counted as malformed."""
     children = parent.get("children") or []
     if not isinstance(children, list):
         dropped["malformed_block"] += 1

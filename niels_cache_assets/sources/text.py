@@ -44,12 +44,12 @@ class Text(KeepsDamaged, FileSource):
                 elif decoding.admits(file.name, text, replaced=replaced):
                     yield Document(text, f"{file.name}#{row}", file.name, row)
             if not files.position.row:
-                context.report.dropped["empty"] += 1  # a file without a line or paragraph
+                context.report.dropped["empty"] += 1  # a file without any line or paragraph
 
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
-        """Yield (row, text, text with marks or None), starting at `position`.
+        """Yield (row, text, marked text or None), starting at `position`.
 
-        Marks are characters that stand for replaced bytes. Lines and paragraphs take constant memory.
+        The marked text has a mark in place of replaced bytes (see reading/encodings.py). Reading lines or paragraphs takes constant memory.
         """
         limit = self.max_document_bytes
         if self.sample_by == "document":
@@ -68,7 +68,7 @@ def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int, en
 
 
 def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
-    """Yield runs of lines between blank lines, without the last line end."""
+    """Yield paragraphs: runs of lines between blank lines, without the last line end."""
     encoding = encoding_of(stream, encoding)
     row = position.seek(stream)
     begin = position.offset

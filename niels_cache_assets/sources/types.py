@@ -1,7 +1,7 @@
 """The interface of a source: one typed configuration table that describes and streams its data.
 
 A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it. So a new source
-is one module and one line in `sources/__init__.py`. This module opens no file; other rooms split, tokenize and write.
+is one module and one line in `sources/__init__.py`. This module opens no file. Other packages split, tokenize and write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the dat
 
 
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Make a path relative to its TOML file (validation context: `base_dir`) and expand ~ and $VARIABLES. URLs are not changed."""
+    """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
+
+    The validation context gives this folder as `base_dir`. URLs are not changed.
+    """
     if not isinstance(value, str) or "://" in value:
         return value
     if not value:
@@ -60,19 +63,19 @@ class HeldOut(Protocol):
         """Find the val documents of one member. Call this for all members before `sort`."""
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Yield each document of a member with the reason why it is left out, or None."""
+        """Yield each document of a member with the reason to leave it out, or with None to keep it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamContext:
     """The inputs of one pass over a source.
 
-    `revision`: the value of `revision()` for this build, so that the pass reads what was resolved. `report`: filled while the stream is
-    consumed. `siblings`: all pretrain tables by name, for sources that are made of others (interleave). `start`: a place that an earlier
-    pass over the same revision reported; the pass begins there (None: at the beginning). `report` then holds the counts up to that place,
-    and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills it for all passes,
-    because a branch may move meanwhile. `held_out`: the val documents of the siblings; None, as for a tokenizer's sample: val is read like
-    the rest.
+    `revision`: the value of `revision()` for this build; the pass reads this version. `report`: filled while the stream is read.
+    `siblings`: all pretrain tables by name, for a source that is made of other sources (interleave). `start`: a place that an earlier pass
+    over the same revision reported. The pass begins at this place (None: at the beginning). `report` then already holds the counts up to
+    this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
+    mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
+    for the training sample of a tokenizer, val documents are read like all others.
     """
 
     seed: int
@@ -90,9 +93,9 @@ class Source(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
-    code_version: ClassVar[str] = "1"  # raise it by hand when a source's output changes for the same input
+    code_version: ClassVar[str] = "1"  # raise this by hand if a change gives a different output for the same input
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output
-    endings: ClassVar[tuple[str, ...]] = ()  # the endings of files that a folder in `files` stands for
+    endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
     enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `list --all` shows it")
@@ -122,22 +125,25 @@ class Source(BaseModel):
         return kept
 
     def missing_setting(self) -> str | None:
-        """Return the setting that is missing before this table can be a partition, or None. Opens nothing."""
+        """Return the setting that this table still needs before it can be built, or None. This function opens nothing."""
         return None
 
     def input_files(self) -> list[SourceFile]:
-        """Return the files that the table names, empty if it reads none. Raises NielsCacheError if they do not exist."""
+        """Return the files that the table names, or an empty list if it reads no files.
+
+        Raises NielsCacheError if the files do not exist.
+        """
         return []
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Look at the beginning of local files as a build would, and no further.
+        """Read the beginning of the local files, in the same way as a build.
 
-        Raises NielsCacheError for data that a build would refuse at once, SourceUnavailable for files that cannot be reached now.
+        Raises NielsCacheError for data that a build would reject at once. Raises SourceUnavailable for files that cannot be reached now.
         """
         self.readable_files()
 
     def readable_files(self) -> list[SourceFile]:
-        """Return `input_files`. Raises NielsCacheError for a local one that is missing, unreadable or not a regular file."""
+        """Return `input_files`. Raises NielsCacheError if a local file is missing, unreadable or not a regular file."""
         files = self.input_files()
         for file in files:
             if "://" not in file.url and not os.access(file.url, os.R_OK):
@@ -147,14 +153,18 @@ class Source(BaseModel):
         return files
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        """Return the current upstream version: the hub commit, or a digest of the files' names and content. None without a version.
+        """Return the current version of upstream: the hub commit, or a digest of the files' names and content. Return None if there is no
+        version.
 
         Raises SourceUnavailable if upstream cannot be reached now, NielsCacheError if it does not exist.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Return `source` of meta.json: kind, streaming and the identity of the data; no absolute path, no clock, no host."""
+        """Return `source` of meta.json: the kind, whether it is streamed, and the identity of the data.
+
+        It contains no absolute path, no time and no name of a machine.
+        """
         return {"kind": self.source, "streaming": True}
 
     @property
@@ -163,7 +173,7 @@ class Source(BaseModel):
         return self.code_version
 
     def shown_settings(self) -> dict[str, Any]:
-        """Return the settings to show to the user: `identity` without settings that have no effect here."""
+        """Return the settings to show to the user: those of `identity`, without settings that have no effect for this table."""
         return self.identity()
 
     @property
@@ -172,7 +182,10 @@ class Source(BaseModel):
         return getattr(self, "config", None)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes, for the fingerprint: which keys name files counts, but not where the files are."""
+        """Return the settings that decide the bytes, for the fingerprint.
+
+        The locations of files are left out. `given` names the keys of locations that are set.
+        """
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
         settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
@@ -186,7 +199,7 @@ class PretrainSource(Source):
     """
 
     family: ClassVar[Family] = "pretrain"
-    # Other fingerprints cover preparation and decontamination.
+    # These keys are covered by separate fingerprints: of preparation and of decontamination.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
@@ -224,19 +237,25 @@ class PretrainSource(Source):
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether documents carry `split`, upstream's own splits."""
+        """Whether documents have a `split` that upstream decided."""
         return False
 
     @property
     def seeded_val_frac(self) -> float | None:
-        """The seeded share of the unsplit documents that goes to val. None if token budgets (or upstream alone) decide."""
+        """The seeded share of the documents without a split that goes to val.
+
+        None if token budgets decide, or if upstream alone decides.
+        """
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
         return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
 
     @property
     def builder_shuffle(self) -> int:
-        """The number of documents in the builder's shuffle buffer; 0 if the builder keeps the order. The stream may have shuffled."""
+        """The number of documents in the builder's shuffle buffer; 0 if the builder keeps the order of the stream.
+
+        The stream itself may already be shuffled.
+        """
         return 0 if self.shuffles_itself else self.shuffle_buffer
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
@@ -246,10 +265,16 @@ class PretrainSource(Source):
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+        """Yield the documents in batches of tens to hundreds each.
+
+        The stream is read lazily. The same context gives the same order.
+        """
 
     def count_unsplit(self, context: StreamContext) -> int:
-        """Return the number of documents without a split, which val_frac needs before the first document. One pass, without a report."""
+        """Return the number of documents without a split. val_frac needs this number before the first document.
+
+        This reads the source once, without changing the report.
+        """
         unreported = replace(context, report=SourceReport(), start=None)
         return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
 
@@ -258,11 +283,14 @@ class PretrainSource(Source):
         return self.documents(context)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Finish the documents of `unconverted`. Return them and the reasons of those dropped. Picklable and pure, for any process."""
+        """Finish documents of `unconverted`. Return the finished documents, and the number of dropped documents by reason.
+
+        The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
+        """
         return documents, Counter()
 
     def gives_plain_text(self, document: Document) -> bool:
-        """Return whether `convert` makes plain text of this document's markup, so that cleaning need not remove any."""
+        """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False
 
 
@@ -283,4 +311,4 @@ class SftSource(Source):
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        """Yield the conversations in batches, lazily, in the same order for the same context."""
+        """Yield the conversations in batches, lazily. The same context gives the same order."""

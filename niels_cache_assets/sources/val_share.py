@@ -15,15 +15,16 @@ from niels_cache_runtime.format.layout import SPLITS
 
 
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
-    """Return a bool array of `count` items, True for val: max(1, int(count * val_frac)) items if count > 1 and val_frac > 0, else no item.
+    """Return a mask of `count` items, True for items that go to val.
 
-    The first items of `torch.randperm(count)` under `seed` are val, so the choice depends on count and seed alone.
+    max(1, int(count * val_frac)) items go to val if count > 1 and val_frac > 0; otherwise none. The first items of `torch.randperm(count)`
+    under `seed` are val, so the choice depends only on `count`, `val_frac` and `seed`.
     """
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
     mask = np.zeros(count, dtype=bool)
     if count > 1 and val_frac > 0:
-        import torch  # see streaming/shuffle.py
+        import torch  # here, because the import is slow: see streaming/shuffle.py
 
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         mask[order[: max(1, int(count * val_frac))].numpy()] = True
@@ -31,9 +32,9 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
 
 
 class FractionSplitter:
-    """The splitter of a finite source. Both splits keep input order; `val_mask` is the rule.
+    """A splitter of a finite source. `val_mask` chooses the documents of val, and both splits keep the input order.
 
-    `count`: the number of documents without a split, from a first pass. `position`: the number of documents that were given one.
+    `count`: the number of documents without a split, from a first pass. `position`: the number of such documents that already got a split.
     """
 
     def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
@@ -53,7 +54,7 @@ class FractionSplitter:
         return replace(batch, split=split)
 
     def finish(self) -> None:
-        """Check the count after the last document. Raises NielsCacheError if it was not `count`."""
+        """Check the number of documents after the last document. Raises NielsCacheError if it is not `count`."""
         if self.position != len(self._is_val):
             raise NielsCacheError(
                 f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"

@@ -1,9 +1,9 @@
 """`wikipedia`: articles from the hub's plain text, from a MediaWiki XML dump, or from the output of wikiextractor.
 
-The file name decides the format: `.xml`, or the `.xml-p1p41242` of a dump in parts, is a dump; other files are JSON Lines (or .parquet
-files of the hub). All may be compressed. Only articles (namespace 0) of a dump are read, and `convert` makes text of their wikitext. If the
-table asks for cleaning, the redirects of a dump are kept here, because cleaning counts them itself. Cost: see `mediawiki`. Cleaning is not
-done here.
+The file name decides the format. A file `.xml`, or `.xml-p1p41242` of a dump in parts, is a dump. Every other file is JSON Lines (or a
+.parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert` turns their wikitext
+into text. Cleaning is not part of this module, but it counts redirects: if the table asks for cleaning, the redirects of a dump are kept
+here. Cost: see `mediawiki`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield converted
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
-        """Yield the articles with the text of their source: wikitext in a dump."""
+        """Yield the articles with their text as in the source. In a dump, this text is wikitext."""
         if self.files:
             parts = [(part, find_files(part.files or [])) for part in self.parts()]
             files = FilePass([file for _, found in parts for file in found], context)
@@ -85,7 +85,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return bool(self.files and _DUMP.search(document.file))
 
     def _local(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
-        """Yield the articles of local files. `splits` has the split of each file of the pass."""
+        """Yield the articles of local files. `splits`: the split of each file of the pass, or None."""
         held = HeldText()
         for file in files.files():
             is_dump = _DUMP.search(file.name)

@@ -1,7 +1,7 @@
 """`wikitext`: rows of WikiText joined back into articles.
 
 The hub's rows and the lines of the raw files are paragraphs. An article starts at a level-1 heading (` = Title = `; ` = = Section = = ` is
-a section inside an article). Joining keeps all rows: the texts of all articles, one after the other, equal the texts of all rows.
+a section inside an article). No row is lost: the joined texts of all articles equal the joined texts of all rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Wikitext(HubData, PretrainSource):
 
 
 def heading_title(text: str) -> str | None:
-    """Return the title of a level-1 heading (` = Title = `), else None."""
+    """Return the title of a level-1 heading (` = Title = `), or None for any other line."""
     match = _HEADING.fullmatch(text)
     return match[1] if match and not match[1].endswith("=") else None
 
@@ -73,12 +73,12 @@ def articles(
     limit: int = MAX_DOCUMENT_BYTES,
     decoding: Decoding | None = None,
 ) -> Iterator[Document]:
-    """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not one).
+    """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not a heading).
 
-    The text before the first heading is a separate document, unless it is blank: then it belongs to the first article. `row` is the row of
-    the heading. With this rule WikiText-2 has 60 validation and 60 test articles, as its paper says. An article of more than `limit`
-    characters is an error. The next place of `places` is the heading after an article. `decoding` counts replaced bytes, and rejects
-    articles that are not text.
+    The text before the first heading is a separate document. If it is blank, it belongs to the first article. `row` of a document is the
+    row of its heading. With these rules, WikiText-2 has 60 validation and 60 test articles, as its paper says. An article of more than
+    `limit` characters is an error. `places`: the pass that reports places; a pass can resume at the heading after an article. `decoding`:
+    counts replaced bytes, and rejects articles that are not text.
     """
     parts: list[str] = []
     characters = replaced = 0

@@ -3,5 +3,5 @@
     intake, feed --> shuffle --> encode --> decontaminate --> splits --> pretrain_writer, sft_spool      types: what they exchange
     held_out: documents that members of a mixture keep for val      val_index, disjoint: whether texts are in val
 
-The room `disk` has the writers of files.
+The package `disk` writes the files.
 """

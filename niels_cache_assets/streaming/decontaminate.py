@@ -1,12 +1,13 @@
-"""Decontamination: keep documents of val out of train. This part of a build compares train with val and counts the documents it drops.
+"""Decontamination: it keeps documents of val out of train. It compares train with val, and drops and counts documents of train.
 
-    encoding threads: chunk -> tokens -> screen (after val is complete) --.
-    the builder's thread, in order: admit: val is indexed ... then sealed; chunks that came too early to be screened are, here
+    encoding threads       chunk -> tokens -> screen: compare train with val, after val is complete
+    the builder's thread   admit, in stream order: index val, then seal the index; compare the train documents that `screen` left out
 
-Val is complete when the first document of train comes: from then on the index (val_index.py) does not change. The threads screen only after
-the budget of val is met, too: before that they cannot tell train from val as the builder's thread does. So the result does not depend on
-which thread screens, and when. Cost of a build: about 10% more with exact, 20-40% with near. A val that is given in advance is tokenized
-twice. Memory: bounded by val. The split of documents is in splits.py.
+Val is complete when the first document of train comes. After that, the index (val_index.py) does not change. The encoding threads compare
+documents only if the token budget of val is met, too. Before that, an encoding thread cannot know which documents go to train; only the
+builder's thread knows. So the result does not depend on which thread compares a document, or when. Cost: a build takes about 10% longer
+with exact, and 20-40% longer with near. If val is given in advance, it is tokenized twice. Memory: bounded by the size of val. The splits
+of documents are decided in splits.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Decontaminate = Literal["off", "exact", "near"]
 
-CODE_VERSION = "1"  # raise it by hand when other documents are dropped for the same input
+CODE_VERSION = "1"  # raise this by hand if a change drops different documents of the same input
 VAL = SPLITS.index("val")
 REASONS = {"exact": "in_val", "near": "near_val"}
 
@@ -35,7 +36,7 @@ REASONS = {"exact": "in_val", "near": "near_val"}
 def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
     """Return the settings that decide which documents are dropped, for fingerprints and meta.json. Empty if decontamination is off.
 
-    `val_is_given`: the documents of val are read before the build; otherwise they are taken from the stream.
+    `val_is_given`: whether the documents of val are given before the build. If not, they are taken from the stream.
     """
     if kind == "off":
         return {}
@@ -49,10 +50,11 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
 
 @contextmanager
 def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool]) -> "Iterator[TrainGuard | None]":
-    """Yield a guard with unlinked files in `folder`, or None if `kind` is "off", which loads nothing.
+    """Yield a TrainGuard, or None if `kind` is "off". With "off", nothing is imported.
 
-    `val_is_full`: returns whether all further documents without a split go to train. Any thread may call it, and it never changes back to
-    False.
+    `folder`: a folder for temporary files, which are unlinked at once. `val_is_full`: a function that returns whether all further documents
+    without a split go to train. Any thread may call this function. After it has returned True, it never returns False. Raises
+    NielsCacheError for an unknown `kind`.
     """
     if kind == "off":
         yield None
@@ -66,7 +68,7 @@ def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_fu
 
 
 class TrainGuard:
-    """A guard that indexes the documents of val, and removes documents of train that equal, or are near to, one of them."""
+    """A guard that indexes the documents of val, and removes each document of train that equals, or is near to, a document of val."""
 
     def __init__(self, index: "ValIndex", val_is_full: Callable[[], bool]) -> None:
         self._index = index
@@ -74,25 +76,29 @@ class TrainGuard:
 
     @property
     def val_is_known(self) -> bool:
-        """Whether val is complete. Once the first document of train has come, no document is added to val."""
+        """Whether val is complete. After the first document of train, no document is added to val."""
         return self._index.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
-        """Index documents of val before the build: its stream may bring them too late. Only encoded documents are in val."""
+        """Index documents of val before the build, because the stream may bring them too late. Documents that encoding dropped are not
+        indexed.
+        """
         self._index.add_new(batch.documents.text.tolist())
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
-        """Return the batch without copies of val; unchanged if val is not complete, or a budget may add to it. Any thread may call it."""
+        """Return the batch without documents of train that are copies of val. Any thread may call this method.
+
+        The batch is returned unchanged if val is not complete, or if the token budget of val is not met yet.
+        """
         if not (self._index.sealed and self._val_is_full()):
             return batch
         return self._screened(batch, is_val=batch.documents.split == VAL)
 
     def admit(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
-        """Return the batch to write: its val is indexed, and its train has no copies of val. Call it on one thread, with batches in stream
-        order.
+        """Index the val documents of a batch, and return the batch without documents of train that are copies of val.
 
-        `is_val`: bool (documents,), True for val. Raises NielsCacheError if a val document comes after a train document and is not in the
-        index yet.
+        Call this on one thread, with the batches in stream order. `is_val`: bool (documents,), True for val. Raises NielsCacheError if a
+        document of val comes after a document of train and is not in the index yet.
         """
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()

@@ -3,12 +3,14 @@
     overlap = splits_disjoint("cache/pretrain/wikitext", tokenizer)
     overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
 
-Val is decoded and indexed (streaming/val_index.py). Then train is decoded chunk by chunk, and every document is looked up, on all cores.
-Nothing is estimated, and every near duplicate is found. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
-repaired: use decontaminate and dedup in the next build.
+Val is decoded and indexed (streaming/val_index.py). Then train is decoded chunk by chunk, and every document is looked up in the index, on
+all cores. No similarity is estimated, and every near duplicate is found. Memory is bounded by val and a few chunks of a megabyte, not by
+train. This module repairs nothing: to remove copies, use decontaminate and dedup in the next build.
 
-A document that a budget cut is compared in its cut form, if the build did not compare it. If decontaminate compared the whole text, that
-result counts: the cut form is then not reported, even if it equals a document, or is near to one at a threshold that the build used.
+A token budget may cut a document, so that the cache has only the beginning of its text. If the build did not use decontaminate, this
+beginning is compared like any other text. If the build used decontaminate, it compared the whole text, and its result counts: this module
+does not report the beginning as an exact match. If decontaminate was "near" with a threshold of at most `threshold`, this module does not
+report the beginning as a near match either.
 """
 
 from collections import Counter
@@ -35,11 +37,11 @@ _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
 _CHARACTERS_PER_TOKEN = 4
 _DOCUMENTS_PER_CHUNK = 1_024
 
-OnProgress = Callable[[int, int], None]  # tokens done, tokens in all
+OnProgress = Callable[[int, int], None]  # tokens done, number of all tokens
 
 
 class Place(NamedTuple):
-    """A document of a split: its ordinal there, and its origin."""
+    """A document of a split: its ordinal in the split, and its origin."""
 
     ordinal: int
     source_id: str
@@ -49,7 +51,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OverlappingPair:
-    """A document of train, and the earliest document of val that it equals (canonical text), or else the earliest that it is near to."""
+    """A document of train and its match in val.
+
+    The match is the earliest document of val with the same canonical text or, if there is no such document, the earliest that is near.
+    """
 
     kind: Kind
     similarity: float  # 1 if exact, else Jaccard of the word 5-grams
@@ -59,7 +64,11 @@ class OverlappingPair:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOverlap:
-    """The documents of train that are also in val: the number of each kind (each counts once), and the first pairs in train's order."""
+    """The documents of train that are also in val.
+
+    `exact`, `near`: the number of documents of train with a match of this kind; each document counts once. `pairs`: the first pairs, in the
+    order of train.
+    """
 
     train_documents: int
     val_documents: int
@@ -82,14 +91,14 @@ def splits_disjoint(
     scratch: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> SplitOverlap:
-    """Compare train with val of the pretrain cache in `folder`, which was made with `tokenizer` (its `decode` is used).
+    """Compare train with val of the pretrain cache in `folder`.
 
-    `threshold`: the Jaccard similarity of word 5-grams, above 0 and below 1, from which documents are near each other. None: look for equal
-    documents only. `scratch`: a folder for temporary files, 8 bytes a word of val (default: the system's). `progress` is called after every
-    chunk of train.
+    `tokenizer`: the tokenizer of this cache; its `decode` is used. `threshold`: documents are near each other if the Jaccard similarity of
+    their word 5-grams is at least this number, above 0 and below 1. None: look only for equal documents. `scratch`: a folder for temporary
+    files, 8 bytes for each word of val (None: the system's folder). `progress` is called after every chunk of train.
 
-    Raises NielsCacheError if the folder is not a pretrain cache, was made with another tokenizer, or has broken files, and for an invalid
-    threshold.
+    Raises NielsCacheError for an invalid threshold, and for a folder that is not a pretrain cache, was made with a different tokenizer, or
+    has broken files.
     """
     folder = Path(folder)
     meta = read_meta(str(folder / META_NAME))
@@ -159,7 +168,7 @@ class _Documents:
         return len(self.ends)
 
     def chunks(self) -> Iterator[range]:
-        """Yield ordinals of about a megabyte of text at a time."""
+        """Yield ranges of ordinals. The documents of a range have about a megabyte of text."""
         first = 0
         while first < len(self.ends):
             start = int(self.ends[first - 1]) if first else 0
@@ -180,7 +189,7 @@ class _Documents:
         return [self._decode(ids[begin : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)]
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
-        """Return the origins of these documents. Only their row groups are read."""
+        """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
         import pyarrow.parquet
 
         places: dict[int, Place] = {}
@@ -194,7 +203,7 @@ class _Documents:
         return places
 
     def _read(self, start: int, end: int) -> NDArray[np.uint16]:
-        """Return tokens of the split's stream. A document may span several shards."""
+        """Return the tokens from `start` to `end` of the split. A document may span several shards."""
         parts = []
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
         while start < end:
@@ -217,7 +226,10 @@ def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
 
 
 def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
-    """Return the ordinal of the document that a budget cut. Older caches do not record it; there it is the last one of the split."""
+    """Return the ordinal of the document that a token budget has cut, or None.
+
+    Older caches do not record this ordinal. In those caches, the cut document is the last one of the split.
+    """
     if "cut_document" in meta:
         ordinal: int | None = meta["cut_document"][split]
         return ordinal
@@ -225,7 +237,10 @@ def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Return a function from ids to text with the canonical text of `tokenizer.decode`. A table of pieces is three times faster."""
+    """Return a function that decodes ids. The canonical form of its text is the same as with `tokenizer.decode`.
+
+    If the tokenizer has `piece_bytes`, the function uses a table of pieces, which is three times faster.
+    """
     piece_bytes = getattr(tokenizer, "piece_bytes", None)
     if piece_bytes is None:
         return lambda ids: str(tokenizer.decode(ids))

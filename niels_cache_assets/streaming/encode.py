@@ -1,7 +1,8 @@
-"""Encoding of documents to tokens on all cores: threads encode chunks, and the caller's thread reads the source and writes shards.
+"""Encoding of documents to tokens on all cores. Threads encode chunks, while the caller's thread reads the source and takes the results.
 
-Results come in input order, so the bytes do not depend on the number of threads. In flight are a few chunks of about a megabyte, fewer if
-documents are long (in_flight.py). The output of the tokenizer is checked: a text that yields a special id is dropped and counted.
+Results come in input order, so the bytes do not depend on the number of threads. A few chunks of about a megabyte are in memory at a time,
+and fewer if documents are long (in_flight.py). The ids of the tokenizer are checked: a text whose ids include a special id is dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def normalize_newlines(text: str) -> str:
 def in_chunks(
     batches: Iterable[Batch], sizes_of: Callable[[Batch], np.ndarray], joined: Callable[[Sequence[Batch]], Batch]
 ) -> Iterator[Batch]:
-    """Divide a stream anew, into chunks of up to 256 items or about a million characters. They do not depend on the batches.
+    """Divide a stream of batches into new chunks. A chunk ends after 256 items or about a million characters.
 
-    sizes_of: returns the characters of each item of a batch, (n,) int64. joined: returns one batch with the items of several.
+    The chunks do not depend on the sizes of the batches. sizes_of: returns the number of characters of each item of a batch, (n,) int64.
+    joined: returns one batch with the items of several batches.
     """
     parts: list[Batch] = []
     count = characters = 0
@@ -66,7 +68,7 @@ def in_chunks(
 
 
 def document_chunks(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
-    """Return `in_chunks` of a stream of documents."""
+    """Divide a stream of documents into chunks (see in_chunks)."""
     return in_chunks(batches, lambda batch: batch.characters, DocumentBatch.joined)
 
 
@@ -81,10 +83,11 @@ def encode_documents(
     raise_on_collision: bool,
     screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents; see EncodedDocuments. `feed`: their source. `first`: the number of documents before them.
+    """Encode a stream of documents. `feed`: the source of the documents. `first`: the number of documents before the first of them.
 
-    Without EOT, a document without tokens would be lost, so it is dropped and counted. `screen` is called with each encoded chunk on the
-    thread that encoded it. Raises NielsCacheError on a collision if `raise_on_collision` is set.
+    Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted. `screen` is called with each
+    encoded batch, on the thread that encoded this batch. If `raise_on_collision` is set, NielsCacheError is raised for a text that contains
+    a special token.
     """
 
     def encode(chunks: list[PositionedChunk]) -> EncodedDocuments:
@@ -98,13 +101,16 @@ def encode_documents(
 def encode_apart(
     encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
 ) -> Iterator[EncodedDocuments]:
-    """Encode the chunks of an encoded task again, each alone. A stream that ends inside of the task needs the position there."""
+    """Encode each chunk of `encoded` again, and yield each chunk alone.
+
+    A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
+    """
     for chunk in encoded.chunks:
         yield _encode_chunks([chunk], tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
 
 
 def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]:
-    """Group chunks of short documents: each hand-over between threads costs as much as encoding some documents."""
+    """Group chunks of short documents into tasks. Each hand-over between threads costs as much as the encoding of some documents."""
     task: list[PositionedChunk] = []
     characters = 0
     try:
@@ -127,8 +133,10 @@ def _characters(chunk: PositionedChunk) -> int:
 
 
 class EncodedTexts(NamedTuple):
-    """The ids of texts, back to back. lengths: (n,) int64, ids per text. invalid: bool (n,), the texts without ids because they are not
-    valid Unicode; None if there are none.
+    """The ids of texts, one text after the other.
+
+    lengths: (n,) int64, ids per text. invalid: bool (n,), True for texts that have no ids because they are not valid Unicode; None if all
+    texts are valid.
     """
 
     ids: np.ndarray
@@ -137,7 +145,7 @@ class EncodedTexts(NamedTuple):
 
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedTexts:
-    """Return the ids of the texts, after the conversion of their newlines."""
+    """Convert the newlines of the texts, and return the ids of the converted texts."""
     everything = "".join(texts)
     if "\r" in everything:
         texts = [normalize_newlines(text) for text in texts]
@@ -151,8 +159,9 @@ def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedText
 
 
 def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.ndarray | None:
-    """Return the mask of the texts with a special id, bool (n,), or None if there are none. Raises NielsCacheError for ids outside of the
-    vocabulary, so that the tokens of an inconsistent tokenizer are not written.
+    """Return bool (n,): True for texts with a special id. Return None if no text has a special id.
+
+    Raises NielsCacheError for an id outside of the vocabulary, so that the tokens of an inconsistent tokenizer are never written.
     """
     try:
         if len(encoded.ids) and encoded.ids.min() < 0:

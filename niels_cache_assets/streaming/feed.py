@@ -1,9 +1,9 @@
-"""The batches of a source in order, with everything that is needed to resume the stream in the middle.
+"""The batches of a source in order, and the points from which a build can resume this stream in the middle.
 
-Between batches, a source reports its position (SourceReport.place). A Feed stores the latest position, with the number of items before it
-and the counts until then: a Mark. The rest of the stream can be opened from a Mark. A source that reports no position has no marks; its
-stream is opened from the beginning and skipped. Items are read before they are encoded and written, the more so with more threads.
-Therefore each chunk has its own Position. Cost: one small object per batch. Nothing is written here.
+Between two batches, a source reports its place (SourceReport.place). A Feed then stores a Mark: this place, the number of items before it,
+and the counts so far. The rest of the stream can be opened from a Mark. If a source reports no place, there are no Marks: its stream is
+opened at the beginning, and the items that are done are skipped. A build reads items before it encodes and writes them; with more threads,
+it reads further ahead. Therefore each chunk has its own Position. Cost: one small object per batch. This module writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Batch = TypeVar("Batch", bound=Sized)  # a list of documents or conversations, o
 
 @dataclass(frozen=True, kw_only=True)
 class ValShare:
-    """The seeded share of documents that goes to val. `count` returns the number of documents, in an extra pass."""
+    """The seeded share of documents that goes to val. `count` is a function that returns the number of documents; it reads the source once
+    more.
+    """
 
     val_frac: float
     seed: int
@@ -32,7 +34,10 @@ class ValShare:
 
 
 class Feed(Generic[Batch]):
-    """The items of a source, in batches. `open` may be called again; `report` and `mark` belong to the stream that was opened last."""
+    """The items of a source, in batches.
+
+    `open` may be called several times. `report` and `mark` describe the stream that was opened last.
+    """
 
     def __init__(
         self,
@@ -42,22 +47,25 @@ class Feed(Generic[Batch]):
         share: ValShare | None = None,
         expected: int | None = None,
     ) -> None:
-        """`share`: assigns a split to documents without one. `expected`: the number of items, if it is known without counting."""
+        """Prepare a feed, without opening the source.
+
+        `share`: the rule that gives a split to documents without one. `expected`: the number of items, if it is known without counting.
+        """
         self._batches, self._context, self._share = batches, context, share
         self.report = context.report
         self.expected = expected
         self.mark: Mark | None = None
-        self._share_read: float | None = None  # share of the source in the batches before
+        self._share_read: float | None = None  # share of the source that the earlier batches cover
 
     @classmethod
     def of(cls, items: Iterable[Any], report: SourceReport) -> Feed[list[Any]]:
-        """Return a feed of any iterable of items, without marks. The caller fills `report`."""
+        """Return a feed of an iterable of items. This feed has no Marks, and the caller fills `report`."""
         return _Plain(items, report)
 
     def count(self, known: int | None = None) -> bool:
-        """Count the documents if a split by share needs their number. `known`: the number from an earlier count.
+        """Count the documents if a split by share needs their number. Return whether they were counted now.
 
-        Return whether they were counted now.
+        `known`: the number from an earlier count, or None. If it is given, nothing is counted.
         """
         if self._share is None:
             return False
@@ -65,7 +73,7 @@ class Feed(Generic[Batch]):
         return known is None
 
     def open(self, mark: Mark | None = None) -> Iterator[Batch]:
-        """Yield the batches from a mark of an earlier stream on, or all of them."""
+        """Yield all batches, or only the batches after a Mark of an earlier stream."""
         context = replace(self._context, start=mark.place if mark else None)
         self.report.place, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
@@ -91,12 +99,12 @@ class Feed(Generic[Batch]):
             splitter.finish()
 
     def read_unreported(self) -> Iterator[Batch]:
-        """Return all batches in a pass that does not change `report` and `mark`."""
+        """Return all batches of a separate pass. This pass does not change `report` and `mark`."""
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
     def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, Position]]:
-        """Yield each chunk of the opened stream with its position. `first`: the number of items before all chunks."""
+        """Yield each chunk of the opened stream with its Position. `first`: the number of items before the first chunk."""
         items = first
         for chunk in chunks:
             items += len(chunk)

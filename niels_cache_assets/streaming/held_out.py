@@ -1,18 +1,19 @@
-"""The documents that members of a mixture keep for val. They are found before the mixture is read, and neither its train nor its val has
-any.
+"""The documents that members of a mixture keep for val (held-out documents).
+
+They are found before the mixture is read. Neither train nor val of the mixture contains a held-out document.
 
     how a member is split       which of its documents are held out
-    upstream's split, val_frac  the documents that its stream marks as val, by the seed of the configuration
-    token budgets               those of val_documents.parquet, if its finished cache is the one that a build would make now;
-                                otherwise its stream is tokenized, in the order of its own build, until val's budget is met
+    upstream's split, val_frac  the documents that the member's stream puts into val; for val_frac, the seed of the configuration chooses
+    token budgets               the documents in val_documents.parquet of the member's cache, if a build now would make this same cache;
+                                otherwise the member's stream is tokenized, in the order of its own build, until val's budget is met
 
-Both ways of the last give the same documents, including one that the budget cuts. So no byte depends on the order of builds. If a member
-has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its val, so its
-stream is read.
+With token budgets, both ways give the same documents, including a document that the budget cuts. So the order of builds changes no byte. If
+a member has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its
+val, so the member's stream is read.
 
-Cost: one look-up per document. If there is no cache of the member, its val is tokenized once more. With decontaminate, add the cost that it
-has in a build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of val by budget (about 100 in Python); with
-decontaminate also that of streaming/val_index.py. All of it is bounded by val.
+Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
+as in a build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of a val by budget (about 100 bytes in
+Python); with decontaminate, also the memory of streaming/val_index.py. All of this is bounded by the size of val.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ Key = bytes
 
 
 class HeldOut:
-    """The documents that members keep for val, found once for all passes of a build. A context manager: with decontaminate it holds files
-    in `root`.
+    """The documents that members keep for val, found once for all passes of a build.
 
-    `siblings`: as in a StreamContext. `tokenizer`: required if a member is split by token budgets.
+    A context manager, because with decontaminate it keeps files in `root`. `siblings`: all pretrain tables by name, as in StreamContext.
+    `tokenizer`: required if a member is split by token budgets.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class HeldOut:
         self._keys: dict[str, frozenset[Key]] = {}
         self._indexes: list[ValIndex] = []
         self._open = ExitStack()
-        self.seed = registry.build.seed  # the members' own builds shuffle and split with it
+        self.seed = registry.build.seed  # the seed with which the members' own builds shuffle and split
 
     def __enter__(self) -> Self:
         return self
@@ -77,10 +78,10 @@ class HeldOut:
         self._open.close()
 
     def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find the documents that one member keeps for val, unless they are known. Call it for all members before you call `sort` for any
-        of them.
+        """Find the documents that one member keeps for val, unless they are already known.
 
-        `documents` opens the member's stream at `revision`. Each document of the stream has its split, as it is before tokenization.
+        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream at
+        `revision`. Each document of that stream has the split that it has before tokenization.
         """
         if name in self._keys:
             return
@@ -99,9 +100,9 @@ class HeldOut:
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Yield each document of a member with the reason to leave it out, or None.
+        """Yield each document of a member with the reason to leave it out, or with None to keep it.
 
-        Raises NielsCacheError if several documents of its source have the origin of one that is held out.
+        Raises NielsCacheError if several documents of the member have the same origin as one held-out document.
         """
         keys, found = self._keys[name], 0
 
@@ -134,7 +135,10 @@ class HeldOut:
                 yield document, reasons.get(position)
 
     def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """Return the keys in the lineage of the member's finished cache; None if a build would replace it, or if its lineage is damaged."""
+        """Return the keys of val from the lineage of the member's finished cache.
+
+        Return None if a build would replace this cache, or if its lineage is damaged.
+        """
         directory = dataset_dir(self._root, "pretrain", name)
         path = directory / documents_name("val")
 
@@ -170,7 +174,10 @@ class HeldOut:
         )
 
     def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents that fill the budget of val, as build_pretrain_cache takes them. No more are read."""
+        """Yield the documents that fill the budget of val, in the order in which build_pretrain_cache takes them.
+
+        No document after these is yielded.
+        """
         member, view = self._registry.pretrain[name], view_tokenizer(self._needed_tokenizer(name))
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=member.val_tokens or 0, eot=view.eot)
         stream = as_documents(in_lists(documents))
@@ -196,7 +203,7 @@ class HeldOut:
         )
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of val, and index their texts. Documents of all members are compared with these."""
+        """Yield the documents of a member's val, and index their texts. `sort` compares the documents of all members with this index."""
         from niels_cache_assets.streaming.val_index import ValIndex
 
         kind: Kind = "near" if member.decontaminate == "near" else "exact"
@@ -216,5 +223,5 @@ class HeldOut:
 
 
 def _key(file: str, row: int, source_id: str) -> Key:
-    """Return a key that identifies a document of a stream, from the columns of its lineage."""
+    """Return a key that identifies a document of a stream by its origin (file, row and source id)."""
     return hashlib.blake2b(f"{file}\0{row}\0{source_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

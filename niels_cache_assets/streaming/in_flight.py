@@ -1,6 +1,7 @@
-"""`map` over threads or worker processes. Results come in order; the items in flight are limited in number and, if long, in characters.
+"""Variants of `map` over threads or worker processes. Results come in order. The number of items in flight is limited.
 
-Encoding a text takes about forty times its size in memory. Therefore fewer items are in flight if their texts are long.
+An item is in flight from the start of its work until its result is yielded. Encoding a text takes about forty times its size in memory.
+Therefore long items in flight are also limited by their characters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeVar
 from niels_cache_assets.processes import when_closed
 from niels_cache_runtime.errors import NielsCacheError
 
-LONG_CHARACTERS = 2_000_000  # twice a usual chunk, so one of its texts is long
+LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
 MOST_LONG_CHARACTERS = 16_000_000
 _IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
 
@@ -36,8 +37,9 @@ def results_in_order(
 ) -> Generator[Result]:
     """Yield the results of all items, in order, with up to `most` items in flight.
 
-    `size_of`: returns the characters of an item. Long items in flight have at most 16 million characters together, or there is only one.
-    While one has more than that, the next item is not read. If `items` fails, the error is raised after the results of the items before it.
+    `size_of`: returns the number of characters of an item. All long items in flight together have at most 16 million characters. An item
+    that is longer than this limit is in flight alone among the long items, and the next item is not read until it is done.
+    If `items` fails, its error is raised after the results of the items before it.
     """
     waiting: deque[tuple[Future[Result], int]] = deque()
     held = 0  # characters of the long items in flight
@@ -76,9 +78,9 @@ def results_in_order(
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
 ) -> Generator[Result]:
-    """Map on a thread pool, in order, with a limited number of items in flight. If the caller stops early, queued items are cancelled.
+    """Yield `function` of every item, in order. The calls run on a thread pool, with a limited number of items in flight.
 
-    `size_of`: returns the characters of an item (`results_in_order`).
+    If the caller stops early, queued items are cancelled. `size_of`: returns the number of characters of an item (see results_in_order).
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
     try:
@@ -92,14 +94,17 @@ def map_in_order(
 def map_in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = no_size
 ) -> Generator[Result]:
-    """Yield `function` of every item, in order. `doing`: the work that the message about a killed worker names. `size_of`: returns the
-    characters of an item (`results_in_order`).
+    """Yield `function` of every item, in order. The calls run in worker processes.
 
-    An exception of `function` is raised here. A worker that dies raises NielsCacheError. If the caller stops early (an error, an interrupt,
-    a closed generator), no worker remains: workers end when their end of a pipe closes. The system closes it even for a killed caller.
+    `doing`: a name for the work, which is used in the message about a killed worker. `size_of`: returns the number of characters of an item
+    (see results_in_order).
+
+    An exception of `function` is raised here. If a worker dies, NielsCacheError is raised. If the caller stops early (an error, an
+    interrupt, a closed generator), no worker remains: each worker ends when the caller's end of a pipe closes. The operating system closes
+    that end even if the caller is killed.
 
     Processes are spawned, because a fork of a process with threads (Dagster's, Arrow's) may deadlock. So arguments must be picklable, and
-    each process imports its modules. With one process, no worker is started, and the work is done in the caller.
+    each process imports its modules itself. If `processes` is 1, no worker is started, and the caller does the work.
     """
     if processes == 1:
         for item in items:
@@ -124,6 +129,6 @@ def map_in_processes(
 
 
 def _end_with(watched: Connection) -> None:
-    """Ignore interrupts in a worker, and end it when the caller closes the pipe."""
+    """Ignore interrupts in this worker process, and end the process when the caller's end of the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     when_closed(watched, lambda: os._exit(1))

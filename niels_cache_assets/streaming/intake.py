@@ -1,6 +1,6 @@
-"""Validation of the builders' arguments: items become batches of documents and conversations, or an error in one clear line.
+"""Validation of the builders' arguments. Valid items become batches of documents or conversations; an invalid item raises a one-line error.
 
-Errors in items and settings are reported here, before a library deep below fails on them. Nothing is encoded or written.
+This module reports errors in items and settings before a lower-level library fails on them. It encodes and writes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _LIST_CHARACTERS = 1_000_000
 
 
 def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the items of any iterable in lists of up to 256 items, or about a million characters.
+    """Yield the items of an iterable in lists. A list ends after 256 items or about a million characters.
 
     Raises NielsCacheError for a single text.
     """
@@ -35,9 +35,10 @@ def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def as_documents(batches: Iterable[Sequence[str | Document] | DocumentBatch], *, first: int = 0) -> Iterator[DocumentBatch]:
-    """Yield every batch as columns. Its first item is item `first` of the source. Raises NielsCacheError for an invalid item.
+    """Yield every batch as columns. `first`: the number of the first item in the source.
 
-    Items are checked, and a DocumentBatch is not: the sources make it of columns that have these types.
+    Raises NielsCacheError for an invalid item of a list. A DocumentBatch is not checked, because the sources make its columns with the
+    right types.
     """
     for batch in batches:
         if isinstance(batch, DocumentBatch):
@@ -60,9 +61,9 @@ def _as_document(item: Any, position: int) -> Document:
 
 
 def as_conversations(batches: Iterable[Sequence[list[Message] | Conversation]], *, first: int = 0) -> Iterator[list[Conversation]]:
-    """Yield every batch with Conversations only. Its first item is item `first` of the source. Raises NielsCacheError for an invalid item.
+    """Yield every batch as a list of Conversations. `first`: the number of the first item in the source.
 
-    This does not check whether a conversation can be trained on.
+    Raises NielsCacheError for an invalid item. This function does not check whether a conversation can be used for training.
     """
     for batch in batches:
         yield [_as_conversation(item, position) for position, item in enumerate(batch, first)]
@@ -82,7 +83,7 @@ def _as_conversation(item: Any, position: int) -> Conversation:
 
 
 def describe_item(item: Document | Conversation, position: int) -> str:
-    """Return the origin of an item for messages: file and row if it has them, else its position."""
+    """Return the origin of an item for messages: file and row if the item has them, otherwise `position`."""
     if item.file:
         return f"{item.file} row {item.row}"
     return f"document {item.source_id or position}"
@@ -96,7 +97,10 @@ def _require_lineage(item: Document | Conversation, position: int) -> None:
 
 
 def require_whole_numbers(**settings: int | None) -> None:
-    """Raise NielsCacheError for settings that are not whole numbers or are out of range, before a library deep below fails on them."""
+    """Raise NielsCacheError if a setting is not a whole number or is out of range.
+
+    Without this check, a lower-level library would fail on the setting later.
+    """
     for name, value in settings.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise NielsCacheError(f"{name} is {value!r}; it must be a whole number")

@@ -1,4 +1,4 @@
-"""The files of a pretrain cache for both splits: shards, document ends, lineage. The builder writes meta.json."""
+"""A writer of the files of a pretrain cache: shards, document ends and lineage of both splits. The builder writes meta.json."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "i
 
 @dataclass(frozen=True, kw_only=True)
 class SplitState:
-    """The state of a split at a checkpoint. `cut`: the ordinal of the document that a budget cut."""
+    """The state of a split at a checkpoint. `cut`: the ordinal of the document that a token budget has cut, or None."""
 
     tokens: int = 0
     documents: int = 0
@@ -28,7 +28,7 @@ class SplitState:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterState:
-    """The state of a PretrainWriter at a checkpoint, in addition to the finished files."""
+    """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately."""
 
     splits: dict[Split, SplitState]
 
@@ -81,9 +81,10 @@ class _SplitWriter:
 
 
 class PretrainWriter:
-    """A writer of the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
+    """A writer that writes the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
 
-    `state`: the checkpoint to resume from; the journal has cut the files back to it. `files`: the files that were finished then.
+    `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. `files`: the files
+    that were finished at this checkpoint.
     """
 
     def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None, files: Files | None = None) -> None:
@@ -112,13 +113,16 @@ class PretrainWriter:
             self._splits[split].write(part)
 
     def checkpoint(self) -> tuple[WriterState, Sizes]:
-        """Put everything on the disk. Return the state to resume from, and the bytes of each unfinished file that belong to it."""
+        """Flush all written data to the disk (fsync).
+
+        Return the state to resume from, and the size of each unfinished file at this state.
+        """
         sizes = Sizes()
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
         return WriterState(splits=splits), sizes
 
     def seal(self) -> None:
-        """Finish every file and put it on the disk. Files that a checkpoint needs stay."""
+        """Finish every file and flush it to the disk. The files that a checkpoint needs are kept."""
         for writer in self._splits.values():
             writer.seal()
 
@@ -129,7 +133,11 @@ class PretrainWriter:
         return self._splits[split].doc_ends.items
 
     def totals(self) -> dict[str, Any]:
-        """Return keys of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the cut one (or None)."""
+        """Return the keys of meta.json that count the output.
+
+        The keys are `train_tokens` and `val_tokens`, and four mappings by split. `documents` and `characters` are numbers. `cut` is the
+        number of documents that a token budget has cut (0 or 1), and `cut_document` is the ordinal of that document, or None.
+        """
         return {
             **{f"{split}_tokens": self.tokens(split) for split in SPLITS},
             "documents": {split: self.documents(split) for split in SPLITS},

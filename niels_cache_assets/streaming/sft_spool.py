@@ -1,7 +1,8 @@
-"""SFT examples on disk, before their split is known: tokens are spooled as they come, and dealt to the splits when their number is known.
+"""A spool of SFT examples on disk. It stores the examples as they come, and divides them between the splits when their number is known.
 
 The spool is in the staging directory, where a resumed build finds it. It is read back by memory map, so memory does not grow with the
-source. Each example takes 8 bytes of length on disk and, if examples have groups (oasst1's trees), one dictionary entry per group.
+source. The length of each example takes 8 bytes on disk. If examples have groups (in oasst1: message trees), each group takes one
+dictionary entry in memory.
 """
 
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ class SpoolState:
 
 
 class SftSpool:
-    """A spool of encoded examples, which `deal` divides into the two splits. A context manager: open files are closed in any case.
+    """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
-    `state`: the checkpoint to resume from; the journal has cut the files back to it.
+    `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
     """
 
     def __init__(self, root: Path, *, state: SpoolState | None = None) -> None:
@@ -75,14 +76,14 @@ class SftSpool:
         return sum(part.bytes for part in self._parts)
 
     def checkpoint(self) -> tuple[SpoolState, Sizes]:
-        """Put everything that was written on the disk. Return the state to resume from, and the bytes of each file that belong to it."""
+        """Flush all written data to the disk (fsync). Return the state to resume from, and the size of each file at this state."""
         sizes = Sizes()
         for part in self._parts:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
     def write(self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Append conversations. tokens: uint16, all conversations back to back. lengths: int64, tokens per conversation."""
+        """Append conversations. tokens: uint16, one conversation after the other. lengths: int64, tokens per conversation."""
         if not conversations:
             return
         self.tokens += len(tokens)
@@ -104,9 +105,11 @@ class SftSpool:
         )
 
     def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
-        """Write both splits in input order into the cache directory. Return counts: examples and tokens by split, straddling groups.
+        """Write both splits into the cache directory, in input order. Return the counts of examples and tokens by split, and of straddling
+        groups.
 
-        `val_mask` chooses examples or groups; an example that has a split keeps it. The spool stays for another attempt.
+        A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
+        examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
         """
         for part in (self._tokens, self._lengths, self._groups, self._own_splits):
             part.seal()

@@ -1,8 +1,9 @@
-"""A buffered shuffle: it yields the documents of a stream in a seeded order, with `buffer_size` of them in memory.
+"""A buffered shuffle: it yields the documents of a stream in a seeded order, and holds `buffer_size` documents in memory.
 
-Each new document replaces a uniformly drawn one, which leaves. At the end, the buffer leaves in a random order. The random numbers are
-torch's, drawn in blocks, because one call per document would cost more than the shuffle. A batch is exchanged at once: a document that is
-drawn twice in it leaves first as the one in the buffer, then as the one that replaced it.
+Each new document replaces a document of the buffer that is drawn uniformly, and the replaced document is yielded. At the end, the documents
+in the buffer are yielded in a random order. The random numbers are torch's. They are drawn in blocks, because one call per document would
+cost more than the shuffle. All documents of a batch are exchanged in one step. If a slot of the buffer is drawn twice for a batch, the old
+document leaves first, and the document that replaced it leaves second.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.documents import DocumentBatch
 
 _DRAWS_PER_BLOCK = 8192
-_LAST_DOCUMENTS = 256  # that leave the buffer together at the end
+_LAST_DOCUMENTS = 256  # documents of a batch when the buffer is emptied at the end
 _COLUMNS = ("text", "source_id", "file", "row", "split", "characters")
 
 
@@ -26,7 +27,7 @@ def shuffled(batches: Iterable[DocumentBatch], *, buffer_size: int, seed: int) -
     draws = np.empty(0, np.int64)
 
     def draw(count: int) -> NDArray[np.int64]:
-        """Return `count` slots of the buffer. Each block is used from its end."""
+        """Return `count` random slots of the buffer. Each block of random numbers is used from its end."""
         nonlocal draws
         while len(draws) < count:
             block = torch.randint(buffer_size, (_DRAWS_PER_BLOCK,), generator=generator).numpy()[::-1]
@@ -58,17 +59,17 @@ def shuffled(batches: Iterable[DocumentBatch], *, buffer_size: int, seed: int) -
 
 
 class _Buffer:
-    """The documents that wait. Titles and redirects are left out, because nothing after a shuffle reads them."""
+    """The documents in the buffer. Titles and redirects are left out, because no step after a shuffle reads them."""
 
     def __init__(self, batches: list[DocumentBatch]) -> None:
         waiting = DocumentBatch.joined([replace(batch, title=None, redirect=None) for batch in batches])
         self.documents = waiting[np.arange(len(waiting))]  # a copy, because `exchange` writes into its columns
 
     def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
-        """Put each incoming document into its slot, one after the other, and return the documents that leave these slots."""
+        """Put each incoming document into its slot, one after the other, and return the documents that the slots held before."""
         order = np.argsort(slots, kind="stable")
         again = slots[order[1:]] == slots[order[:-1]]
-        before, after = order[:-1][again], order[1:][again]  # incoming documents that share a slot with the next one of that slot
+        before, after = order[:-1][again], order[1:][again]  # pairs of incoming documents in one slot: `after` replaces `before`
         stays = np.ones(len(slots), dtype=bool)
         stays[before] = False
         leaving = self.documents[slots]

@@ -1,4 +1,4 @@
-"""The split of each document of a stream with token budgets. `sources.val_share` splits finite sources."""
+"""A splitter for streams with token budgets. The splitter for finite sources is in `sources.val_share`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ UNLIMITED = 2**62  # a budget that no stream meets
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """The part of a batch that one split takes: whole documents in order, the last one possibly cut.
+    """The documents of a batch that go to one split, in order. A token budget may have cut one of them.
 
-    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: uint16, all documents back to back. lengths: (n,) int64. The texts
-    are not here, so that they can be freed before the part is written.
+    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: uint16, one document after the other. lengths: (n,) int64, the
+    tokens of each document. The texts are not kept here, so that their memory can be freed before the documents are written.
     """
 
     source_id: np.ndarray
@@ -31,11 +31,12 @@ class SplitPart:
 
 
 class BudgetSplitter:
-    """A split by token budgets. Documents with a split go there; the others go whole to val until its budget is met, then to train.
+    """A splitter by token budgets.
 
-    A document that exceeds a budget is cut there (its last kept token becomes EOT if documents end with one). Its rest is dropped, and
-    never moved to the other split. So a split by budget has exactly its budget, unless the source ends earlier. `remaining`: the rest of
-    the budgets of a resumed build.
+    A document that has a split goes to this split. Every other document goes whole to val until the budget of val is met, and then to
+    train. A document that exceeds a budget is cut at the budget. Its last kept token becomes EOT if documents end with EOT. The rest of the
+    document is dropped; it never goes to the other split. So a split by budget has exactly as many tokens as its budget, unless the source
+    ends earlier. `remaining`: the rest of each budget, for a resumed build.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class BudgetSplitter:
         return not any(self.remaining.values())
 
     def may_be_met_by(self, batch: EncodedDocuments) -> bool:
-        """Return whether the budgets may be met inside of this batch."""
+        """Return whether this batch may have enough tokens to meet both budgets."""
         return len(batch.tokens) >= sum(self.remaining.values())
 
     @property
     def share(self) -> float | None:
-        """The used share of the budgets, 0 to 1. None before a document has used any, and for unlimited budgets."""
+        """The used share of both budgets together, 0 to 1. None if nothing is used yet, or if the budgets are unlimited."""
         if self._budget >= UNLIMITED:
             return None
         return 1 - sum(self.remaining.values()) / self._budget or None
@@ -70,7 +71,7 @@ class BudgetSplitter:
         return not self.remaining["val"]
 
     def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
-        """Return bool (documents,): the documents of a batch that `place` will give to val. The budget does not change."""
+        """Return bool (documents,): True for the documents that `place` will put into val. This does not use the budget."""
         chosen = batch.documents.split == SPLITS.index("val")
         if self.remaining["val"]:
             free = np.flatnonzero(batch.documents.split == NO_SPLIT)
@@ -78,7 +79,7 @@ class BudgetSplitter:
         return chosen
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
-        """Distribute a batch. Documents beyond the budgets are in no part."""
+        """Distribute the documents of a batch to the splits. Documents beyond the budgets are left out."""
         kept = batch.lengths.copy()
         target = batch.documents.split.copy()  # index into SPLITS; NO_SPLIT: beyond the budgets
         for split in ("val", "train"):
@@ -94,7 +95,10 @@ class BudgetSplitter:
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
 
     def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
-        """Return the candidates (positions, in order) that fit the budget, including the one that exceeds it."""
+        """Return the candidates that begin within the budget of the split. The last of them may exceed the budget.
+
+        `candidates`: positions of documents in the batch, ascending.
+        """
         ends = np.cumsum(batch.lengths[candidates])
         return candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
 

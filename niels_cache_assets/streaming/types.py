@@ -1,4 +1,4 @@
-"""The types that the steps of a build exchange: encoded documents, and how far the source was read for them."""
+"""Types that the steps of a build exchange: encoded documents, and the positions in the source up to which it was read for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from niels_cache_assets.documents import DocumentBatch, Place
 
 @dataclass(frozen=True, slots=True)
 class EncodedDocuments:
-    """Encoded documents, with their tokens back to back.
+    """Encoded documents, with all their tokens in one array.
 
-    `tokens`: uint16, each document followed by EOT if requested. `lengths`: (n,) int64, tokens per document, EOT included. `dropped`: the
-    reasons of documents that were dropped here. `chunks`: the documents before that, in the chunks in which they were read. `screened`:
-    already compared with val (decontaminate.py).
+    `tokens`: uint16, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64, the tokens of
+    each document, including EOT. `dropped`: the number of documents that were dropped since they were read, by reason. `chunks`: the chunks
+    that were read, which still contain the dropped documents. `screened`: whether these documents were already compared with val
+    (decontaminate.py).
     """
 
     documents: DocumentBatch
@@ -30,11 +31,11 @@ class EncodedDocuments:
 
     @property
     def position(self) -> Position:
-        """The position of the last document."""
+        """The position in the source after the last document."""
         return self.chunks[-1][1]
 
     def keep(self, kept: np.ndarray) -> EncodedDocuments:
-        """Return these documents without those for which `kept`, bool (documents,), is False."""
+        """Return only the documents for which `kept`, bool (documents,), is True."""
         if kept.all():
             return self
         tokens = self.tokens[np.repeat(kept, self.lengths)]
@@ -43,7 +44,11 @@ class EncodedDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A point between two batches of a source: the items before it, those of them without a split of their own, the place, the counts."""
+    """A point between two batches of a source, at which the source can be opened again.
+
+    `items`: the number of items before this point. `unsplit`: how many of these items have no split of their own. `place`: the point in the
+    form that the source understands. `dropped`, `facts`: the counts and facts of the source's report at this point.
+    """
 
     items: int
     unsplit: int
@@ -53,7 +58,11 @@ class Mark:
 
 
 class Position(NamedTuple):
-    """How far a source was read when it yielded the last item of a chunk: items so far, the latest mark, and the report at that moment."""
+    """A record of how far a source was read when it yielded the last item of a chunk.
+
+    `items`: the number of items so far. `mark`: the latest Mark, or None if there is no Mark yet. `dropped`, `facts`: the counts and facts
+    of the source's report at that moment. `share`: the share of the source that was read, 0 to 1, or None if unknown.
+    """
 
     items: int
     mark: Mark | None
@@ -63,4 +72,4 @@ class Position(NamedTuple):
 
 
 PositionedChunk = tuple[DocumentBatch, Position]
-"""Up to 256 documents, and the position of the last one."""
+"""Up to 256 documents, and the position after the last document."""

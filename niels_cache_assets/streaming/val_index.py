@@ -1,21 +1,24 @@
-"""An index of the documents of val, which finds texts that equal, or are near to, one of them. It is exact, and usually reads a third.
+"""An exact index of the documents of val. It finds texts that equal, or are near to, one of them. Usually it reads only a third of a text.
 
 First the documents of val are added, then the index is sealed, then any number of threads may call `find`. A text T is near a document V if
-the Jaccard similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds save work:
+the Jaccard similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. No similarity is estimated.
+Three bounds save work:
 
-1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no document of val. So T is read from its start until
-   more are missing than its longest possible rest allows; otherwise all of it is read. Membership is one bit of a table. At most a
-   sixteenth of the bits is set. A false member only means that more of the text is read. Nearly all texts are rejected here.
-2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sets with J >= t share one of the first
-   |X| - ceil(t |X|) + 1 of each, in any one order (here: of the hashes). Only those of val are indexed.
+1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no document of val. First only the start of T is read. If
+   too many of its shingles are in no document of val, T is rejected, however long the rest is. Otherwise all of T is read. A table of
+   bits tells whether a shingle is in val; at most a sixteenth of the bits is set. Different shingles may share a bit. Then more of T may be
+   read, but the result is the same. Nearly all texts are rejected here.
+2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sort the shingles of every set in the same order
+   (here: by hash). Two sets with J >= t then have a common shingle among the first |X| - ceil(t |X|) + 1 shingles of each set X. Only
+   these first shingles of the val documents are indexed.
 3. The remaining texts are compared with the documents of val that share such a shingle and have a similar length
    (t <= |T| / |V| <= 1 / t).
 
-With "exact" t is 1 in the first bound, and then the SHA-1 of the canonical text decides.
+With "exact", t is 1 in the first bound, and the SHA-1 of the canonical text then decides.
 
-Memory is bounded by val, not by train: at threshold 0.8 up to 7 bytes a word of val and about 200 a document. The shingles (8 bytes a word)
-are in an unlinked file. In the worst case one text is compared with every document of val. Splits, batches and counters are in
-decontaminate.py.
+Memory is bounded by val, not by train: at threshold 0.8, up to 7 bytes for each word of val and about 200 bytes for each document. The
+shingles (8 bytes for each word) are in an unlinked file. In the worst case, one text is compared with every document of val. Splits,
+batches and counters are in decontaminate.py.
 """
 
 import math
@@ -39,12 +42,16 @@ Hashes = NDArray[np.uint64]
 _BITS_PER_SHINGLE = 16
 _BLOCK = 1 << 20
 _MINIMAL_HEAD = 100  # characters
-_HEAD = 1.5  # length of the part that is read first, as a multiple of the part that may be missing; a wrong guess only costs time
+_HEAD = 1.5  # length of the start that is read first / length that may be missing from val; a wrong guess only costs time
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
 
 class Match(NamedTuple):
-    """The earliest document of val that a text is a copy of. `similarity`: 1 if exact, else that of the word 5-grams."""
+    """A match of a text with a document of val: the earliest document that equals the text, or otherwise the earliest that is near to it.
+
+    `ordinal`: the number of this document in the index. `similarity`: 1 if `kind` is "exact", otherwise the Jaccard similarity of the word
+    5-grams.
+    """
 
     kind: Kind
     ordinal: int
@@ -52,9 +59,9 @@ class Match(NamedTuple):
 
 
 class ValIndex:
-    """An index of the documents of val. A context manager: it holds a file in `folder` (None: the system's).
+    """An index of the documents of val. A context manager, because it keeps a temporary file in `folder` (None: the system's folder).
 
-    Documents have the ordinals 0, 1, 2, ... in the order in which they are added.
+    Documents get the ordinals 0, 1, 2, ... in the order in which they are added.
     """
 
     def __init__(self, kind: Kind, *, threshold: float | None = None, folder: Path | None) -> None:
@@ -86,7 +93,10 @@ class ValIndex:
             self._add(shingles, index)
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
-        """Add the texts whose canonical text is new, and return their positions. After `seal`, return the positions and add nothing."""
+        """Add the texts whose canonical text is not in the index yet, and return their positions in `texts`.
+
+        After `seal`, nothing is added; the positions are still returned.
+        """
         shingles = self._signer.shingle(texts)
         new = []
         for index, digest in enumerate(shingles.digests):
@@ -97,7 +107,7 @@ class ValIndex:
         return new
 
     def seal(self) -> None:
-        """End the additions. After that, `find` works on any thread."""
+        """Close the index for additions. After that, any thread may call `find`."""
         if self.sealed:
             return
         self._spool.flush()
@@ -120,7 +130,11 @@ class ValIndex:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[Match | None]:
-        """Return, for each text, the earliest document of val that it equals, else the earliest that it is near to."""
+        """Return a Match or None for each text.
+
+        The match is the earliest document of val that equals the text. If no document equals the text, it is the earliest that is near to
+        it.
+        """
         matches: list[Match | None] = [None] * len(texts)
         suspects = self._suspects(texts)
         if suspects:
@@ -140,7 +154,10 @@ class ValIndex:
         self._spool.write(hashes.data)
 
     def _suspects(self, texts: Sequence[str]) -> list[int]:
-        """Return the texts whose first part does not prove that too many of their shingles are in no document of val."""
+        """Return the positions of the texts that may have a match.
+
+        A text is left out if its start proves that too many of its shingles are in no document of val.
+        """
         heads = [self._head(text) for text in texts]
         suspects = [index for index, head in enumerate(heads) if head is None]
         looked_at = [index for index, head in enumerate(heads) if head is not None]
@@ -150,23 +167,27 @@ class ValIndex:
         shingles = self._signer.shingle(shown)
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
-            # Blanks separate words, so this is at least the number of different shingles of the whole text.
+            # Blanks separate words, so `most` is at least the number of different shingles of the whole text.
             most = count + (_blanks_after(texts[index], len(head)) + 1 if self._near else 0)
-            # A part with fewer words than a shingle has a shingle that is not in the whole text.
+            # A start with fewer words than a shingle gives a shingle that the whole text does not have.
             if count < 2 or missing <= self._may_miss(most):
                 suspects.append(index)
         return sorted(suspects)
 
     def _head(self, text: str) -> str | None:
-        """Return the text up to a blank, if it is worth checking alone. Its words are the first words of the text."""
+        """Return the start of the text, up to a blank, or None if it is not worth checking the start alone.
+
+        The words of the start are the first words of the text.
+        """
         length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
         end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
         return text[:end] if end > 0 else None
 
     def _missing_by_text(self, shingles: Shingles) -> NDArray[np.int64]:
-        """Return (n,) int64: at most the number of different shingles of each text that are in no document of val, and usually that number.
+        """Return (n,) int64: for each text, the number of different shingles that are in no document of val. The number may be too small,
+        rarely.
 
-        Instead of sorting, each missing shingle sets one of at least four times as many marks as the text has shingles.
+        Nothing is sorted. Each text has at least four times as many flags (`marks`) as shingles, and each missing shingle sets one of them.
         """
         marks = 4 << np.ceil(np.log2(np.maximum(_counts(shingles), 1))).astype(np.int64)
         firsts = np.cumsum(marks) - marks
@@ -218,7 +239,10 @@ def _counts(shingles: Shingles) -> list[int]:
 
 
 def _blanks_after(text: str, start: int) -> int:
-    """Return at least the number of blanks in text[start:]: ASCII bytes up to the blank, and first bytes of other blanks."""
+    """Return an upper bound of the number of blanks in text[start:].
+
+    It counts each ASCII byte up to the last ASCII blank, and each byte with which another blank begins in UTF-8.
+    """
     last_of_ascii, others = _first_bytes_of_blanks()
     encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
     count = np.count_nonzero(encoded <= last_of_ascii)
@@ -227,6 +251,9 @@ def _blanks_after(text: str, start: int) -> int:
 
 @lru_cache(maxsize=1)
 def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8]]:
-    """Return UTF-8 bytes of characters that become blanks in canonical text: the last one in ASCII, and first bytes of the others."""
+    """Return the first UTF-8 bytes of the characters that become blanks in canonical text.
+
+    The result is (the largest of these bytes in ASCII, the list of the bytes above ASCII).
+    """
     first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(code_points() == BLANK).tolist()}
     return np.uint8(max(byte for byte in first if byte < 128)), [np.uint8(byte) for byte in sorted(first) if byte >= 128]

@@ -1,9 +1,9 @@
 """Measures of a tokenizer's quality: the characters per token of each source, and the pieces of long words.
 
 When a tokenizer is trained, the beginning of each source's text at that time is measured, and the results are stored in the tokenizer's
-meta.json. Whole texts are measured, not the lines of the sample. A newline is a token, and the sample has no newlines. Cost: a tenth of a
-second for each source, and the beginning of its text in memory. For an imported tokenizer, the caches that were built with it are measured
-instead.
+meta.json. This text is measured with its newlines, because each newline is a token. The training sample of the tokenizer consists of single
+lines, so it is not measured. Cost: a tenth of a second for each source, and the beginning of its text in memory. For an imported tokenizer,
+the caches that were built with it are measured instead.
 """
 
 from __future__ import annotations

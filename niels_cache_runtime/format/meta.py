@@ -50,7 +50,7 @@ def sha256_file(path: str) -> str:
 
 
 def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the sha256 over sorted lines `path bytes sha256`, one for each token, doc_ends and idx file among `files`.
+    """Return the sha256 over one line `path bytes sha256` for each token, doc_ends and idx file in `files`. The lines are sorted.
 
     `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet files, which tell the origin of documents, are excluded:
     their bytes depend on the version of the parquet writer, but the training content does not.
@@ -154,7 +154,8 @@ def _own_sha256(meta: Meta, path: str) -> str:
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
     """Return whether `content`, with its hash field empty, has the sha256 `meta_sha256`.
 
-    If canonical `content` passes this check, thousands of entries need not be serialized again.
+    `content` is the bytes of a meta.json. This check is a fast path: if it succeeds, the parsed meta.json, which may list thousands of
+    files, need not be serialized again to compute its hash.
     """
     if _NEVER_WRITTEN.search(content):
         return False

@@ -65,8 +65,8 @@ class TokenLoader(IterableDataset[Batch]):
     rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
     device: the device of batches. Tokens travel to CUDA as two bytes each and are widened there.
     stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
-    epochs: an iteration ends before the first sample that would begin another `epochs` epochs of its source. The next iteration continues
-        from there. None means that iteration never ends.
+    epochs: the number of epochs in one iteration. An iteration ends before the first sample of a source that was already read `epochs`
+        times. The next iteration continues from there. None means that iteration never ends.
     on_exhausted: the action after a source has been read `epochs` times (once if `epochs` is None): "restart" (the default without
         `epochs`), "stop" (the default with `epochs`) or "raise".
     drop_last: whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a rank
@@ -162,7 +162,7 @@ class TokenLoader(IterableDataset[Batch]):
 
     @classmethod
     def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
-        """Return a loader with the settings of a saved state that continues at the position of that state.
+        """Return a loader with the settings of a saved state. This loader continues at the saved position.
 
         sources: the new folders of the caches, if they have moved. changes: keyword arguments of the constructor that are added to the
             saved settings or replace them, such as rank, world_size, B, device, weights. Raises NielsCacheError for the reasons that the

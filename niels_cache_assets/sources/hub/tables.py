@@ -159,10 +159,10 @@ def _decoded(value: str | None) -> Any:
 
 
 def decode_late_json(builder: Any) -> None:
-    """Decode columns that turn out to have mixed types only after the first 10 MB, when the schema already says string.
+    """Decode columns in which values of different types appear only after the first 10 MB, when the schema already says string.
 
-    The loader encodes the values of such columns as JSON without a mark. Strings are kept. Every value that is not a string becomes null,
-    because the schema has no type for such a value.
+    The JSON loader of `datasets` then encodes the values of such a column as JSON strings, and nothing in the schema shows this encoding.
+    This function decodes the strings. Every value that is not a string becomes null, because the schema has no type for such a value.
     """
     import pyarrow as pa
     from datasets import Json

@@ -114,7 +114,10 @@ def plain_text(wikitext: str) -> str:
 
 
 class _Page:
-    """The lines of the sections that show prose, and the headings above them."""
+    """The output of a page.
+
+    It has the lines of each section with prose, and the headings of these sections and of the sections that contain them.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,7 +1,8 @@
-"""Columns of rows as batches of documents, so that a source which reads tables makes no object for a row.
+"""Columns of rows as batches of documents. With them, a source that reads tables does not make an object for each row.
 
-Most rows have a text that is a document as it is. The few others are looked at one by one, in order, because each reason is counted. A
-Collector divides documents anew, into batches of up to 256 or about a million characters, as `rows.batched` does.
+In most rows, the text can become a document without a change. The few other rows are handled one by one, in order, because each reason for
+dropping is counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like
+`rows.batched`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from niels_cache_assets.sources.reading.places import FilePass
 
 
 class Texts(NamedTuple):
-    """The texts of rows. text: (n,) object array of str, characters: (n,) int64. odd: the rows to look at one by one, ascending."""
+    """The texts of rows.
+
+    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the indices of the rows to handle one by one,
+    ascending.
+    """
 
     text: Objects
     characters: np.ndarray
@@ -28,8 +33,8 @@ class Texts(NamedTuple):
 def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection[int]) -> Texts:
     """Return the texts of a column.
 
-    Odd rows have no text, or a blank one, or one of more than `limit` characters; replaced bytes (`damaged`); or, if texts are `judged`, a
-    NUL. A value that is not a str counts as an empty text. If no row is odd, only functions in C look at each text.
+    A row is odd if it has no text, a blank text, a text of more than `limit` characters, or replaced bytes (`damaged`). If `judged` is set,
+    a row with a NUL is odd, too. A value that is not a str becomes an empty text. If no row is odd, only functions in C look at each text.
     """
     try:
         everything = "".join(values)
@@ -45,7 +50,10 @@ def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection
 
 
 def ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int]) -> Objects:
-    """Return the ids of rows, (n,) object array of str. `values`: as `rows.row_id` takes them; None if the rows have no ids."""
+    """Return the ids of rows, (n,) object array of str.
+
+    `values`: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids.
+    """
     count = len(numbers)
     if values is not None:
         with suppress(TypeError):
@@ -55,7 +63,7 @@ def ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int
 
 
 def is_plain(text: Any) -> bool:
-    """Return whether a value is the text of a document as it is: a str that is not blank, without NUL."""
+    """Return whether a value can be the text of a document without a change: a str that is not blank and has no NUL."""
     return type(text) is str and text != "" and not text.isspace() and "\0" not in text
 
 
@@ -71,13 +79,13 @@ class RowCollector:
         return len(self._rows)
 
     def add(self, text: str, source_id: Any, file: str, row: int, title: str | None) -> bool:
-        """Take a document, and return whether the batch is full. source_id: as `rows.row_id` takes it."""
+        """Add a document, and return whether the batch is full now. source_id: the id in the data, of any type (see `rows.row_id`)."""
         self._rows.append((text, source_id, file, row, title))
         self._characters += len(text)
         return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
 
     def batch(self) -> DocumentBatch:
-        """Return the documents, and report the place after them."""
+        """Return the collected documents, and report the place after them."""
         count = len(self._rows)
         texts, ids, files, numbers, titles = map(list, zip(*self._rows, strict=True))
         self._rows.clear()
@@ -95,7 +103,7 @@ class RowCollector:
 
 
 class Collector:
-    """The documents of a pass over files that are not yielded yet."""
+    """The documents of a pass over files that were read, but not yielded yet."""
 
     def __init__(self, files: FilePass) -> None:
         self._files = files
@@ -103,10 +111,11 @@ class Collector:
         self._count = self._characters = 0
 
     def add(self, batch: DocumentBatch, *, first: int, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
-        """Take the rows of a batch, and yield the batches that are full. A place that is reported before one of these is exact.
+        """Add the rows of a batch, and yield each batch of documents that is full.
 
-        first: the number of the first row in its file. odd: the rows to look at one by one. is_document: returns whether such a row is a
-        document, and counts the reason if it is not.
+        Immediately before each yield, the place after the yielded documents is reported. first: the number of the batch's first row in its
+        file. odd: the indices of the rows to handle one by one. is_document: returns whether such a row is a document; if not, it counts
+        the reason.
         """
         start = 0
         for row in odd:
@@ -132,7 +141,7 @@ class Collector:
                 yield from self.rest()
 
     def rest(self) -> Iterator[DocumentBatch]:
-        """Yield the documents that wait, as one batch."""
+        """Yield the remaining documents as one batch."""
         if self._parts:
             parts, self._parts = self._parts, []
             self._count = self._characters = 0

@@ -1,10 +1,11 @@
-"""Compressed files as one stream of bytes, by their suffix: `decompressed`, and `DamagedFile` for data that cannot be read to the end.
+"""Compressed files as one stream of bytes: `decompressed`, and `DamagedFile` for data that cannot be read to the end.
 
-A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and parallel compressors write them. The standard
-library's readers take any bytes that do not begin a stream for padding, and so end silently if the header of a later stream is damaged.
-Here all bytes that are neither a stream nor padding are an error. Formats: RFC 1952 (gzip; zero bytes may follow it), bzip2, the .xz file
-format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'. Memory: theirs and a few megabytes, even if a
-small file becomes very large. Opening the file and reading its content is not done here.
+The suffix of a file decides its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
+parallel compressors write them. The standard library's readers treat all bytes that do not begin a stream as padding. So they end silently
+if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error. Formats: RFC 1952
+(gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878 (Zstandard). The cost is
+that of the decompressors. Memory: that of the decompressors and a few megabytes, even if a small file becomes very large. This module does
+not open files or interpret their content.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def with_compressions(*endings: str) -> tuple[str, ...]:
-    """Return these endings, each with and without the suffix of a compression."""
+    """Return each ending without a suffix of a compression, and with every such suffix."""
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
 
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-_XZ_MEMORY = 1 << 28  # the header says how much memory is needed: xz -9 takes 65 MiB, a hostile header asks for 4 GiB
+_XZ_MEMORY = 1 << 28  # the header says how much memory to use: 65 MiB for xz -9, up to 4 GiB in a hostile header
 _BLOCK = 1 << 18
 
 
@@ -74,8 +75,8 @@ class _GzipStream:
 class _ZstdStream:
     """A Zstandard stream.
 
-    The library returns all output of its input at once, at worst thirty thousand times the input's size. So it gets small pieces, and extra
-    output waits here.
+    The library returns all output of its input at once. This may be thirty thousand times the size of the input. So the library gets small
+    pieces, and output that is not needed yet waits in this object.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,9 @@ _FORMATS = {".gz": _Format(_GzipStream, 1), ".bz2": _Format(_bzip2, 0), ".xz": _
 
 
 def compression_of(name: str) -> str | None:
-    """Return the suffix of COMPRESSIONS at the end of the name, in any case, or None. Another compression or archive is an error."""
+    """Return the suffix of COMPRESSIONS at the end of the name, in upper or lower case, or None. Other compressions and archives are an
+    error.
+    """
     lowered = name.lower()
     suffix = next((suffix for suffix in COMPRESSIONS if lowered.endswith(suffix)), None)
     other = next((other for other in _OTHERS if lowered.removesuffix(suffix or "").endswith(other)), None)
@@ -140,10 +143,10 @@ def compression_of(name: str) -> str | None:
 
 
 def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Return `source` decompressed by the suffix of `name`, or `source` itself without such a suffix. It need not be seekable.
+    """Return `source` as a decompressed stream. The suffix of `name` decides the format; without such a suffix, return `source` itself.
 
-    Damage, a cut and bytes after the last stream raise DamagedFile with the number of bytes read. With `on_damage`, the error is passed to
-    it and the stream ends there.
+    `source` need not be seekable. Damage, a missing end and bytes after the last stream raise DamagedFile with the number of bytes read.
+    With `on_damage`, the error is passed to this function instead, and the stream ends before the damage.
     """
     suffix = compression_of(name)
     if suffix is None:
@@ -152,7 +155,7 @@ def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None
 
 
 def bytes_read(stream: IO[bytes]) -> int:
-    """Return the position in the file itself of a stream from `decompressed`."""
+    """Return the position in the compressed file, for a stream that `decompressed` has returned."""
     raw = getattr(stream, "raw", None)
     return raw.source.tell() if isinstance(raw, _Decompressed) else stream.tell()
 
@@ -219,7 +222,7 @@ class _Decompressed(io.RawIOBase):
         return 0
 
     def _take(self) -> bytes:
-        """Return compressed bytes: the rest after an ended stream, else the next bytes of the file."""
+        """Return compressed bytes: the rest after a stream that has ended, or otherwise the next bytes of the file."""
         taken, self._compressed = self._compressed, b""
         return taken or self.source.read(_COMPRESSED_BLOCK)
 

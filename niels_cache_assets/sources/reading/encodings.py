@@ -1,12 +1,12 @@
 """Decoding of files: `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a pass.
 
-Bytes that are not valid in the encoding become U+FFFD, as with Python's "replace". They are counted while decoding, so that a U+FFFD in the
-file itself does not count. For this the error handler leaves a mark: a lone surrogate with the number of bytes, which no decoder makes from
-a file. A reader returns the text without marks, and beside it the marked text if there are marks.
+Bytes that are not valid in the encoding become U+FFFD (as with Python's "replace"), and are counted. A U+FFFD in the file itself must not
+be counted. So the error handler first puts a mark in place of the bytes: a lone surrogate that holds the number of bytes. No decoder makes
+a lone surrogate from a file. A reader returns the text without marks. If there are marks, it also returns the marked text.
 
-A byte order mark has precedence over `encoding`. Cost: clean text is decoded strictly, at full speed; only text with errors is decoded
-again. Lines of UTF-8 are split before decoding, so a pass can seek to one. Lines of other encodings are split after decoding, so a pass
-that starts in the middle of such a file decodes all bytes before. The sources decide what a document is.
+A byte order mark has precedence over `encoding`. Cost: valid text is decoded strictly, at full speed; only text with errors is decoded
+again. Lines of UTF-8 are split before decoding, so a pass can seek to a line. Lines of other encodings are split after decoding, so a pass
+that starts in the middle of such a file decodes all bytes before its start. The sources decide what a document is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NOT_TEXT = "not_text"
 REPLACED = "replaced"
 MAX_REPLACED_SHARE = 0.01
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
-CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that already hold marks (`carried`)
+CARRIED_MARKS = "niels_cache_carried_marks"  # this error handler is for bytes that already hold marks (see `carried`)
 MARK = re.compile("[\udc01-\udcff]")
 
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before the mark of UTF-16, which has the same first bytes
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose byte order mark has the same first bytes
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, UTF8),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -45,7 +45,7 @@ _BOMS = (
 )
 _BOM = "\ufeff"
 _BLOCK = 1 << 18
-_NAMED_FILES = 20  # in facts: those with the highest counts; the current file is kept too
+_NAMED_FILES = 20  # in facts: the files with the highest counts, and the current file
 _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
@@ -66,7 +66,7 @@ class DecodesText(LimitsDocuments):
     )
 
     def describe(self) -> dict[str, Any]:
-        """Return the description of every source, and the encoding if it is not the default."""
+        """Return the description that every source has, and in it the encoding, if it is not the default."""
         return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
 
     @field_validator("encoding")
@@ -76,7 +76,7 @@ class DecodesText(LimitsDocuments):
 
 
 def text_encoding(name: str) -> str:
-    """Return Python's canonical name of a text encoding. Raises ValueError with the nearest choice for other names."""
+    """Return Python's canonical name of a text encoding. For any other name, raise ValueError with the nearest choice."""
     if not _makes_text(name):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), _encoding_names(), n=1)
         raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
@@ -85,7 +85,7 @@ def text_encoding(name: str) -> str:
 
 
 def _makes_text(name: str) -> bool:
-    """Return whether this codec decodes bytes to text, with marks and block by block. rot13 and base64 do not."""
+    """Return whether this codec decodes bytes to text, with marks and block by block. The codecs rot13 and base64 do not."""
     try:
         encoding = encoding_at(b"", codecs.lookup(name).name)
         codecs.getincrementaldecoder(encoding)(MARKS).decode(b"\x00\xff", final=True)
@@ -121,7 +121,7 @@ codecs.register_error(CARRIED_MARKS, _carried_mark)
 
 
 class Damage(NamedTuple):
-    """The number of replaced bytes, and of the characters in their place."""
+    """A number of replaced bytes (`size`), and the number of characters in their place."""
 
     size: int
     characters: int
@@ -131,7 +131,7 @@ NO_DAMAGE = Damage(0, 0)
 
 
 def damage_of(marked: str) -> Damage:
-    """Return the damage that the marks of a text stand for."""
+    """Return the numbers of replaced bytes and characters that the marks in a text stand for."""
     marks = MARK.findall(marked)
     return Damage(sum(ord(mark) - 0xDC00 for mark in marks), len(marks))
 
@@ -141,7 +141,7 @@ def unmarked(marked: str) -> str:
 
 
 def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
-    """Return (text, text with marks), or (text, None) if nothing was replaced."""
+    """Return (text, marked text). The marked text is None if no byte was replaced."""
     try:
         return data.decode(encoding), None
     except UnicodeDecodeError:
@@ -150,12 +150,18 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """Return, as bytes, a text that contains marks, for interfaces that take only bytes. CARRIED_MARKS finds the marks again."""
+    """Return a text that contains marks as bytes, for interfaces that take only bytes.
+
+    Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
+    """
     return text.encode(errors="surrogatepass")
 
 
 def encoding_at(head: bytes, encoding: str) -> str:
-    """Return the encoding that the byte order mark names, else `encoding`, as little-endian if it does not name a byte order."""
+    """Return the encoding that the byte order mark at the start of `head` names, or otherwise `encoding`.
+
+    If `encoding` does not name a byte order, its little-endian form is returned.
+    """
     return next(
         (named for bom, named in _BOMS if head.startswith(bom)), {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
     )
@@ -170,7 +176,7 @@ def encoding_of(stream: IO[bytes], encoding: str) -> str:
 def read_text(
     file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> tuple[str, str | None]:
-    """Return the whole file without its byte order mark, as `decode` returns it. Line ends are not changed.
+    """Return (text, marked text or None) of the whole file, without its byte order mark. Line ends are not changed.
 
     Raises NielsCacheError for a file of more than `limit` bytes after decompression.
     """
@@ -183,10 +189,11 @@ def read_text(
 def read_lines(
     stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str = UTF8, *, is_start: bool = True
 ) -> Iterator[tuple[int, str, str | None]]:
-    """Yield (index from 0, line with its end, line with marks or None) from `position` on, which is behind each line that is yielded.
+    """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
-    `stream`: newly opened, or with `is_start` False inside a file, after its byte order mark. No line includes that mark, and only a line
-    feed ends a line. Raises NielsCacheError for a line of more than `limit` bytes.
+    Before a line is yielded, `position` moves behind it. `stream`: a newly opened stream, or, with `is_start` False, a stream inside a
+    file, after the byte order mark. No line includes the byte order mark, and only a line feed ends a line. Raises NielsCacheError for a
+    line of more than `limit` bytes.
     """
     encoding = encoding_of(stream, encoding) if is_start else encoding
     if encoding != UTF8:
@@ -246,7 +253,7 @@ def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> 
 
 
 def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
-    """Yield the rest of a stream as text with marks, block by block."""
+    """Yield the rest of a stream as marked text, block by block."""
     decoder = codecs.getincrementaldecoder(encoding)(MARKS)
     while block := stream.read(_BLOCK):
         yield decoder.decode(block)
@@ -256,7 +263,7 @@ def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
 class DamagedRow(dict[str, Any]):
     """A row with replaced bytes.
 
-    `size`: their number. `marked`: the same row; in place of the replaced bytes it has characters that `mark` matches.
+    `size`: the number of replaced bytes. `marked`: the same row, with characters in place of the replaced bytes that `mark` matches.
     """
 
     def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
@@ -265,13 +272,16 @@ class DamagedRow(dict[str, Any]):
 
     @classmethod
     def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
-        """Return the damaged row of these values. `line` is their JSON with marks."""
+        """Return the damaged row of these values. `line`: the marked text of their JSON."""
         marked, mark = marked_json(line)
         return cls(values, marked, mark, damage_of(line).size)
 
 
 def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
-    """Return the value of JSON with marks, and a pattern of the marks. JSON may escape surrogates too, so another character is used."""
+    """Return the value of marked JSON, and a pattern that matches its marks.
+
+    JSON may also escape surrogates, so each surrogate that is a mark is first replaced by another character.
+    """
     lowered = text.lower()
     free = (mark for mark in _JSON_MARKS if mark not in text and f"\\u{ord(mark):04x}" not in lowered)
     mark = next(free, "\ufffd")
@@ -279,14 +289,15 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
 
 
 class Decoding:
-    """The counts of a pass for its report: replaced bytes, and documents that are not text, in total and for each file.
+    """Counts for the report of a pass: replaced bytes, and documents that are not text, in total and for each file.
 
-    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to count. `by_file` names
-    the 20 files with the highest counts, and the last one read. The number of files is right if files are read one after the other.
+    The facts of the report hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to
+    count. `by_file` names the 20 files with the highest counts, and the last file that was read. `files` is right only if files are read
+    one after the other.
     """
 
     def __init__(self, source: DecodesText, context: StreamContext, *, of_files: bool = True) -> None:
-        """Set up empty counts. `of_files` False: data of the hub is counted and not judged."""
+        """Set up empty counts. `of_files`: False for data of the hub, whose documents are counted and never rejected."""
         self.encoding = source.encoding
         self._share, self._of_files = source.max_replaced_share, of_files
         self._report = context.report
@@ -301,14 +312,20 @@ class Decoding:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
     def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
-        """Count the replaced bytes of a row. Return the number of characters in their place in the texts that `texts` returns."""
+        """Count the replaced bytes of a row.
+
+        `texts`: returns the texts of a row. Return the number of characters in place of replaced bytes in these texts.
+        """
         if not isinstance(values, DamagedRow):
             return 0
         self._add(REPLACED, "bytes", file, values.size)
         return sum(len(values.mark.findall(text)) for text in texts(values.marked) if isinstance(text, str))
 
     def admits(self, file: str, *texts: str, replaced: int = 0) -> bool:
-        """Return whether the texts of a document are text; if not, count it as dropped. `replaced`: how many characters replace bytes."""
+        """Return whether the texts of a document are text. If not, count the document as dropped.
+
+        `replaced`: the number of characters in these texts that stand for replaced bytes.
+        """
         if not self._of_files:
             return True
         if (not replaced or replaced <= self._share * sum(map(len, texts))) and not any("\0" in text for text in texts):
@@ -318,7 +335,10 @@ class Decoding:
         return False
 
     def _add(self, key: str, unit: str, file: str, count: int) -> None:
-        """Add to the counts. The values are always new objects, because marks of the journal hold the old ones."""
+        """Add to the counts of the report.
+
+        The values are always new objects, because Marks of the stream (for the journal) still hold the old objects.
+        """
         file = f"{self._report.within}{file}"
         old = self._report.facts.get(key, {unit: 0, "files": 0, "by_file": {}})
         by_file: dict[str, int] = dict(old["by_file"])
@@ -330,7 +350,10 @@ class Decoding:
 
 
 def decoding_warning(meta: Mapping[str, Any]) -> str | None:
-    """Return one line on the bytes that a build replaced and the documents it dropped as no text, from its meta.json, or None."""
+    """Return one line about the replaced bytes of a build and the documents that it dropped as `not_text`. Return None if there are none.
+
+    `meta`: the meta.json of the build.
+    """
     facts, source = meta.get("facts", {}), meta.get("source", {})
     encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
     told = []
@@ -349,16 +372,17 @@ def _worst(counted: dict[str, Any]) -> str:
 
 
 def nothing_is_text(facts: dict[str, Any]) -> str:
-    """Return a note for the message of a build that keeps no document; empty if no document was dropped as `not_text`."""
+    """Return a note for the message about a build without any document. It is empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
     return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:
-    """Return the strings of a column that is not all UTF-8. `damaged` is filled with the marked strings, by index.
+    """Return the strings of a column in which some values are not valid UTF-8. These values are decoded as `encoding`, all others as UTF-8.
 
-    A value that is valid UTF-8 is decoded so; other values are decoded as `encoding`.
+    If decoding replaces bytes of a value, the marked text (with a mark in place of the bytes) is stored in `damaged` under the value's
+    index.
     """
     found: list[str | None] = []
     for index, value in enumerate(values):

@@ -1,7 +1,7 @@
-"""Keys that the kinds share which read the user's files: `jsonl`, `parquet`, `text`.
+"""Keys of the kinds that read the user's files: `jsonl`, `parquet`, `text`.
 
-Files are globs, local or fsspec URLs, compressed or not, read in the order of their relative paths. Cost: reading and decoding. The input
-order is kept; a builder may shuffle. Hub data sets are read in `hub/`.
+Files are given as globs, local or as fsspec URLs, compressed or not. They are read in the order of their relative paths. Cost: reading and
+decoding. The source keeps the input order; a builder may shuffle. Hub data sets are read in `hub/`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class KeepsDamaged(Source):
     keep_damaged: bool = Field(False, description="Keep the data before the damage in a damaged file; otherwise the build fails")
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
-        """Return None (damage is an error), or a function that logs a damaged file and counts it as dropped (`damaged_file`).
+        """Return None if damage is an error. Otherwise return a function that logs a damaged file and counts it as dropped
+        (`damaged_file`).
 
-        Readers reach the damage while they yield the data before it, and a pass that begins there reaches it again: it counts once.
+        A reader reaches the damage while it yields the data before it. A resumed pass that begins in these data reaches the damage again,
+        but the file is counted only once.
         """
         if not self.keep_damaged:
             return None

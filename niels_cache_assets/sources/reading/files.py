@@ -1,7 +1,8 @@
-"""Local and remote files of a source: finding, opening, hashing, and errors that name the file.
+"""Local and remote files of a source: functions that find, open and hash files, and errors that name the file.
 
 Globs become `SourceFile`s with a name relative to the globs' common folder. A cache records only these names, not the location on this
-machine. Opening works for fsspec URLs too, and decompresses with `compressed`. The content of files is read elsewhere.
+machine. Files at fsspec URLs can be opened, too. Opened files are decompressed (compressed.py). This module does not interpret their
+content.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirec
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
-_MOST_NAMES = 10_000  # in a folder, to search for a misspelt one
+_MOST_NAMES = 10_000  # names of a folder that are read to find a name similar to a missing one
 
 
 class SourceFile(NamedTuple):
@@ -36,15 +37,18 @@ class SourceFile(NamedTuple):
 
 
 def writable(text: str) -> str:
-    """Return the text as UTF-8 can hold it, with question marks: for names that are not UTF-8, and JSON with half a surrogate pair."""
+    """Return the text in a form that UTF-8 can hold, with question marks in place of lone surrogates.
+
+    Names that are not UTF-8 and JSON with half a surrogate pair contain lone surrogates.
+    """
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[SourceFile]:
     """Return the files that match any of the globs, each once, sorted by name. A glob without a match is an error.
 
-    A local folder stands for all files below it with one of the `endings`; if there are no such files, it is an error. Names are relative
-    to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
+    A local folder stands for all files below it with one of the `endings`; a folder without such files is an error. Names are relative to
+    the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files.
     """
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
@@ -70,7 +74,7 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
 def advice_for_missing(pattern: str) -> str:
     """Return advice for a local path or glob that matches nothing.
 
-    Raises NielsCacheError if you may not list a folder on the way to it.
+    Raises NielsCacheError if the user may not list one of the folders in the path.
     """
     path = Path(pattern).expanduser().absolute()
     for folder, name in zip(reversed(path.parents), path.parts[1:], strict=True):
@@ -86,9 +90,10 @@ def advice_for_missing(pattern: str) -> str:
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
-    """Return the bytes of local plain-text files, or None if there are no files, remote files, or files whose text is larger than the file.
+    """Return the total size of local plain-text files. Return None if it is not known.
 
-    `endings`: of the files that a folder stands for.
+    It is not known if there are no files, if files are remote, or if the text of a file is larger than the file (compressed files).
+    `endings`: the endings of the files that a folder stands for.
     """
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
@@ -99,9 +104,9 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
 
 
 def _near_path(path: str) -> str | None:
-    """Return the path up to its first missing name, with the nearest existing name in its place; None if nothing is missing or near.
+    """Return the path up to its first missing name, with the nearest existing name in place of that name.
 
-    Of a glob, only the names before its first wildcard are looked at.
+    Return None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
     """
     folder = Path()
     for part in Path(path).parts:
@@ -159,7 +164,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def _exists(filesystem: Any, path: str) -> bool:
-    """Return whether the path exists. The file system's own `exists` takes any error for a no."""
+    """Return whether the path exists. The `exists` of the file system cannot be used, because it returns False for any error."""
     try:
         return bool(filesystem.info(path))
     except FileNotFoundError:
@@ -167,18 +172,18 @@ def _exists(filesystem: Any, path: str) -> bool:
 
 
 def _fixed_folder(pattern: str) -> str:
-    """Return the folders of a pattern before its first wildcard."""
+    """Return the folders of a pattern that come before its first wildcard."""
     fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
     return "/".join(fixed) or "/"
 
 
 def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = frozenset()) -> list[SourceFile]:
-    """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path. `skip` names folders not to enter.
+    """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path.
 
-    Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed wherever they lead, since people keep parts
-    of their notes elsewhere. Each real folder is entered once, so loops end. A linked file is returned under the path of the link, not of
-    its target, because a cache records only paths below `path`. So if other users can write to the folder, their links decide which files
-    are read.
+    `skip`: names of folders not to enter. Files and folders whose names start with a dot (.git, .obsidian) are left out. Links are followed
+    wherever they lead, because people keep parts of their notes in other places. Each real folder is entered once, so loops end. A linked
+    file is returned with the path of the link and not of the target, because a cache records only paths below `path`. So if other users can
+    write to the folder, their links decide which files are read.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
@@ -200,7 +205,7 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
 
 
 def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """Return the files below a source's `path`. It is an error if there are none."""
+    """Return the files below a source's `path`. If there are no files, raise NielsCacheError."""
     files = walk_folder(path, suffixes)
     if not files:
         raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
@@ -213,9 +218,9 @@ def _raise(error: OSError) -> NoReturn:
 
 @contextmanager
 def reading(file: SourceFile) -> Iterator[None]:
-    """Turn errors while reading a file (missing, unreadable, damaged archive) into an error that names the file.
+    """Turn errors while a file is read (missing, unreadable, damaged archive) into an error that names the file.
 
-    For a remote file it is SourceUnavailable if another try later may help.
+    For a remote file, the error is SourceUnavailable if a later try may succeed.
     """
     remote = "://" in file.url
     try:
@@ -241,22 +246,23 @@ def reading(file: SourceFile) -> Iterator[None]:
 
 
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Open a file for reading, decompressed by its suffix (`compressed`). Use inside `reading(file)`. Local pipes can be read too.
+    """Open a file for reading. Its suffix decides how it is decompressed (compressed.py). Call this inside `reading(file)`.
 
-    Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to it, and the file ends before the damage.
+    Local pipes can be read, too. Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to this function instead,
+    and the stream ends before the damage.
     """
     compression_of(file.name)  # before opening, so that the message names the unknown compression
     if "://" not in file.url:
         return decompressed(open(file.url, "rb"), file.name, on_damage)
     filesystem, path = _filesystem(file.url)
-    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # the files of many file systems cannot read a line up to a limit
+    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # in many file systems, a file object cannot read a line up to a limit
     return decompressed(stream, file.name, on_damage)
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
-    """Return a digest of names and contents. Remote files count with the facts of their store (ETag, size, time), not with their content.
+    """Return a digest of the names and contents of files. For a remote file, use its attributes (ETag, size, time) instead of its content.
 
-    A local file is hashed once per process and change (size, time, inode), so a second call is cheap.
+    A local file is hashed once per process, and again only if its size, time or inode changes. So a second call is cheap.
     """
     total = hashlib.sha256()
     for file in files:
@@ -283,5 +289,5 @@ def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
 def _remote_identity(url: str) -> str:
     filesystem, path = _filesystem(url)
     info: dict[str, Any] = filesystem.info(path)
-    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names in the usual stores
+    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names of attributes in common stores
     return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

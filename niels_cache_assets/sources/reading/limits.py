@@ -1,9 +1,9 @@
 """The largest size of one document, line or whole file: `max_document_mib`, and readers that keep the limit.
 
-Without a limit, one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers
-here hold at most the limit and a block; the JSON of a line may take about twenty times its bytes. Two kinds of rows are in memory before
-they are refused: rows of a Parquet file, with few other rows beside them (parquet_files.py), and rows that the hub's library reads from the
-hub or from addresses. (A local file is scanned before that library gets it.)
+Without a limit, one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers in
+this module hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line. Two
+kinds of rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows (parquet_files.py).
+The second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 class LimitsDocuments(Source):
     """The key of the kinds that read files."""
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # it decides whether there is a cache, not what is in it
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of it, but no byte changes
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB,
@@ -43,7 +43,7 @@ def refuse_length(where: str, limit: int) -> NoReturn:
 
 
 def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
-    """Return the rest of a stream."""
+    """Return the rest of a stream. Raises NielsCacheError if it has more than `limit` bytes. `where`: a name for the message."""
     blocks = []
     size = 0
     while block := stream.read(_BLOCK):

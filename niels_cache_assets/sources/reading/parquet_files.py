@@ -1,9 +1,10 @@
-"""Parquet files, decoded by bytes: `ParquetTable.batches` yields all rows, and never many long rows at once.
+"""Parquet files, decoded in batches of limited size: `ParquetTable.batches` yields all rows, and never many long rows at once.
 
-A file of ten kilobytes may hold gigabytes: a row of a dictionary-encoded column is a number, and decoding makes it the whole text. So three
-things decide how many rows are decoded together: the longest value of each dictionary, the average length of a row group's rows, and the
-last rows. The limit is 64 MiB, or one row. It can only be exceeded in a larger row group without a dictionary that has a run of rows far
-longer than its average. Cost: in a row group with a dictionary the first row is decoded twice. The sources give rows their meaning.
+A file of ten kilobytes may hold gigabytes: in a column with a dictionary, a row is a number, and decoding replaces the number by the whole
+text. So three things decide how many rows are decoded together: the longest value of each dictionary, the average length of the rows in a
+row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group without a
+dictionary, by a run of rows that are far longer than the average. Cost: in a row group with a dictionary, the first row is decoded twice.
+The sources give rows their meaning.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 64 << 20
 _AVERAGE_BYTES = 1 << 20  # for rows of average length, because some may be much longer
-_WORST_BYTES = 256 << 20  # for rows that hold all of their columns' bytes; finding the real maximum costs milliseconds
-_ENOUGH_ROWS = 64  # decoded together; more rows hardly cost less each
-_LOOKED_AT = 16  # rows: a row without a value shows no dictionary
+_WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
+_ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
+_LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-_REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which values repeat the beginning of the one before
+_REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
 
 @contextmanager
 def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
-    """Open a Parquet file. Errors name the file, also later ones."""
+    """Open a Parquet file. All errors name the file, including errors that occur later, while rows are read."""
     import pyarrow as pa
 
     with reading(file), open_bytes(file) as stream:
@@ -48,7 +49,10 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
 
 
 class ParquetTable:
-    """A Parquet file: `columns` (name to Arrow type) and its rows. `source`: a path or a seekable stream; `name` is for messages."""
+    """A Parquet file with its rows. `columns`: a mapping of column names to Arrow types.
+
+    `source`: a path or a seekable stream. `name`: the name of the file for messages.
+    """
 
     def __init__(self, source: str | IO[bytes], name: str) -> None:
         self._source, self._name = source, name
@@ -66,16 +70,17 @@ class ParquetTable:
     def batches(
         self, columns: Sequence[str] | None = None, *, most_rows: int, start: int = 0, by_bytes: bool = True
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (first row, rows) in batches inside one row group, from row `start` on. Earlier row groups are not read.
+        """Yield (number of the first row, rows) in batches, from row `start` on. A batch never crosses a row group; earlier row groups are
+        not read.
 
-        `by_bytes` False: all batches of a row group except the last have `most_rows` rows of any length. Raises NielsCacheError if the file
-        has two columns with the same requested name.
+        If `by_bytes` is False, all batches of a row group except the last have `most_rows` rows, however long the rows are. Raises
+        NielsCacheError if the file has two columns with the same requested name.
         """
         wanted = list(self.columns if columns is None else columns)
         if repeated := [".".join(path) for path in self._repeated if path[0] in wanted]:
             names = " and ".join(map(repr, repeated))
             raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
-        first, together = 0, 1  # the first rows show the length of rows, in case the file's numbers are wrong
+        first, together = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
             end = first + self._parquet.metadata.row_group(group).num_rows
             if end > start:
@@ -93,12 +98,12 @@ class ParquetTable:
             first = end
 
     def _rows_together(self, group: int, columns: Sequence[str], most: int) -> int:
-        """Return how many rows of a row group may be decoded at once, by the sizes of its columns in the file."""
+        """Return how many rows of a row group may be decoded at once. The sizes of its columns in the file decide this."""
         metadata = self._parquet.metadata.row_group(group)
         rows = max(metadata.num_rows, 1)
         most = min(most, rows)
-        size = fixed = 0  # bytes of all columns; most bytes of a row in columns with nothing but a size
-        dictionaries: dict[str, tuple[int, int]] = {}  # (values of a row, most bytes of them) of columns with dictionaries
+        size = fixed = 0  # bytes of all columns; most bytes per row in columns of which only the size is known
+        dictionaries: dict[str, tuple[int, int]] = {}  # for columns with dictionaries: (values per row, most bytes per row)
         for chunk in map(metadata.column, range(metadata.num_columns)):
             path = chunk.path_in_schema
             if path not in columns and path.partition(".")[0] not in columns:
@@ -127,7 +132,10 @@ class ParquetTable:
         return max(most, 1)
 
     def _longest_values(self, group: int, paths: list[str]) -> dict[str, int]:
-        """Return the length in bytes of the longest value in the dictionaries of these columns, if one of the first rows shows it."""
+        """Return the length in bytes of the longest value in each column's dictionary.
+
+        A column is left out if none of the first rows shows its dictionary.
+        """
         encoded = self._open(metadata=self._parquet.metadata, read_dictionary=paths)
         longest: dict[str, int] = {}
         for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _LOOKED_AT):
@@ -145,7 +153,10 @@ def is_string_type(arrow_type: Any) -> bool:
 
 
 def is_text_type(arrow_type: Any) -> bool:
-    """Return whether a column of this type may hold strings: a dictionary's values decide, and a column of nulls has no type yet."""
+    """Return whether a column of this type may hold strings.
+
+    For a dictionary, the type of its values decides. A column of nulls has no type yet, so it may hold strings.
+    """
     import pyarrow.types as types
 
     value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
@@ -163,7 +174,7 @@ def in_pieces(table: Any) -> Iterator[Any]:
 
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of columns, and of fields in structures, that have the same name as another one beside them."""
+    """Yield the path of each column, or field in a structure, whose name is repeated beside it."""
     import pyarrow.types as types
 
     fields = list(fields)
@@ -177,7 +188,10 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with plain columns. The schema of a file may ask for dictionaries, and each row would keep a whole one."""
+    """Return the batch with plain columns instead of dictionaries.
+
+    The schema of a file may ask for dictionaries, and each row would then keep a whole dictionary in memory.
+    """
     import pyarrow as pa
     import pyarrow.types as types
 

@@ -1,8 +1,8 @@
-"""Places in a source, and passes that begin at one: `FilePass` with the `FilePosition` of a reader, and `RowsPass` of hub rows.
+"""Places in a source, and passes that begin at a place: `FilePass` with the `FilePosition` of a reader, and `RowsPass` for hub rows.
 
 A reader moves its position past a row before it yields the row. So after each yield of a source, the position is the start of the next row.
-Files before a place are not opened. Inside an uncompressed file the reader seeks; otherwise it reads rows again without parsing them. Cost:
-two numbers a row. The readers define rows; the builders choose which places to keep.
+Files before a place are not opened. Inside an uncompressed file, the reader seeks. In other files, it reads the earlier rows again without
+parsing them. Cost: two numbers a row. The readers define rows; the builders choose which places to keep.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Row = TypeVar("Row")
 
 
 class FilePosition:
-    """A position in a file. `row`: the next row. `offset`: a byte of the uncompressed content, with `offset_row` rows before it.
+    """A position in a file. `row`: the number of the next row. `offset`: the offset of a byte in the uncompressed content; `offset_row`
+    rows come before this byte.
 
-    `rows`: the number of rows in the file, if the reader has it.
+    `rows`: the number of rows in the file, if the reader knows it.
     """
 
     __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
@@ -46,7 +47,7 @@ class FilePosition:
         return min(bytes_read(self._stream) / size, 1.0)
 
     def seek(self, stream: IO[bytes]) -> int:
-        """Bring a newly opened stream near the row. Return the index of the next row in the stream, at most `row`."""
+        """Move a newly opened stream close to the next row, but not past it. Return the index of the row at which the stream is now."""
         self._stream = stream
         if self.offset and stream.seekable():
             stream.seek(self.offset)
@@ -56,7 +57,7 @@ class FilePosition:
 
 
 class RowsPass:
-    """One pass over the upstream splits of a data set whose rows have a file and a number, from `context.start` on.
+    """One pass over the upstream splits of a data set, beginning at `context.start`. Each row has a file and a number in this file.
 
     `file`, `row`: the next row; `file` is None at the beginning of a split.
     """
@@ -69,21 +70,21 @@ class RowsPass:
         self.row: int = start["row"]
 
     def parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, tuple[str, int] | None]]:
-        """Yield the unfinished parts, each with the file and row to begin at (None: the beginning)."""
+        """Yield the unfinished parts. Each comes with the file and row at which to begin, or None for the beginning."""
         for number in range(self._part, len(parts)):
             if number > self._part:
                 self._part, self.file, self.row = number, None, 0
             yield parts[number], None if self.file is None else (self.file, self.row)
 
     def report_place(self) -> None:
-        """Report the place, as FilePass does."""
+        """Report where the next batch begins. Call this immediately before a batch is yielded."""
         self._report.place = {"part": self._part, "file": self.file, "row": self.row}
 
 
 class FilePass:
-    """One pass over `files` in order, from `context.start` on.
+    """One pass over `files` in order, beginning at `context.start`.
 
-    `number`: index of the current file. `state`: JSON values that the source itself needs at a place.
+    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place.
     """
 
     def __init__(self, files: Sequence[SourceFile], context: StreamContext) -> None:
@@ -107,21 +108,24 @@ class FilePass:
         self.state = dict(place["state"])
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the unfinished files. `position` is where to begin in each."""
+        """Yield the unfinished files. Begin to read each of them at `position`."""
         while self.number < len(self._files):
             yield self._files[self.number]
             self.number += 1
             self.position = FilePosition()
 
     def replayed(self, head: Iterable[Row], rest: Iterable[Row]) -> Iterator[Row]:
-        """Yield `head`, rows that were read ahead from these files, and then the rest. No place is reported before the rest."""
+        """Yield the rows in `head`, and then the rows in `rest`. No place is reported before `rest` begins.
+
+        `head`: rows that were already read from the start of these files.
+        """
         self._ahead = True
         yield from head
         self._ahead = False
         yield from rest
 
     def _share(self) -> float | None:
-        """Return the share that was read, by bytes; by number for remote files, whose sizes are not requested."""
+        """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
         done: float = self._ends[self.number]
         if self.number < len(self._sizes):
             share = self.position.share(self._sizes[self.number])
@@ -154,7 +158,7 @@ def _size(url: str) -> int:
 
 
 class Part(NamedTuple):
-    """One upstream split to read, and the split that its rows keep (None: the builder splits them)."""
+    """An upstream split to read. `split`: the split that its rows get, or None if the builder splits them."""
 
     upstream: str
     split: Split | None

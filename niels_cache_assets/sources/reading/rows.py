@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from niels_cache_assets.sources.types import StreamContext
 
 Item = TypeVar("Item")
-Row = TypeVar("Row", bound=tuple[Any, ...])  # a row with its file or number; its values come last
+Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple of a row's file or number, and last its values
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
-_BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes; a line of other blanks is not JSON
+_BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
-PEEK_ROWS = 100  # rows looked at before a field counts as missing in all rows
+PEEK_ROWS = 100  # number of rows without a field after which the field counts as missing
 PROOF_ROWS = 10_000
 _PEEK_CHARACTERS = 1 << 24
 _PROOF_CHARACTERS = 1 << 25
@@ -50,7 +50,8 @@ def batched(
 ) -> Iterator[list[Item]]:
     """Group documents into batches of up to 256, or about a million characters, so that large documents do not pile up.
 
-    `places`: the pass of these items; it reports where each next batch begins. `length`: the length of an item, if items are not documents.
+    `places`: the pass that reads these items; before each batch is yielded, it reports where the next batch begins. `length`: a function
+    that returns the length of an item; the default is for documents.
     """
     batch: list[Item] = []
     characters = 0
@@ -69,9 +70,9 @@ def batched(
 
 
 def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield the first hundred rows, or fewer if their text exceeds a few megabytes, because all of them are held in memory.
+    """Yield the first hundred rows. Stop earlier after a few megabytes of text, because the caller holds all of these rows in memory.
 
-    The last item of a row holds the values.
+    The last element of a row holds its values.
     """
     characters = 0
     for row in islice(stream, PEEK_ROWS):
@@ -82,9 +83,9 @@ def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
 
 
 def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield enough rows to refuse a data set for a field that none of them has: ten thousand, or the rows with tens of megabytes of text.
+    """Yield so many rows that a field which none of them has is an error: ten thousand rows, or rows with tens of megabytes of text.
 
-    The caller stops at the first row that has the field. The last item of a row holds the values.
+    The caller stops at the first row that has the field. The last element of a row holds its values.
     """
     characters = 0
     for row in islice(stream, PROOF_ROWS):
@@ -102,22 +103,22 @@ def _characters(value: Any) -> int:
 
 
 def row_id(value: Any, file: str, row: int) -> str:
-    """Return a row's own id as text, or file#row if it has no id."""
+    """Return the id of a row as text, or file#row if the row has no id."""
     return f"{file}#{row}" if value is None else writable(str(value))
 
 
 def text_problem(text: Any) -> str | None:
-    """Return why a row's text is not a document (the reason in `dropped`), or None."""
+    """Return why the text of a row cannot be a document (a reason as in `dropped`), or None."""
     if type(text) is not str:
         return "null_text" if text is None else "non_string_text"
     return "empty" if not text or text.isspace() else None
 
 
 class HeldText:
-    """Whether a field holds text in any row of a pass, and the first row that holds something else there.
+    """A record of whether a field holds text in any row of a pass, and of the first row in which it holds a different value.
 
-    One wrong row is counted as `non_string_text` and skipped. If no row has text, the configuration is wrong. `field` may be set during the
-    pass.
+    A single wrong row is counted as `non_string_text` and skipped. But if no row has text, the configuration is wrong. `field` may be set
+    during the pass.
     """
 
     def __init__(self, field: str = "text") -> None:
@@ -126,7 +127,7 @@ class HeldText:
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
-        """Return `text_problem` of the field's value in that row, and remember the result."""
+        """Return the `text_problem` of the field's value in this row, and remember whether it is text."""
         found = text_problem(text)
         if found is None or found == "empty":
             self._is_there = True
@@ -139,17 +140,17 @@ class HeldText:
         self._is_there = True
 
     def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
-        """Add a hint to the report at the end of a pass, if no row had text in the field but some had another value.
+        """Add a hint to the report at the end of a pass, if no row had text in the field but some rows had a different value.
 
-        fields: see choose_text_field. key: the key that names the field in the configuration, or None. kind: the column's type, if the file
-        has it.
+        fields: see choose_text_field. key: the key that names the field in the configuration, or None. kind: the type of the column, if the
+        file gives a type.
         """
         hint = self.hint(fields, key=key, kind=kind)
         if hint is not None and context.start is None:  # the rows of an earlier run are unknown
             context.report.hints.append(hint)
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
-        """Return the problem and the advice for `tell`; None if a row had text in the field, or no row had a value."""
+        """Return the hint of `tell`: the problem and advice. Return None if a row had text in the field, or if no row had a value."""
         if self._is_there or self._other is None:
             return None
         file, row, found = self._other
@@ -157,7 +158,7 @@ class HeldText:
 
 
 def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
-    """Raise NielsCacheError if no row so far has text in the field that text_field names, but some have another value."""
+    """Raise NielsCacheError if no row so far has text in the field that text_field names, but some rows have a different value."""
     hint = held.hint(fields, key="text_field", kind=kind)
     if hint is not None:
         raise NielsCacheError(hint)
@@ -172,7 +173,7 @@ def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return a name for the type of a row's value, for a message."""
+    """Return a name for the type of a value in a row, for messages."""
     names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
     return names.get(type(value), type(value).__name__)
 
@@ -185,7 +186,8 @@ def json_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line index from 0, object) of a JSON Lines file from `position` on. Blank lines are skipped; any other line must be an object.
+    """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`. Blank lines are skipped; any other line must be an
+    object.
 
     A line of more than `limit` bytes is an error. If bytes of a line are not valid in `encoding`, its object is a DamagedRow. With
     `on_damage`, a compressed file ends with the last whole line before the damage (`open_bytes`).
@@ -218,20 +220,20 @@ def json_rows(
 
 
 def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
-    """Raise an error that tells how to turn a list of objects into lines."""
+    """Raise an error with advice on how to turn a list of objects into lines."""
     name = shlex.quote(file.name)
     raise NielsCacheError(f"{file.name}: is one JSON array; write one object per line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
-    """Raise NielsCacheError if a local file has a line of more than `limit` bytes. For readers without a limit.
+    """Raise NielsCacheError if a local file has a line of more than `limit` bytes. This check is for readers that have no limit themselves.
 
-    The file is read to its end if it is compressed or larger than the limit; otherwise its size is enough.
+    If the file is compressed or larger than the limit, it is read to its end. Otherwise the check of its size is enough.
     """
     if "://" in file.url or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
         return
     number = 1
-    length = 0  # of the current line so far
+    length = 0  # bytes of the current line so far
     with reading(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
         while block := stream.read(_SCAN_BLOCK):
             head, newline, _ = block.partition(b"\n")
@@ -242,9 +244,10 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
-    """Return the Python values of an Arrow column; strings by way of NumPy, which is several times faster.
+    """Return the Python values of an Arrow column. Strings are converted with NumPy, which is several times faster.
 
-    Strings that are not UTF-8 are decoded as `encoding`. `damaged` is filled with the marked text of strings with replaced bytes.
+    Strings that are not UTF-8 are decoded as `encoding`. If bytes of a string were replaced, its marked text is stored in `damaged` under
+    its index.
     """
     import pyarrow as pa
     import pyarrow.types as types
@@ -258,7 +261,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
 
 
 def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch. Strings that are not UTF-8, also inside lists and structs, are treated as in column_values."""
+    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs."""
     try:
         return cast(list[dict[str, Any]], batch.to_pylist())
     except UnicodeDecodeError:
@@ -285,7 +288,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
-    """Return the value with marked text in place of the bytes of strings. `kind`: its type before `_with_bytes`."""
+    """Return the value with marked text in place of each string's bytes. `kind`: the type of the value before `_with_bytes`."""
     import pyarrow.types as types
 
     if value is None:
@@ -303,7 +306,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
 
 
 def _settled(marked: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with marks as a DamagedRow, or the row itself if it has none."""
+    """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
     size = 0
 
     def clean(value: Any) -> Any:
@@ -329,7 +332,7 @@ def parquet_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row index from 0, object) of a Parquet file from `position` on, with the requested columns that the file has.
+    """Yield (row index from 0, object) of a Parquet file, beginning at `position`. An object has those of `columns` that the file has.
 
     Strings that are not UTF-8 are decoded as `encoding`; a row with replaced bytes is a DamagedRow. A row of more than `limit` bytes in
     Arrow is an error.
@@ -357,14 +360,19 @@ def file_rows(
     on_damage: OnDamage | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a Parquet file (by its suffix; with those of `columns` that it has), else whole rows of JSON Lines."""
+    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines.
+
+    Rows of Parquet have only those of `columns` that the file has. Rows of JSON Lines are always whole.
+    """
     if file.name.lower().endswith(".parquet"):
         return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
     return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str, *, has_key: bool = True) -> str:
-    """Return the configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings.
+    """Return the configured field or, if there is none, `text` or the first string field.
+
+    fields: a mapping of each field to whether it holds strings.
 
     has_key: whether the source has the key text_field.
     """
