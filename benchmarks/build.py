@@ -80,6 +80,19 @@ def documents(texts: list[str], *, size: int, megabytes: int) -> list[str]:
     raise SystemExit("there are no texts to read")
 
 
+def repeated(texts: list[str], megabytes: int) -> list[str]:
+    """Return enough of `texts`, repeated, each time slightly different, so that no cache can help. Other benchmarks read these, too."""
+    made: list[str] = []
+    size = 0
+    while size < megabytes * 1_000_000:
+        for text in texts:
+            made.append(f"{len(made)} {text}")
+            size += len(made[-1].encode())
+            if size >= megabytes * 1_000_000:
+                break
+    return made
+
+
 class StoredIds:
     """A tokenizer that returns the same stored ids for any texts: a chunk of real documents. So encoding costs nothing."""
 
