@@ -142,6 +142,30 @@ def _joined_column(columns: Sequence[NDArray[Any] | None], batches: Sequence[Doc
     return np.concatenate(list(filled))
 
 
+class Divider:
+    """A rule that divides a stream of batches into groups. A group ends after `most_items` items, or at `most_characters` characters."""
+
+    def __init__(self, *, most_items: int, most_characters: int) -> None:
+        self._most_items, self._most_characters = most_items, most_characters
+        self._items = self._characters = 0  # of the group that is not full yet
+
+    def cuts(self, characters: NDArray[np.int64]) -> Iterator[tuple[slice, bool]]:
+        """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), of each item of the batch."""
+        ends = np.cumsum(characters)
+        start = before = 0
+        while start < len(ends):
+            full = int(np.searchsorted(ends, before + self._most_characters - self._characters, side="left")) + 1
+            stop = min(full, start + self._most_items - self._items, len(ends))
+            end = int(ends[stop - 1])
+            self._items += stop - start
+            self._characters += end - before
+            is_full = self._items == self._most_items or self._characters >= self._most_characters
+            if is_full:
+                self._items = self._characters = 0
+            yield slice(start, stop), is_full
+            start, before = stop, end
+
+
 Documents = Sequence[Document] | DocumentBatch
 """A batch that a source yields: a list of Documents, or a DocumentBatch."""
 

@@ -81,7 +81,7 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
 
 
 def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `given`. If there is none, raise the error of `refuse`."""
+    """Return the choice that equals `given`. If no choice equals it, raise the error of `refuse`."""
     for choice in choices:
         if choice == given:
             return choice

@@ -9,15 +9,14 @@ import numpy as np
 from pydantic import Field, NonNegativeInt
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, object_array
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading import rows as reading_rows
-from niels_cache_assets.sources.reading.columns import ids_of, texts_of
+from niels_cache_assets.sources.reading.columns import batch_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_runtime.format.layout import SPLITS
 
 
 class HubText(HubData, PretrainSource):
@@ -54,14 +53,7 @@ class HubText(HubData, PretrainSource):
                         kept[index] = False
                     else:
                         kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
-                found = DocumentBatch(
-                    text=texts.text,
-                    source_id=ids_of(maybe_ids[0] if maybe_ids else None, files, rows),
-                    file=object_array(files, len(files)),
-                    row=np.array(rows, dtype=np.int64),
-                    split=np.full(len(rows), NO_SPLIT if part.split is None else SPLITS.index(part.split), np.int8),
-                    characters=texts.characters,
-                )
+                found = batch_of(texts, files=files, numbers=rows, ids=maybe_ids[0] if maybe_ids else None, split=part.split)
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), reading_rows.BATCH_DOCUMENTS):
                     context.report.place = None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, object_array
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, ids_of, texts_of
+from niels_cache_assets.sources.reading.columns import Collector, batch_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -94,14 +92,11 @@ class Parquet(RowFileSource):
                 count = len(values)
                 if len(texts.odd) < count:
                     held.saw_text()
-                names, numbers = [name] * count, range(first, first + count)
-                batch = DocumentBatch(
-                    text=texts.text,
-                    source_id=ids_of(rows.column_values(table[id_field], self.encoding) if has_id else None, names, numbers),
-                    file=object_array(names, count),
-                    row=np.arange(first, first + count),
-                    split=np.full(count, NO_SPLIT, np.int8),
-                    characters=texts.characters,
-                    title=object_array(rows.column_values(table["title"], self.encoding), count) if has_title else None,
+                batch = batch_of(
+                    texts,
+                    files=[name] * count,
+                    numbers=range(first, first + count),
+                    ids=rows.column_values(table[id_field], self.encoding) if has_id else None,
+                    titles=rows.column_values(table["title"], self.encoding) if has_title else None,
                 )
                 yield from collector.add(batch, first=first, odd=texts.odd, is_document=is_document)

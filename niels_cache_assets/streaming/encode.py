@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.documents import Divider, DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import EncodedDocuments, PositionedChunk
@@ -48,20 +48,14 @@ def in_chunks(
     The chunks do not depend on the sizes of the batches. sizes_of: returns the number of characters of each item of a batch, (n,) int64.
     joined: returns one batch with the items of several batches.
     """
+    divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     parts: list[Batch] = []
-    count = characters = 0
     for batch in batches:
-        ends = np.cumsum(sizes_of(batch))
-        start = before = 0
-        while start < len(batch):
-            full = int(np.searchsorted(ends, before + _CHUNK_CHARACTERS - characters, side="left")) + 1
-            stop = min(full, start + _CHUNK_ITEMS - count, len(batch))
-            parts.append(batch if stop - start == len(batch) else batch[start:stop])  # type: ignore[index]
-            count, characters = count + stop - start, characters + int(ends[stop - 1]) - before
-            start, before = stop, int(ends[stop - 1])
-            if count == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
+        for part, is_full in divider.cuts(sizes_of(batch)):
+            parts.append(batch[part])  # type: ignore[index]
+            if is_full:
                 yield joined(parts)
-                parts, count, characters = [], 0, 0
+                parts = []
         del batch  # so that a long text is not kept in memory while the next batch is read
     if parts:
         yield joined(parts)

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, Objects, object_array
+from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, Objects, object_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_runtime.format.layout import SPLITS, Split
 
 
 class Texts(NamedTuple):
@@ -49,11 +50,32 @@ def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection
     return Texts(object_array(values, len(values)), np.array(sizes, dtype=np.int64), odd)
 
 
-def ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int]) -> Objects:
-    """Return the ids of rows, (n,) object array of str.
+def batch_of(
+    texts: Texts,
+    *,
+    files: Sequence[str],
+    numbers: Sequence[int],
+    ids: list[Any] | None,
+    titles: list[str | None] | None = None,
+    split: Split | None = None,
+) -> DocumentBatch:
+    """Return rows as a batch. files, numbers: the file and the number of each row.
 
-    `values`: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids.
+    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. split: the split of all rows.
     """
+    count = len(texts.text)
+    return DocumentBatch(
+        text=texts.text,
+        source_id=_ids_of(ids, files, numbers),
+        file=object_array(files, count),
+        row=np.array(numbers, dtype=np.int64),
+        split=np.full(count, NO_SPLIT if split is None else SPLITS.index(split), np.int8),
+        characters=texts.characters,
+        title=None if titles is None else object_array(titles, count),
+    )
+
+
+def _ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int]) -> Objects:
     count = len(numbers)
     if values is not None:
         with suppress(TypeError):
@@ -91,14 +113,12 @@ class RowCollector:
         self._rows.clear()
         self._characters = 0
         self._files.report_place()
-        return DocumentBatch(
-            text=object_array(texts, count),
-            source_id=ids_of(ids, files, numbers),
-            file=object_array(files, count),
-            row=np.array(numbers, dtype=np.int64),
-            split=np.full(count, NO_SPLIT, np.int8),
-            characters=np.fromiter(map(len, texts), np.int64, count),
-            title=object_array(titles, count) if any(title is not None for title in titles) else None,
+        return batch_of(
+            Texts(object_array(texts, count), np.fromiter(map(len, texts), np.int64, count), ()),
+            files=files,
+            numbers=numbers,
+            ids=ids,
+            titles=titles if any(title is not None for title in titles) else None,
         )
 
 
@@ -108,7 +128,7 @@ class Collector:
     def __init__(self, files: FilePass) -> None:
         self._files = files
         self._parts: list[DocumentBatch] = []
-        self._count = self._characters = 0
+        self._divider = Divider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
 
     def add(self, batch: DocumentBatch, *, first: int, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
         """Add the rows of a batch, and yield each batch of documents that is full.
@@ -127,23 +147,15 @@ class Collector:
         yield from self._add(batch[start:], first + start)
 
     def _add(self, batch: DocumentBatch, first: int) -> Iterator[DocumentBatch]:
-        ends = np.cumsum(batch.characters)
-        start = before = 0
-        while start < len(batch):
-            full = int(np.searchsorted(ends, before + rows.BATCH_CHARACTERS - self._characters, side="left")) + 1
-            stop = min(full, start + rows.BATCH_DOCUMENTS - self._count, len(batch))
-            self._parts.append(batch[start:stop])
-            self._count += stop - start
-            self._characters += int(ends[stop - 1]) - before
-            start, before = stop, int(ends[stop - 1])
-            self._files.position.row = first + stop
-            if self._count == rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS:
+        for part, is_full in self._divider.cuts(batch.characters):
+            self._parts.append(batch[part])
+            self._files.position.row = first + part.stop
+            if is_full:
                 yield from self.rest()
 
     def rest(self) -> Iterator[DocumentBatch]:
         """Yield the remaining documents as one batch."""
         if self._parts:
             parts, self._parts = self._parts, []
-            self._count = self._characters = 0
             self._files.report_place()
             yield DocumentBatch.joined(parts)
