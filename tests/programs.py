@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADED = (
-    "aiohttp",
     "dagster",
     "dill",
     "fsspec",
