@@ -26,7 +26,7 @@ from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
-    MAX_VOCAB_SIZE,
+    MAX_UINT16_VOCAB_SIZE,
     META_NAME,
     SPLITS,
     TOKEN_BYTES,
@@ -60,9 +60,9 @@ class Vocabulary:
 
     def check(self) -> None:
         """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside it."""
-        if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
-            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, because tokens are uint16")
-        largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
+        if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_UINT16_VOCAB_SIZE:
+            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_UINT16_VOCAB_SIZE}, because tokens are uint16")
+        largest = (self.vocab_size or MAX_UINT16_VOCAB_SIZE) - 1
         if self.eot is not None and not 0 <= self.eot <= largest:
             raise NielsCacheError(f"eot={self.eot}: must be from 0 to {largest}, inside the vocabulary")
 
@@ -228,7 +228,7 @@ def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int6
 
 
 def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabulary, position: int) -> NDArray[np.uint16]:
-    limit = vocabulary.vocab_size or MAX_VOCAB_SIZE
+    limit = vocabulary.vocab_size or MAX_UINT16_VOCAB_SIZE
     outside = (tokens < 0) | (tokens >= limit) if limit <= np.iinfo(tokens.dtype).max else tokens < 0
     if outside.any():
         index = int(outside.argmax())

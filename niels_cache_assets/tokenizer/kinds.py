@@ -18,7 +18,7 @@ import numpy as np
 
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import sha256_file
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
 
 def require_vocab_fits(size: int, where: str) -> None:
     """Raise NielsCacheError for a vocabulary that does not fit uint16."""
-    if size > MAX_VOCAB_SIZE:
-        raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
+    if size > MAX_UINT16_VOCAB_SIZE:
+        raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_UINT16_VOCAB_SIZE:,}")
 
 
 def _encode_flat_of(tokenizer: Any) -> EncodeFlat:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
+from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE
 
 MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
 
@@ -35,7 +35,7 @@ def check_positive(name: str, value: Any) -> int:
 
 def check_token_id(name: str, value: Any) -> int:
     """Return `value` as an int that can be a token id. Raises NielsCacheError, naming the setting, otherwise."""
-    return check_whole(name, value, most=MAX_VOCAB_SIZE - 1)
+    return check_whole(name, value, most=MAX_UINT16_VOCAB_SIZE - 1)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

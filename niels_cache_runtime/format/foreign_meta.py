@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, Family
+from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE, Family
 from niels_cache_runtime.format.meta_keys import FORM_OF, FORMS, is_count
 
 UNVERIFIABLE = "another program wrote this meta.json; it lists no files and has no hash of its own, so nothing can be verified"
@@ -57,10 +57,10 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     for key, value in numbers.items():
         if not is_count(value):
             raise ForeignMetaError(f"{path}: {key} is {value!r:.80}, expected a whole number")
-    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= MAX_VOCAB_SIZE:
+    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= MAX_UINT16_VOCAB_SIZE:
         raise ForeignMetaError(
             f"{path}: vocab_size is {numbers['vocab_size']} and the eot id {numbers['special_token_ids.eot']}; "
-            f"the id must be below the size, and the size at most {MAX_VOCAB_SIZE:,}"
+            f"the id must be below the size, and the size at most {MAX_UINT16_VOCAB_SIZE:,}"
         )
     return {key: value for key, value in meta.items() if key not in FORM_OF or FORMS[FORM_OF[key]](value)}
 

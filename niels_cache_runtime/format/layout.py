@@ -5,8 +5,9 @@ folder.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,16 +20,44 @@ SCHEMA_VERSION = 1
 SPLITS: tuple[Split, Split] = ("train", "val")
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
+TOKEN_DTYPES: dict[str, np.dtype] = {
+    "uint16-le": np.dtype("<u2"),
+    "uint32-le": np.dtype("<u4"),
+}  # by their names in meta.json, narrow first
 TOKEN_DTYPE = np.dtype("<u2")
 TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
 TOKEN_BYTES = TOKEN_DTYPE.itemsize
-MAX_VOCAB_SIZE = 65_536
+MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
+MAX_UINT16_VOCAB_SIZE = 65_536
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"
 TOKENIZER_MODEL_NAME = "spm.model"
+
+
+def token_dtype_name(vocab_size: int) -> str:
+    """Return the name of the narrowest dtype that holds every id below `vocab_size`: a key of TOKEN_DTYPES.
+
+    Raises NielsCacheError if `vocab_size` is above MAX_VOCAB_SIZE.
+    """
+    for name, dtype in TOKEN_DTYPES.items():
+        if vocab_size <= min(1 << 8 * dtype.itemsize, MAX_VOCAB_SIZE):
+            return name
+    raise NielsCacheError(f"a vocabulary of {vocab_size:,} ids is too large; a cache holds ids below {MAX_VOCAB_SIZE:,}")
+
+
+def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
+    """Return the dtype of the tokens of a cache with this meta.json. Without a meta.json, it is uint16.
+
+    Raises NielsCacheError for a dtype that no cache has.
+    """
+    name = TOKEN_DTYPE_NAME if meta is None else meta.get("token_dtype", TOKEN_DTYPE_NAME)
+    try:
+        return TOKEN_DTYPES[name]
+    except (KeyError, TypeError) as error:
+        raise NielsCacheError(f"token_dtype is {name!r:.80}; tokens are {' or '.join(TOKEN_DTYPES)}") from error
 
 
 def shard_name(index: int) -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import foreign_family
 from niels_cache_runtime.format.layout import (
-    MAX_VOCAB_SIZE,
+    MAX_UINT16_VOCAB_SIZE,
     META_NAME,
     SPLITS,
     TOKEN_BYTES,
@@ -74,14 +74,14 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
 def _known_or_not(meta: Meta) -> tuple[int, int | None]:
     """Return the vocabulary size and the EOT id (end-of-text token). Both may be unknown (null in meta.json) for imported tokens.
 
-    If the size is unknown, MAX_VOCAB_SIZE is returned, so any id is inside the vocabulary. If the EOT id is unknown, None is returned, and
-    no document must end with EOT.
+    If the size is unknown, MAX_UINT16_VOCAB_SIZE is returned, so any id is inside the vocabulary. If the EOT id is unknown, None is
+    returned, and no document must end with EOT.
     """
     imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
     ids = meta.get("special_token_ids")
     no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
     no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
-    return MAX_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
+    return MAX_UINT16_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
 class MetaPart:

@@ -11,7 +11,7 @@ from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
+from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE
 
 SPECIAL_TOKENS = "special_tokens_are_one_id_each"
 ROUND_TRIP = "text_survives_a_round_trip"
@@ -56,7 +56,7 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
     problems = [f"{role} becomes {found[role]}, not its one id {ids[role]}" for role in ids if found[role] != [ids[role]]]
     if len(set(ids.values())) != len(ids):
         problems.append(f"two special tokens share an id: {ids}")
-    if tokenizer.vocab_size > MAX_VOCAB_SIZE:
+    if tokenizer.vocab_size > MAX_UINT16_VOCAB_SIZE:
         problems.append(f"{tokenizer.vocab_size:,} ids do not fit uint16")
     rows = [{"role": role, "id": ids[role], "piece": tokenizer.special_tokens[role]} for role in ids]
     return dg.AssetCheckResult(
