@@ -24,7 +24,8 @@ _ENTRIES = 1 << 18  # number of entries of an index that are written at a time
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Return the units of a split. Each unit is three files for one part. Raises NielsCacheError for a document larger than `max_bytes`."""
-    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // split.dtype.itemsize)
+    size = split.dtype.itemsize
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size, token_bytes=size)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
 
 

@@ -39,7 +39,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     size = split.dtype.itemsize
     if max_bytes // size > MAX_TOKENS:
         raise NielsCacheError(f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * size}")
-    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size)
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size, token_bytes=size)
     return [_unit(split, f"{_folder(split)}/part-{index:05d}", *cut) for index, cut in enumerate(cuts)]
 
 
