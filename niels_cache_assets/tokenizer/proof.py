@@ -1,9 +1,9 @@
 """The proof that a fast engine gives the ids of the reference: a fixed set of difficult texts, and the comparison of ids.
 
-The texts are computed from a seed, so every machine gets the same texts for the same model. There are about seventeen thousand of them,
-of three million characters. They have every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long
-runs of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference. Which
-engine is used, and when it is compared again, is decided in engines.py.
+The texts are computed from a seed, so every machine gets the same texts for the same model. There are about twenty thousand of them, of
+three million characters. They have every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long
+runs of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference.
+engines.py chooses an engine by this proof, and checked.py compares it again during a build.
 """
 
 from __future__ import annotations
@@ -23,46 +23,31 @@ if TYPE_CHECKING:
 TEXTS_PER_COMPARISON = 256
 
 _SEED = 22
-_MIXTURES = 3_000
-_PIECE_MIXTURES = 2_000
+_MIXTURES = 8_000
 _MOST_ADDED = 2_000  # more added tokens are not all tried
 _RUN_LENGTHS = (*range(1, 20), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1_000, 4_096, 10_000)
 _LONG_LENGTHS = (20_000, 33_000, 66_000, 130_000, 400_000)  # engines divide long documents
 
 _SURROGATES = range(0xD800, 0xE000)
-_LETTERS = ["a", "I", "the", "Zug", "été", "naïve", "Ελλάδα", "мир", "שלום", "سلام", "हिन्दी", "ไทย", "中文", "日本語", "한국어", "ქართული", "ⅷ"]
-_CASES = ["ſ", "K", "İ", "ı", "ß", "ẞ", "Ω", "Å", "ﬁ", "Dž", "ΣΑΣ", "σς", "A", "𝐀", "𝒜", "аpple", "ＦＵＬＬ"]  # look-alikes and odd cases
-_CONTRACTIONS = ["'s", "'S", "'t", "'RE", "'ve", "'Ll", "'d", "'ſ", "’s", "'", "''", "'sx", "'m'm", "`s", "ʼs"]
-_DIGITS = ["0", "1", "12", "123", "1234", "12345678", "3.14", "1,000,000", "٣", "१२३", "½", "²", "Ⅻ", "𝟘𝟙", "①", "1e-9", "0x1F"]
-_BLANKS = [" ", "  ", "   ", "\t", "\t\t", " \t", "\u00a0", "\u1680", "\u2003", "\u200a", "\u202f", "\u205f", "\u3000", "\u180e", "\u0085"]
+_VISIBLE = """
+a I the Zug été naïve Ελλάδα мир שלום سلام हिन्दी ไทย 中文 日本語 한국어 ქართული ⅷ
+ſ K İ ı ß ẞ Ω Å ﬁ Dž ΣΑΣ σς 𝐀 𝒜 аpple ＦＵＬＬ
+'s 'S 't 'RE 've 'Ll 'd 'ſ ’s ' '' 'sx 'm'm `s ʼs
+0 1 12 123 1234 12345678 3.14 1,000,000 ٣ १२३ ½ ² Ⅻ 𝟘𝟙 ① 1e-9 0x1F
+. ... ! ?! - -- _ # // \\ " () {} [] < > = == $ € «» 。 、 · —
+😀 👍🏽 👩\u200d👩\u200d👧\u200d👦 🏳\ufe0f\u200d🌈 🇩🇪 🇩 ❤\ufe0f 1\ufe0f\u20e3 🧑🏿\u200d🚀 ☃
+Ġ Ċ Ġthe ▁ ▁the <0x0A> <0xFF> ÿþ Ã© â€™ ï»¿ \\u0041 &amp; %20 Âµ
+<s> </s> <unk> <pad> [CLS] [INST] <|endoftext|> <|im_start|> <|eot_id|> <｜User｜> <|fim_ <|
+https://a.b/c?d=e&f=%20#g snake_case_name camelCaseName HTTPServer2 x=[i,j] 2026-11-23T07:00Z a@b.de
+"""  # words; letters of odd case and look-alikes; contractions; digits; signs; emoji; bytes as text; special tokens; written by programs
+_BLANKS = [" ", "  ", "   ", "\t", "\t\t", " \t", *"\u00a0\u1680\u2003\u200a\u202f\u205f\u3000\u180e\u0085"]
 _NEWLINES = ["\n", "\n\n", "\r\n", "\r", "\n ", " \n", " \n \n", "\n\t", "\u2028", "\u2029", "\v", "\f", "\n\n\n\n"]
-_MARKS = ["\u0301", "\u0308\u0323", "\u0345", "\u20e3", "\u093f", "\u0e33", "\u05bc", "\u064b", "\u302a", "\U0001e8d0", "\u1dc0\u0300\u0300"]
-_INVISIBLE = ["\u200b", "\u200c", "\u200d", "\u200e", "\u202e", "\u2060", "\ufeff", "\u00ad", "\ufe0f", "\ufe0e", "\U000e0041", "\u061c"]
-_EMOJI = ["😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "🇩", "❤️", "1️⃣", "🧑🏿‍🚀", "☃", "🏴\U000e0067\U000e0062\U000e007f"]
-_CONTROLS = ["\x00", "\x01", "\x07", "\x08", "\x1b[0m", "\x1c", "\x1f", "\x7f", "\x80", "\x9f"]
-_EDGES = ["\ud7ff", "\ue000", "\ufffd", "\ufffe", "\uffff", "\U00010000", "\U0001ffff", "\U000f0000", "\U0010ffff", "\ufdd0", "\ufffd\ufffd"]
-_SIGNS = [".", "...", "!", "?!", "-", "--", "_", "#", "//", "\\", '"', "()", "{}", "[]", "<", ">", "=", "==", "$", "€", "«»", "。", "、", "·", "—"]
-_BYTES_AS_TEXT = ["Ġ", "Ċ", "Ġthe", "▁", "▁the", "<0x0A>", "<0xFF>", "ÿþ", "Ã©", "â€™", "ï»¿", "\\u0041", "&amp;", "%20", "Âµ", "ðŸ˜€"]
-_SPECIAL_LOOKS = ["<s>", "</s>", "<unk>", "<pad>", "[CLS]", "[INST]", "<|endoftext|>", "<|im_start|>", "<|eot_id|>", "<｜User｜>", "<|fim_", "<|"]
-_WRITTEN = ["https://a.b/c?d=e&f=%20#g", "snake_case_name", "camelCaseName", "HTTPServer2", "x=[i for i in range(10)]", "2026-11-23T07:00Z", "a@b.de"]
-_POOLS = [
-    _LETTERS,
-    _CASES,
-    _CONTRACTIONS,
-    _DIGITS,
-    _BLANKS,
-    _NEWLINES,
-    _MARKS,
-    _INVISIBLE,
-    _EMOJI,
-    _CONTROLS,
-    _EDGES,
-    _SIGNS,
-    _BYTES_AS_TEXT,
-    _SPECIAL_LOOKS,
-    _WRITTEN,
-]
-_RUNS = [" ", "\n", "\t", "\r\n", "a", "Z", "7", "-", "=", "é", "中", "가", "ا", "😀", "\u0301", "\u00a0", "\u200d", "\x00", "\ufffd", " a", "a1", "\n "]
+_MARKS = [*"\u0301\u0345\u20e3\u093f\u0e33\u05bc\u064b\u302a\U0001e8d0", "\u0308\u0323", "\u1dc0\u0300\u0300"]
+_INVISIBLE = [*"\u200b\u200c\u200d\u200e\u202e\u2060\ufeff\u00ad\ufe0f\ufe0e\U000e0041\u061c"]
+_CONTROLS = [*"\x00\x01\x07\x08\x1c\x1f\x7f\x80\x9f", "\x1b[0m"]
+_EDGES = [*"\ud7ff\ue000\ufffd\ufffe\uffff\U00010000\U0001ffff\U000f0000\U0010ffff\ufdd0", "\ufffd\ufffd"]
+_POOLS = [*(line.split(" ") for line in _VISIBLE.strip().split("\n")), _BLANKS, _NEWLINES, _MARKS, _INVISIBLE, _CONTROLS, _EDGES]
+_RUNS = [*" \n\taZ7-=é中가ا😀\u0301\u00a0\u200d\x00\ufffd", "\r\n", " a", "a1", "\n "]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of a comparison. `texts`: the number of compared texts. `differing`: how many of them differ. `first`: the first of these."""
+    """The result of a comparison. `texts`: the number of texts. `differing`: how many of them differ. `first`: the first of these."""
 
     texts: int
     differing: int = 0
@@ -120,7 +105,7 @@ def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> I
     `added`: the added tokens of the model, as text. `pieces`: pieces of its vocabulary that are valid text. The same arguments always give
     the same texts.
     """
-    draw = _Draw()
+    draw = _Draw(_SEED)
     yield ""
     yield from _code_points()
     for text in _RUNS:
@@ -129,22 +114,28 @@ def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> I
     for pool in _POOLS:
         for one in pool:
             yield from (one, f" {one}", f"{one} ", f"a{one}b", f"{one}{one}", f"\n{one}\n", one.upper(), f"1{one}")
-    ascii_pools = [kept for pool in _POOLS if (kept := [one for one in pool if one.isascii()])]  # engines have other code for ASCII
-    for _ in range(_MIXTURES):
-        yield "".join(draw.mixture(_POOLS, parts=draw.below(40) + 1))
-        yield "".join(draw.mixture(ascii_pools, parts=draw.below(120) + 1))
-    if pieces:
-        for _ in range(_PIECE_MIXTURES):
-            chosen = draw.several(pieces, draw.below(24) + 1)
-            yield (" " if draw.below(4) == 0 else "").join(chosen)
+    yield from mixtures(_MIXTURES, pieces=pieces, seed=_SEED)
     for token in added[:_MOST_ADDED]:
         before, after = draw.mixture(_POOLS, parts=2)
         cut = draw.below(len(token)) if token else 0
         yield from (token, f"{before}{token}{after} {token}{token} b", f"{token[:cut]}{after}{token[cut:]} {token[:cut]} {token.upper()}")
-    words = [*_LETTERS, *_DIGITS, *_SIGNS, *_WRITTEN, *pieces[:2_000]]
+    words = [*_VISIBLE.split(), *pieces[:2_000]]
     for length in _LONG_LENGTHS:
         yield _long_text(draw, words, length)
         yield _long_text(draw, [word for word in words if word.isascii()], length)
+
+
+def mixtures(count: int, *, pieces: Sequence[str], seed: int) -> Iterator[str]:
+    """Yield texts that are random mixtures of difficult parts, of difficult ASCII parts, and of pieces of a vocabulary."""
+    draw = _Draw(seed)
+    ascii_pools = [kept for pool in _POOLS if (kept := [one for one in pool if one.isascii()])]  # engines have other code for ASCII
+    for number in range(count):
+        if number % 3 == 0:
+            yield "".join(draw.mixture(_POOLS, parts=draw.below(40) + 1))
+        elif number % 3 == 1 or not pieces:
+            yield "".join(draw.mixture(ascii_pools, parts=draw.below(80) + 1))
+        else:
+            yield (" " if draw.below(4) == 0 else "").join(draw.several(pieces, draw.below(24) + 1))
 
 
 def _code_points() -> Iterator[str]:
@@ -171,12 +162,12 @@ def _long_text(draw: _Draw, words: Sequence[str], length: int) -> str:
 
 
 class _Draw:
-    """Random choices from a fixed seed."""
+    """Random choices from a seed."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         import torch
 
-        self._generator = torch.Generator().manual_seed(_SEED)
+        self._generator = torch.Generator().manual_seed(seed)
         self._numbers: list[int] = []
 
     def below(self, limit: int) -> int:
