@@ -214,7 +214,7 @@ class PretrainBuild(CacheBuild):
         return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
     def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
-        return encode_documents(documents, self.view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
+        return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
 
     def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -223,7 +223,7 @@ class PretrainBuild(CacheBuild):
         """
         for batch in batches:
             if splitter.may_be_met_by(batch):
-                yield from encode_apart(batch, self.view, **self._encoding)
+                yield from encode_apart(batch, self.encoding_view, **self._encoding)
             else:
                 yield batch
             del batch

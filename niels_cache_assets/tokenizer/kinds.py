@@ -32,6 +32,9 @@ TEXTS_PER_TASK = 64
 EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
+EncodeNumbered = Callable[[Sequence[str], int | None], tuple[np.ndarray, np.ndarray]]
+"""Texts and the number of their batch, to the same two arrays."""
+
 
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
@@ -173,6 +176,11 @@ class BuildTokenizer:
     vocab_size: int
     special_ids: dict[str, int | None]  # by role key; None for a missing token
     model_sha256: str | None
+    encode_numbered: EncodeNumbered | None = None  # of a build (checked.py); None: `encode_flat` encodes everything
+
+    def encode_batch(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of texts as `encode_flat` does. `batch`: the number of the batch, or None (see checked.py)."""
+        return self.encode_flat(texts) if self.encode_numbered is None else self.encode_numbered(texts, batch)
 
     @property
     def eot(self) -> int:
