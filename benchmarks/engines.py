@@ -28,14 +28,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import psutil
-from build import base_texts, build, documents, seconds, sources, write_inputs
 
+from build import base_texts, build, documents, seconds, sources, write_inputs
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
@@ -94,7 +95,7 @@ def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> flo
     bare = tiktoken_library(tokenizer) or huggingface_library(tokenizer)
     assert bare is not None
     reference = megabytes(few) / statistics.median(seconds(lambda: encode_all(bare, few)) for _ in range(rounds))
-    print(f"  {tokenizer.reference:34} {reference:8.1f} MB/s")
+    print(f"  {engines.reference_of(tokenizer):34} {reference:8.1f} MB/s")
     size = megabytes(texts)
     for name, load in engines.ENGINES.items():
         started = time.perf_counter()
@@ -196,14 +197,11 @@ def run_equality(tokenizer: TextTokenizer, count: int) -> None:
             "real": real_texts(count // 2),
             "made": mixtures(count - count // 2, pieces=pieces, seed=23),
         }.items():
-            proof = Proof(texts=0)
+            proof, compared = Proof(texts=0), partial(compare, reference=tokenizer.encode_flat, engine=engine.encode_flat)
             with ThreadPoolExecutor(available_threads()) as executor:
                 while some := list(itertools.islice(texts, COMPARED_AT_ONCE)):
                     parts = [some[start :: available_threads()] for start in range(available_threads())]
-                    for part in executor.map(
-                        lambda part: compare(part, reference=tokenizer.encode_flat, engine=engine.encode_flat), parts
-                    ):
-                        proof += part
+                    proof = sum(executor.map(compared, parts), proof)
             print(f"  {engine.name} {engine.version}, {name}: {said(proof)}", flush=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.tokenizer.engines import Engine, proven_engine
+from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
 
@@ -78,13 +78,13 @@ def excerpt(difference: Difference) -> str:
 class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
-    view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; only the kinds that name a `reference`
-    have engines. refused: an engine that gave other ids in an earlier attempt of this build; then the reference encodes everything.
+    view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
+    an engine may encode. refused: an engine that gave other ids in an earlier attempt of this build; then the reference encodes everything.
     """
 
     def __init__(self, view: BuildTokenizer, tokenizer: Any, *, refused: EngineUse | None = None) -> None:
         self._view, self._tokenizer, self._refused = view, tokenizer, refused
-        self._reference: str | None = getattr(tokenizer, "reference", None)
+        self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
         self._before: list[EngineUse] = []
         self._use: EngineUse | None = None
@@ -98,7 +98,7 @@ class Encoder:
         if self._reference is None:
             return
         self._before = [*before, *([self._refused] if self._refused else [])]
-        wanted = getattr(self._tokenizer, "engine", "auto") == "auto" and not any(use.differed for use in self._before)
+        wanted = self._tokenizer.engine == "auto" and not any(use.differed for use in self._before)
         self._engine = proven_engine(self._tokenizer, log) if wanted else None
         name, version = (self._engine.name, self._engine.version) if self._engine else (self._reference, metadata.version(self._reference))
         self._use = EngineUse(name=name, version=version)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from niels_cache_assets.tokenizer.kinds import LIBRARIES
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer, byte_characters
@@ -100,6 +101,11 @@ ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.nam
 """The engines by name, the preferred one first. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
 
 
+def reference_of(tokenizer: Any) -> str | None:
+    """Return the library that defines the ids of a tokenizer, or None if no engine can encode for this kind of tokenizer."""
+    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, HuggingFaceTokenizer | TiktokenTokenizer) else None
+
+
 def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
     """Compare an engine with its reference on the fixed set of difficult texts (see proof.torture_texts). Takes some seconds."""
     return compare(torture_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
@@ -127,7 +133,7 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
         if not proof.differing:
             return engine
         log(
-            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {tokenizer.reference} for "
+            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {reference_of(tokenizer)} for "
             f"{proof.differing:,} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
         )
     return None

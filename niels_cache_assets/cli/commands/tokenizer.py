@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import sentencepiece
 
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Family
 
 ACTIONS = ("compare",)
@@ -161,7 +161,7 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
         yield "files", _beginning(arguments.characters, (document.text for document in chain.from_iterable(streams)))
 
 
-def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
+def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield the texts between the special tokens of a train split. A text is a document, or a turn of a conversation."""
     import numpy as np
 

@@ -9,7 +9,7 @@ from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
 from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE
 
@@ -50,7 +50,7 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
     return check_tokenizer
 
 
-def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
+def _special_tokens(tokenizer: TextTokenizer) -> dg.AssetCheckResult:
     ids = tokenizer.special_token_ids()
     found = {role: _special_ids_in(piece, tokenizer) for role, piece in tokenizer.special_tokens.items()}
     problems = [f"{role} becomes {found[role]}, not its one id {ids[role]}" for role in ids if found[role] != [ids[role]]]
@@ -68,13 +68,13 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
     )
 
 
-def _special_ids_in(piece: str, tokenizer: SentencePieceTokenizer) -> list[int]:
+def _special_ids_in(piece: str, tokenizer: TextTokenizer) -> list[int]:
     """Return the ids of the string of a special token. Omit the blank that SentencePiece adds before any text."""
     ids = tokenizer.encode_unchecked([piece])[0].tolist()
     return [token for token in ids if tokenizer.decode([token]).strip()]
 
 
-def _round_trip(tokenizer: SentencePieceTokenizer, *, imported: bool) -> dg.AssetCheckResult:
+def _round_trip(tokenizer: TextTokenizer, *, imported: bool) -> dg.AssetCheckResult:
     losses = round_trip_losses(tokenizer)
     rows = [{"text": repr(loss.text), "decoded": repr(loss.decoded)} for loss in losses]
     return dg.AssetCheckResult(
