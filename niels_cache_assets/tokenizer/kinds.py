@@ -21,7 +21,7 @@ from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokeni
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 if TYPE_CHECKING:
@@ -186,9 +186,9 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
 
 
 def require_vocab_fits(size: int, where: str) -> None:
-    """Raise NielsCacheError for a vocabulary that does not fit uint16."""
-    if size > MAX_UINT16_VOCAB_SIZE:
-        raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_UINT16_VOCAB_SIZE:,}")
+    """Raise NielsCacheError for a vocabulary that no cache can hold."""
+    if size > MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"{where}: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 
 
 def _encode_flat_of(tokenizer: Any) -> EncodeFlat:
