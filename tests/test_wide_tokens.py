@@ -1,5 +1,6 @@
 """Caches whose ids need 32 bits, or that are asked to have 32 bits: from the builders to what is shown of them."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,8 +11,13 @@ import pytest
 import torch
 
 from niels_cache_assets import to_hf_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cli import main
 from niels_cache_assets.config.defaults import ROLE_TO_KEY
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document, Message
 from niels_cache_assets.show.differences.folders import Pair, compare_pair
@@ -29,7 +35,7 @@ from niels_cache_runtime.verify import verify_dataset
 from tests.exports import WIDE, export, random_documents, read_back, write_documents_cache
 from tests.messages import missing
 from tests.test_cache_determinism import conversations, digests
-from tests.tiny import WideTokenizer, sentences
+from tests.tiny import WORDS, WideTokenizer, sentences
 
 TOKENIZER = WideTokenizer()
 EOT = 99_999
@@ -133,6 +139,105 @@ def test_what_cannot_hold_the_ids_is_refused_before_anything_is_read(
             made(tmp_path / "x", never(), **changes)
         assert missing(refused.value, *parts) == []
     assert not list(tmp_path.iterdir())
+
+
+# the key of the configuration
+
+LETTERS = """
+[pretrain.letters]
+source = "text"
+files = ["letters.txt"]
+sample_by = "line"
+val_tokens = 500
+[pretrain.mixture]
+source = "interleave"
+members = { letters = 1.0 }
+[sft.chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Callable[[str], Registry]:
+    """Makes the registry of a project with these lines in [build]."""
+    (tmp_path / "letters.txt").write_text("\n".join(sentences(300)))
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations(60)))
+
+    def registry(build: str) -> Registry:
+        config = tmp_path / "niels_cache.toml"
+        config.write_text(f'[build]\nshard_bytes = 1024\n{build}\n[tokenizer]\nmodel = "{tiny_model}"\n{LETTERS}')
+        return load_registry(config=str(config))
+
+    return registry
+
+
+def test_the_key_makes_caches_stale_only_if_it_changes_the_dtype(tmp_path: Path, project: Callable[[str], Registry]) -> None:
+    root = tmp_path / "cache"
+    build_tokenizer(project(""), root=root)
+
+    def built(setting: str) -> tuple[set[str], set[str]]:
+        """The states before and after the builds of all data sets, the mixture last."""
+        registry = project(setting)
+        names = ("letters", "chats", "mixture")
+        before = {state_of(graph(registry, root).dataset(name)).state for name in names}
+        outcomes = [build_dataset(registry, name, root=root) for name in names]
+        assert {outcome.meta["token_dtype"] for outcome in outcomes} == {"uint32-le" if "uint32" in setting else "uint16-le"}
+        assert all(verify_dataset(outcome.directory) == [] for outcome in outcomes)
+        return before, {outcome.state for outcome in outcomes}
+
+    assert built("") == ({"missing"}, {"built"})
+    narrow = {name: digests(root / "pretrain" / name) for name in ("letters", "mixture")}
+    tokens = stream(root / "pretrain" / "mixture", dtype=np.dtype("<u2")).tolist()
+    assert built('token_dtype = "uint16-le"') == ({"in sync"}, {"cache_hit"})
+    assert built('token_dtype = "uint32-le"') == ({"other settings"}, {"built"})
+    assert stream(root / "pretrain" / "mixture").tolist() == tokens
+    assert built('token_dtype = "uint32-le"') == ({"in sync"}, {"cache_hit"})
+    assert built("") == ({"other settings"}, {"built"})
+    assert {name: digests(root / "pretrain" / name) for name in narrow} == narrow
+
+
+def test_a_dtype_that_no_cache_has_is_one_line(project: Callable[[str], Registry]) -> None:
+    with pytest.raises(NielsCacheError) as refused:
+        project('token_dtype = "uint8"')
+    assert missing(refused.value, "[build]", "token_dtype", "uint32-le") == []
+    assert "\n" not in str(refused.value)
+
+
+def test_commands_read_a_cache_that_was_widened(
+    tmp_path: Path, project: Callable[[str], Registry], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    registry, roots = project('token_dtype = "uint32-le"'), [tmp_path / "cache", tmp_path / "narrow"]
+
+    def printed(*command: object, code: int = 0) -> str:
+        given = ["--config", str(tmp_path / "niels_cache.toml")] if command[0] not in ("diff", "trace") else []
+        assert main([*map(str, command), *given]) == code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    for root, setting in zip(roots, ('token_dtype = "uint32-le"', ""), strict=True):
+        registry = project(setting)
+        build_tokenizer(registry, root=root)
+        for name in ("letters", "chats"):
+            build_dataset(registry, name, root=root)
+    wide = ["--cache-dir", roots[0]]
+    assert "uint32-le" in printed("show", "letters", *wide)
+    printed("verify", *wide)
+    chats = [printed("sample", "chats", "--seed", "3", "--cache-dir", root) for root in roots]
+    assert chats[0] == chats[1]
+    for command in (["sample", "letters"], ["sample", "letters", "--notable"]):
+        shown = printed(*command, *wide)
+        assert sum(word in shown for word in WORDS) > 20
+    printed("report", *wide)
+    assert "cannot be drawn" not in (roots[0] / "reports/cache.html").read_text(encoding="utf-8")
+    found = json.loads(printed("diff", *(root / "pretrain/letters" for root in roots), "--json", code=1))["datasets"][0]
+    assert [each["key"] for each in found["settings"]] == ["token_dtype"]
+    assert found["tokens"]["train"]["first_difference"] is None
+    loader = TokenLoader(str(roots[0] / "pretrain/letters/train"), T=16, B=2, seed=1)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert "letters.txt" in printed("trace", "--state", tmp_path / "state.json", "--step", "0")
+    model = roots[0] / "tokenizer/spm.model"
+    assert "letters" in printed("tokenizer", "compare", "cache", model, "--only", "letters", *wide)
 
 
 # interrupted builds

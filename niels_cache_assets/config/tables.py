@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validato
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.sources.types import ConfigPath
-from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAMES
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKENIZER_MODEL_NAMES
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
 MEGATRON_SURPLUS = 0.005  # the default of Megatron-LM's --mid-level-dataset-surplus
@@ -105,7 +105,7 @@ class TokenizerSettings(_Table):
     engine: Literal["auto", "reference"] = Field(
         "auto", description="What encodes: auto: a fast engine that gave the same ids; reference: the library that defines them"
     )
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Number of pieces, including special tokens")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
     model_type: str = Field(
         "unigram",
         pattern="^(unigram|bpe|bytelevel_bpe)$",
@@ -143,6 +143,15 @@ class TokenizerSettings(_Table):
         if of_ranks and self.model_kind != "tiktoken":
             raise ValueError(f'{of_ranks[0]} is for rank files of tiktoken only; remove it, or add kind = "tiktoken"')
         return self
+
+    @property
+    def roles_problem(self) -> str | None:
+        """Why no SFT data set can be built with these special tokens, or None."""
+        missing = [role for role in defaults.ROLE_KEYS if role not in self.special_tokens]
+        if not missing:
+            return None
+        example = ", ".join(f'{role} = "..."' for role in missing)
+        return f"[tokenizer] special_tokens names no {', '.join(missing)}, which SFT data needs; add {example}, the tokens of the model"
 
     @property
     def model_kind(self) -> defaults.ModelKind:

@@ -73,6 +73,14 @@ class TextTokenizer(ABC):
         """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a piece has no bytes."""
 
     @abstractmethod
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a special token or a piece by its string, or None."""
+
+    @abstractmethod
+    def special_names(self) -> list[str]:
+        """Return the strings of tokens that may be special: those that the file marks, and added tokens. Those that it marks come first."""
+
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the files that a cache keeps of this tokenizer into a folder. They decode every id without the configuration."""
 
@@ -98,17 +106,23 @@ class TextTokenizer(ABC):
 
         The dtype is uint16 for a vocabulary of at most 65,536 ids, and uint32 for a larger one. Raises the errors of `encode`.
         """
-        tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
-        if threads > 1 and len(tasks) > 1:
-            with ThreadPoolExecutor(threads) as executor:
-                arrays = [ids for task in executor.map(self.encode_unchecked, tasks) for ids in task]
-        else:
-            arrays = [ids for task in tasks for ids in self.encode_unchecked(task)]
+        arrays = self._encode_on_threads(texts, threads)
         special, dtype = np.array(self.reserved_ids(), dtype=np.int64), TOKEN_DTYPES[token_dtype_name(self.vocab_size)]
         for text, ids in zip(texts, arrays, strict=True):
             if np.isin(ids, special).any():
                 raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
         return [ids.astype(dtype) for ids in arrays]
+
+    def count_tokens(self, texts: Sequence[str], threads: int = 1) -> int:
+        """Return the number of ids of all texts. Special ids count too."""
+        return sum(map(len, self._encode_on_threads(texts, threads)))
+
+    def _encode_on_threads(self, texts: Sequence[str], threads: int) -> list[np.ndarray]:
+        tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
+        if threads > 1 and len(tasks) > 1:
+            with ThreadPoolExecutor(threads) as executor:
+                return [ids for task in executor.map(self.encode_unchecked, tasks) for ids in task]
+        return [ids for task in tasks for ids in self.encode_unchecked(task)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.

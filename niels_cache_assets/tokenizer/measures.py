@@ -35,7 +35,7 @@ def characters_per_token(characters: int, tokens: int) -> float | None:
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Return the characters per token of a pretrain cache, rounded, without EOT and BOS. None if meta.json has no number of characters (SFT)."""
+    """Return the characters per token of a pretrain cache, rounded, without EOT and BOS. None if meta.json has no characters (SFT)."""
     if "characters" not in meta:
         return None
     special = meta["append_eot"] + (meta["special_token_ids"].get(BOS) is not None)  # special tokens of each document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from shutil import copyfile
@@ -54,7 +54,7 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
-        self._special_ids = _lookup_special_ids(self._processor, self.special_tokens, self.model_path)
+        self._special_ids = _lookup_special_ids(self.token_id, self.special_tokens, self.model_path)
 
     @cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -108,19 +108,28 @@ class SentencePieceTokenizer(TextTokenizer):
 
         return [bytes_of(token) for token in range(self.vocab_size)]
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a piece, or None."""
+        found = int(self._processor.piece_to_id(token))
+        return None if found == self._processor.unk_id() else found
+
+    def special_names(self) -> list[str]:
+        """Return the control pieces."""
+        return [self._processor.id_to_piece(token) for token in range(self.vocab_size) if self._processor.is_control(token)]
+
     def save(self, folder: Path) -> None:
         """Copy the model into a folder."""
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)
 
 
-def _lookup_special_ids(processor: sentencepiece.SentencePieceProcessor, special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
-    roles = [role for role in (*ROLE_KEYS, BOS) if role in special_tokens]
-    ids = {key: int(processor.piece_to_id(special_tokens[key])) for key in roles}
-    missing = [special_tokens[key] for key in roles if ids[key] == processor.unk_id()]
+def _lookup_special_ids(id_of: Callable[[str], int | None], special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
+    ids = {role: id_of(special_tokens[role]) for role in (*ROLE_KEYS, BOS) if role in special_tokens}
+    missing = [special_tokens[role] for role, token in ids.items() if token is None]
     if missing:
         raise NielsCacheError(
             f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or set special_tokens"
         )
-    if len(set(ids.values())) != len(ids):
-        raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")
-    return ids
+    found = {role: token for role, token in ids.items() if token is not None}
+    if len(set(found.values())) != len(found):
+        raise NielsCacheError(f"{where}: special tokens share an id: {found}; each needs its own")
+    return found

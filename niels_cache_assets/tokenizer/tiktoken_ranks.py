@@ -155,13 +155,14 @@ class TiktokenTokenizer(TextTokenizer):
             if sha256 != described["ranks_sha256"]:
                 raise NielsCacheError(f"{self.ranks_path}: not the ranks that {path.name} names; build the tokenizer again")
             self.pattern: str = described["pattern"]
+            self._known: list[str] = []
             self._ids_by_string: dict[str, int] = described["special_tokens"]
-            self._special_ids = find_special_ids(self.special_tokens, self._ids_by_string.get, self._ids_by_string, self.model_path)
+            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._ids_by_string, self.model_path)
         else:
             self.ranks_path = self.model_path
             ranks, sha256 = read_ranks(path)
             known = Encoding(pattern, {}) if pattern is not None else known_encoding(_name_of(path, encoding), ranks, self.model_path)
-            self.pattern = known.pattern
+            self.pattern, self._known = known.pattern, list(known.special_tokens)
             self._special_ids = _new_ids(self.special_tokens, known.special_tokens, ranks, self.model_path)
             self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
         self._vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
@@ -229,6 +230,14 @@ class TiktokenTokenizer(TextTokenizer):
         for token, number in self._ids_by_string.items():
             pieces[number] = token.encode()
         return pieces
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a named special token, or None."""
+        return self._ids_by_string.get(token)
+
+    def special_names(self) -> list[str]:
+        """Return the special tokens of the known encoding, and the named ones."""
+        return list(dict.fromkeys([*self._known, *self._ids_by_string]))
 
     def save(self, folder: Path) -> None:
         """Write the ranks and their description into a folder."""

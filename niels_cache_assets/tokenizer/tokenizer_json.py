@@ -76,8 +76,8 @@ class HuggingFaceTokenizer(TextTokenizer):
         added = tokenizer.get_added_tokens_decoder()
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
         special = [added[token].content for token in self._reserved]
-        candidates = [*special, *(each.content for each in added.values() if not each.special)]
-        self._special_ids = find_special_ids(self.special_tokens, tokenizer.token_to_id, candidates, self.model_path)
+        self._names = [*special, *(each.content for each in added.values() if not each.special)]
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._names, self.model_path)
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -149,6 +149,14 @@ class HuggingFaceTokenizer(TextTokenizer):
         for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
             pieces[token] = piece.encode() if token in added else to_bytes(piece)
         return pieces
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of an added token or a piece, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def special_names(self) -> list[str]:
+        """Return the added tokens: first those that the file marks as special, then the others."""
+        return list(self._names)
 
     def save(self, folder: Path) -> None:
         """Copy the file into a folder. If the model was given as a folder, also copy its settings of special tokens."""

@@ -84,7 +84,12 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),
     MetaKey("tokenizer_sha256", "text or null", _FAMILIES, "sha256 of the tokenizer's model; readers compare it with `tokenizer/`"),
-    MetaKey("special_token_ids", "a table", ("tokenizer", *_FAMILIES), "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one; `bos` only if each document of pretraining begins with it"),
+    MetaKey(
+        "special_token_ids",
+        "a table",
+        ("tokenizer", *_FAMILIES),
+        "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one; `bos` only if each document of pretraining begins with it",
+    ),
     MetaKey("append_eot", "true or false", ("pretrain",), "Whether every document ends with EOT, and no other token is EOT"),
     MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Size in bytes of every shard, except the last one of a split"),
     # Counts
