@@ -132,10 +132,6 @@ class Encoder:
             return engine.encode_flat(texts)
         except Exception:  # the reference then encodes this batch, or raises a clear error
             return None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust; it is not an Exception
-                raise
-            return None
 
     def _count(self, texts: int, *, checked: int) -> None:
         with self._lock:

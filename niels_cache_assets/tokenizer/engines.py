@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from itertools import pairwise
@@ -66,20 +67,21 @@ class Fastokens:
     @classmethod
     def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
         """Load the model of a tokenizer. Return None if the package is not installed or does not support the model."""
-        version = _version(cls.name)
+        version = installed_version(cls.name)
         if version is None:
             return None
         os.environ.setdefault(_THREADS_VARIABLE, "1")  # a build has threads of its own, as many as [build] threads says
         try:
             import fastokens
 
-            if isinstance(tokenizer, HuggingFaceTokenizer):
-                loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
-            elif isinstance(tokenizer, TiktokenTokenizer):
-                loaded = cls._load_ranks(fastokens.Tokenizer, tokenizer)
-            else:
-                return None
-        except (ImportError, ValueError):  # a damaged installation, or a component that fastokens does not know
+            with _panics_as_errors():
+                if isinstance(tokenizer, HuggingFaceTokenizer):
+                    loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
+                elif isinstance(tokenizer, TiktokenTokenizer):
+                    loaded = cls._load_ranks(fastokens.Tokenizer, tokenizer)
+                else:
+                    return None
+        except Exception:  # a damaged installation, or a component that fastokens does not know
             return None
         return cls(loaded, version)
 
@@ -93,8 +95,20 @@ class Fastokens:
         return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+        with _panics_as_errors():
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise RuntimeError for a panic of Rust, which is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
 
 
 ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.name: Fastokens.load}
@@ -187,7 +201,8 @@ def _of_model(tokenizer: TextTokenizer) -> dict[str, list[str]]:
 
 
 @cache
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -78,10 +78,20 @@ class Proof:
 
 
 def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) -> Proof:
-    """Encode texts with the reference and with an engine, and compare the ids of each text. The texts must be valid Unicode."""
+    """Encode texts with the reference and with an engine, and compare the ids of each text. The texts must be valid Unicode.
+
+    A text that the engine cannot encode counts as different, with no ids.
+    """
     proof, left = Proof(texts=0), iter(texts)
     while batch := list(islice(left, TEXTS_PER_COMPARISON)):
-        proof += compare_encoded(batch, reference(batch), engine(batch))
+        try:
+            proof += compare_encoded(batch, reference(batch), engine(batch))
+        except Exception:
+            if len(batch) > 1:
+                proof = sum((compare([text], reference=reference, engine=engine) for text in batch), proof)
+                continue
+            expected, _ = reference(batch)  # raises its own errors
+            proof += Proof(texts=1, differing=1, first=Difference(text=batch[0], expected=expected.tolist(), found=[]))
     return proof
 
 
