@@ -128,7 +128,7 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
     """
     from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
-    from niels_cache_runtime.format.meta import read_meta
+    from niels_cache_runtime.format.meta import read_meta, sha256_file
 
     sha256, size, ids = arguments.tokenizer_sha256, None, dict[str, int | None].fromkeys(ROLE_KEYS)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
@@ -136,9 +136,12 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
     own = tokenizer_dir(root) / META_NAME
     known = read_meta(str(own)) if own.exists() else None
     if arguments.tokenizer is not None:
-        if not Path(arguments.tokenizer).exists():
-            raise NielsCacheError(f"{WHERE}: --tokenizer {arguments.tokenizer}: no such file; give the path of a model")
-        found, size, ids = _read_model(arguments.tokenizer, registry, known)
+        file = _model_file(arguments.tokenizer)
+        found: str | None = sha256_file(str(file))
+        if known is not None and found in (entry["sha256"] for entry in known.get("files", {}).values()):
+            found = known["sha256"]  # the ranks of tiktoken alone do not say what tokenizer they belong to
+        elif known is None:
+            found, size, ids = _read_model(file, registry)
         if sha256 not in (None, found):
             raise NielsCacheError(f"{arguments.tokenizer}: has sha256 {found}, not the --tokenizer-sha256 given")
         sha256 = found
@@ -154,23 +157,28 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
     return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
 
 
-def _read_model(path: str, registry: Registry, known: Meta | None) -> tuple[str | None, int, dict[str, int | None]]:
-    """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
-    this token. `known`: the meta.json of the cache root's tokenizer.
+def _model_file(given: str) -> Path:
+    from niels_cache_assets.tokenizer.tokenizer_json import json_file
 
-    The ranks of tiktoken do not say what tokenizer they belong to. If they are those of the cache root, they get its sha256.
+    file = Path(given)
+    if file.is_dir():
+        try:
+            file = json_file(file)
+        except NielsCacheError as error:
+            raise NielsCacheError(f"{WHERE}: --tokenizer {error}") from error
+    if not file.is_file():
+        raise NielsCacheError(f"{WHERE}: --tokenizer {given}: no such file; give the path of a model")
+    return file
+
+
+def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[str, int | None]]:
+    """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
+    this token. The model that the configuration names is opened with its settings.
     """
-    from niels_cache_assets.config.tables import kind_of_model
     from niels_cache_assets.tokenizer.kinds import open_configured_model, open_model
-    from niels_cache_runtime.format.layout import TIKTOKEN_RANKS_NAME
-    from niels_cache_runtime.format.meta import sha256_file
 
     settings = registry.tokenizer
-    if kind_of_model(path) == "tiktoken" and known is not None:
-        ranks = known["files"].get(TIKTOKEN_RANKS_NAME, {}).get("sha256")
-        if ranks is not None and ranks == sha256_file(path):
-            return known["sha256"], known["vocab_size"], {}
-    if settings.model is not None and Path(settings.model).absolute() == Path(path).absolute():
+    if settings.model is not None and path.absolute().is_relative_to(Path(settings.model).absolute()):
         tokenizer = open_configured_model(settings)
     else:
         tokenizer = open_model(path, special_tokens={})
