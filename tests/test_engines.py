@@ -409,6 +409,75 @@ def test_an_engine_that_differed_does_not_come_back_after_a_kill(
     assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
 
 
+# ---- finished caches
+
+
+@pytest.fixture
+def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NIELS_CACHE_PROFILE", raising=False)
+
+
+@pytest.mark.usefixtures("in_project", "small_batches")
+def test_verify_encodes_documents_again(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked, "CHECKED_EVERY", 10**6)  # only the first batch is compared
+    install(odd)
+    registry = project(tmp_path, ranks, odd_at=41)
+    root = tmp_path / "cache"
+    built(registry, root)
+    assert main(["verify"]) == 0  # the hashes are those of the wrong tokens
+    capsys.readouterr()
+    assert main(["verify", "--tokens", "2000", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "row 41" in finding["problem"]
+    install(equal)
+    built(registry, root, force=True)
+    assert main(["verify", "--tokens", "2000", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["findings"] == []
+    (note,) = [note for note in said["notes"] if "pretrain/texts" in note]
+    assert "again" in note
+
+
+@pytest.mark.usefixtures("in_project")
+def test_verify_says_where_documents_cannot_be_encoded_again(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(None)
+    built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
+    project(tmp_path, ranks, odd_at=3)  # the source changes
+    assert main(["verify", "--tokens", "5"]) == 0
+    assert "not encoded again" in capsys.readouterr().out
+    (tmp_path / "texts.jsonl").unlink()
+    assert main(["verify", "--tokens", "5"]) == 0
+    assert "not encoded again" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_project")
+def test_verify_encodes_conversations_again(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"{text} {number}"}]}
+        for number, text in enumerate(sentences(30))
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    (tmp_path / "niels_cache.toml").write_text(
+        f'[tokenizer]\nmodel = {json.dumps(str(tiny_model))}\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
+        encoding="utf-8",
+    )
+    registry = load_registry(profile=None, config=str(tmp_path / "niels_cache.toml"))
+    build_tokenizer(registry, root=tmp_path / "cache")
+    folder = build_dataset(registry, "chats", root=tmp_path / "cache").directory
+    assert main(["verify", "--tokens", "1000"]) == 0
+    assert "sft/chats: 30" in capsys.readouterr().out
+    tokens = np.fromfile(folder / "train_tokens.bin", np.uint16)
+    tokens[1] ^= 1
+    tokens.tofile(folder / "train_tokens.bin")
+    assert main(["verify", "--tokens", "1000"]) == 1
+    assert "from token 1 on" in capsys.readouterr().out
+
+
 # ---- the engine that is installed
 
 

@@ -7,7 +7,7 @@ Then only the build of the corpus asks upstream.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.journal import clear_directory
 from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
@@ -58,6 +59,10 @@ class Dataset(Artifact):
     @abstractmethod
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
         """Return the build that streams the source in this context."""
+
+    @abstractmethod
+    def items(self, context: StreamContext) -> Iterable[Sequence[Any] | DocumentBatch]:
+        """Return all documents or conversations of the source in this context, in batches."""
 
     @property
     def family(self) -> Family:

@@ -20,7 +20,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
 CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # raise one by hand if a change writes different bytes for the same input
@@ -103,6 +103,10 @@ class CacheBuild(ABC):
         Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
         gave other ids than the reference; then clear `partial`, and build again with `refused`.
         """
+
+    @abstractmethod
+    def tokens_of(self, item: Any) -> Tokens:
+        """Return the tokens of one item, encoded with the reference. The result is empty if the build would drop the item."""
 
     @cached_property
     def view(self) -> BuildTokenizer:

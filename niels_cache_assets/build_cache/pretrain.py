@@ -28,7 +28,7 @@ from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Split, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -208,6 +208,11 @@ class PretrainBuild(CacheBuild):
                 "content_sha256": content_sha256(writer.files),
             }
         return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
+
+    def tokens_of(self, item: Document) -> Tokens:
+        feed, batch = Feed.of((), SourceReport()), DocumentBatch.of([item])
+        (encoded,) = encode_documents([batch], self.view, feed, threads=1, **self._encoding)
+        return encoded.tokens
 
     @property
     def _encoding(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from niels_cache_assets.streaming.intake import as_conversations, require_whole_
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -155,6 +156,9 @@ class SftBuild(CacheBuild):
                 "content_sha256": content_sha256(files),
             }
         return meta, state.spool.tokens if state is not None else 0
+
+    def tokens_of(self, item: Conversation) -> Tokens:
+        return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
