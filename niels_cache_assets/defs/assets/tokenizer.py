@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _DESCRIPTION = """The tokenizer of all caches in the root: imported, or trained on the data sets.
 
-`tokenizer/` has `spm.model`, `tokenizer.json` or tiktoken's ranks; set `model` in `[tokenizer]` to import one. The data version is `sha256`:
+`tokenizer/` has `spm.model`, `tokenizer.json` or tiktoken's ranks; set `model` to import one. The data version is `sha256`:
 a retrained model with the same bytes makes nothing stale, a different one makes every cache stale. A model is kept until its settings
 change, or you use `force`. It does not depend on upstream, because then one new note would make every cache stale. For a data set with
 `prepare` it is trained on the prepared documents of train, if they exist (`corpus/documents`, `corpus/duplicates`). `trained_on` lists the
