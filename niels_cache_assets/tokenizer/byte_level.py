@@ -27,7 +27,7 @@ def sample_lines(sample: str) -> Iterator[str]:
 def train_byte_level(spec: dict[str, Any]) -> None:
     """Train on the lines of the file `sample`, and write the file `model`. The special tokens have the lowest ids.
 
-    Raises NielsCacheError if the sample has too few pairs for `vocab_size` pieces.
+    Raises NielsCacheError if the sample has too few pairs for `vocab_size` pieces, and if `vocab_size` is too small for all bytes.
     """
     import tokenizers
 
@@ -43,11 +43,9 @@ def train_byte_level(spec: dict[str, Any]) -> None:
     )
     tokenizer.train_from_iterator(sample_lines(spec["sample"]), trainer=trainer)
     made = tokenizer.get_vocab_size()
+    wanted = f"vocab_size = {spec['vocab_size']}"
+    if made > spec["vocab_size"]:
+        raise NielsCacheError(f"{wanted} is below the {made} pieces of bytes and special tokens; raise it (--vocab-size)")
     if made < spec["vocab_size"]:
-        least = len(spec["special_tokens"]) + 256
-        raise NielsCacheError(
-            f"the sample is too small for vocab_size = {spec['vocab_size']}: it gives {made} pieces; lower it (--vocab-size) or add text"
-            if spec["vocab_size"] >= least
-            else f"vocab_size = {spec['vocab_size']} is below the {least} pieces of bytes and special tokens; raise it (--vocab-size)"
-        )
+        raise NielsCacheError(f"the sample is too small for {wanted}: it gives {made} pieces; lower it (--vocab-size) or add text")
     Path(spec["model"]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8", newline="\n")
