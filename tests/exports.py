@@ -34,7 +34,7 @@ def write_documents_cache(
     for split in SPLITS:
         given = documents.get(split, [])
         stream = np.array([token for document in given for token in document], dtype=dtype)
-        (folder / split).mkdir(parents=True)
+        (folder / split).mkdir(parents=True, exist_ok=True)
         for index, start in enumerate(range(0, len(stream), shard_tokens)):
             stream[start : start + shard_tokens].tofile(folder / split / shard_name(index))
         np.save(folder / doc_ends_name(split), np.cumsum([len(document) for document in given]).astype(DOC_ENDS_DTYPE))

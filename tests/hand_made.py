@@ -1,5 +1,6 @@
 """Tiny caches written by hand with numpy: what the runtime reads, without the code that normally writes it."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,21 @@ from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
+    TOKEN_DTYPES,
     doc_ends_name,
     idx_name,
     shard_name,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import content_sha256, sha256_file, sha256_text, write_meta
+from niels_cache_runtime.format.meta import content_sha256, read_meta, sha256_file, sha256_text, write_meta
 
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 VOCAB_SIZE = 50
 IDS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
 TOKENIZER_SHA256 = sha256_text("a tokenizer")
+WIDE = 100_000  # what `widened` adds to an id, so that it does not fit uint16
 
 
 def write_tokens(path: Path, tokens: Sequence[int] | np.ndarray) -> None:
@@ -73,7 +75,14 @@ def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Pat
     counts = {split: len(documents[split]) for split in SPLITS}
     write_meta_of(
         folder,
-        **{"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES, **totals, **fields},
+        **{
+            "kind": "pretrain",
+            "append_eot": True,
+            "documents": counts,
+            "shard_bytes": shard_tokens * TOKEN_DTYPE.itemsize,
+            **totals,
+            **fields,
+        },
     )
     return folder
 
@@ -86,7 +95,7 @@ def write_stream(
     size = shard_tokens or len(tokens)
     write_shards(folder / "train", [tokens[i : i + size] for i in range(0, len(tokens), size)])
     np.save(folder / doc_ends_name("train"), np.array(doc_ends or [len(tokens)], dtype=DOC_ENDS_DTYPE))
-    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=size * TOKEN_BYTES, train_tokens=len(tokens))
+    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=size * TOKEN_DTYPE.itemsize, train_tokens=len(tokens))
     return str(folder / "train")
 
 
@@ -108,6 +117,25 @@ def write_sft(folder: Path, **fields: Any) -> Path:
     totals = {"train_examples": 2, "val_examples": 0, "train_tokens": sum(map(len, train)), "val_tokens": 0}
     write_meta_of(folder, **{"kind": "sft", **totals, **fields})
     return folder
+
+
+def widened(tokens: Any) -> np.ndarray:
+    """The ids that `write_wide` writes for these: special ids stay, all others are beyond uint16."""
+    ids = np.asarray(tokens).astype(np.int64)
+    return np.where(ids > EOT, ids + WIDE, ids)
+
+
+def write_wide(folder: Path, into: Path) -> Path:
+    """The data set of `folder` with uint32 tokens, as many as before, with `widened` ids."""
+    shutil.copytree(folder, into)
+    for path in into.rglob("*.bin"):
+        widened(np.fromfile(path, TOKEN_DTYPE)).astype(TOKEN_DTYPES["uint32-le"]).tofile(path)
+    of_files = ("files", "content_sha256", "meta_sha256", "schema_version", "dataset_name")
+    meta = {key: value for key, value in read_meta(str(folder / META_NAME)).items() if key not in of_files}
+    if "shard_bytes" in meta:
+        meta["shard_bytes"] *= 2
+    write_meta_of(into, **{**meta, "token_dtype": "uint32-le", "vocab_size": meta["vocab_size"] + WIDE})
+    return into
 
 
 def write_cache(root: Path) -> Path:
@@ -146,6 +174,4 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:
     """Change fields of a meta.json as a build with a mistake would: with a valid meta_sha256."""
-    from niels_cache_runtime.format.meta import read_meta
-
     write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})

@@ -1,8 +1,10 @@
-"""Caches whose ids need 32 bits, or that are asked to have 32 bits: from the builders to what is shown of them."""
+"""Caches of uint32 tokens: everything that reads tokens gives what it gives for uint16, with the ids that do not fit uint16."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+import pickle
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,407 +12,407 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets import to_hf_dataset
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.state import state_of
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
-from niels_cache_assets.cli import main
-from niels_cache_assets.config.defaults import ROLE_TO_KEY
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.documents import Document, Message
-from niels_cache_assets.show.differences.folders import Pair, compare_pair
-from niels_cache_assets.show.plots import measures
-from niels_cache_assets.show.plots.caches import cache_plots
-from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.samples import Drawn, examples, notable, pick_samples, windows
-from niels_cache_assets.streaming import encode, intake
-from niels_cache_assets.streaming.disjoint import splits_disjoint
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
-from niels_cache_runtime.format.layout import Family, list_shards
-from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.verify import verify_dataset
-from tests.exports import WIDE, export, random_documents, read_back, write_documents_cache
-from tests.messages import missing
-from tests.test_cache_determinism import conversations, digests
-from tests.tiny import WORDS, WideTokenizer, sentences
-
-TOKENIZER = WideTokenizer()
-EOT = 99_999
-DTYPE = np.dtype("<u4")
-
-
-def build(folder: Path, texts: Any, tokenizer: object = TOKENIZER, **changes: Any) -> Meta:
-    settings = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None, **changes}
-    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, **settings)
-    assert verify_dataset(folder) == []
-    return read_meta(str(folder / "meta.json"))
-
-
-def build_chats(folder: Path, chats: Any, tokenizer: object = TOKENIZER, **changes: Any) -> Meta:
-    build_sft_cache(chats, str(folder), tokenizer=tokenizer, **{"val_frac": 0.1, "seed": 1, **changes})
-    assert verify_dataset(folder) == []
-    return read_meta(str(folder / "meta.json"))
-
-
-def stream(folder: Path, split: str = "train", dtype: np.dtype = DTYPE) -> np.ndarray:
-    return np.concatenate([np.fromfile(path, dtype) for path in list_shards(folder / split)])
-
-
-def closed(texts: Iterable[str]) -> list[list[int]]:
-    return [[*TOKENIZER.encode(text), EOT] for text in texts]
-
-
-def encoded(messages: list[Message]) -> list[int]:
-    ids = TOKENIZER.special_token_ids()
-    parts = ([ids[ROLE_TO_KEY[message["role"]]], *TOKENIZER.encode(message["content"]), EOT] for message in messages)
-    return [*chain.from_iterable(parts)]
-
-
-# the builders
-
-
-def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) -> None:
-    texts = [*sentences(60), "", "~ and {}"]
-    meta = build(tmp_path / "x", texts, max_val_tokens=500, max_train_tokens=3_001)
-    assert (meta["token_dtype"], meta["schema_version"], meta["vocab_size"]) == ("uint32-le", 2, 100_000)
-    assert (meta["val_tokens"], meta["train_tokens"]) == (500, 3_001)
-    found = stream(tmp_path / "x")
-    assert found.min() < 1 << 16 < found.max()
-    everything = [*chain.from_iterable(closed(texts))]
-    assert stream(tmp_path / "x", "val").tolist()[:-1] == everything[:499]
-    documents = np.split(found, np.load(tmp_path / "x" / "train_doc_ends.npy")[:-1].astype(np.int64))
-    assert all(document[-1] == EOT for document in documents)
-    first = len(np.load(tmp_path / "x" / "val_doc_ends.npy"))
-    assert [document.tolist() for document in documents[:-1]] == closed(texts[first:])[: len(documents) - 1]
-    sizes = [path.stat().st_size for path in list_shards(tmp_path / "x" / "train")]
-    assert sizes == [1024] * (3_001 // 256) + [4 * (3_001 % 256)]
-
-
-def test_a_large_vocabulary_makes_an_sft_cache_of_32_bits(tmp_path: Path) -> None:
-    chats = conversations(80)
-    meta = build_chats(tmp_path / "x", chats)
-    assert (meta["token_dtype"], meta["schema_version"]) == ("uint32-le", 2)
-    found: list[list[int]] = []
-    for split in ("train", "val"):
-        tokens, starts = np.fromfile(tmp_path / "x" / f"{split}_tokens.bin", DTYPE), np.load(tmp_path / "x" / f"{split}_idx.npy")
-        found += [example.tolist() for example in np.split(tokens, starts[1:])]
-    assert meta["val_examples"] == 8
-    assert sorted(found) == sorted(map(encoded, chats))
-
-
-def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    narrow = build(tmp_path / "narrow", sentences(200), tokenizer)
-    assert build(tmp_path / "same", sentences(200), tokenizer, token_dtype="uint16-le") == narrow
-    wide = build(tmp_path / "wide", sentences(200), tokenizer, token_dtype="uint32-le")
-    assert (narrow["token_dtype"], wide["token_dtype"]) == ("uint16-le", "uint32-le")
-    assert narrow["fingerprint"] != wide["fingerprint"]
-    assert (stream(tmp_path / "narrow", dtype=np.dtype("<u2")) == stream(tmp_path / "wide")).all()
-    for name in ("train_doc_ends.npy", "train_documents.parquet"):
-        assert (tmp_path / "narrow" / name).read_bytes() == (tmp_path / "wide" / name).read_bytes()
-    chats = conversations(50)
-    build_chats(tmp_path / "chats", chats, tokenizer)
-    build_chats(tmp_path / "wide_chats", chats, tokenizer, token_dtype="uint32-le")
-    for split in ("train", "val"):
-        ids = [np.fromfile(tmp_path / name / f"{split}_tokens.bin", dtype) for name, dtype in (("chats", "<u2"), ("wide_chats", "<u4"))]
-        assert ids[0].tolist() == ids[1].tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"token_dtype": "uint16-le"}, ("token_dtype is 'uint16-le'", "100,000 ids")),
-        ({"token_dtype": "int32"}, ("token_dtype is 'int32'", "uint16-le, uint32-le")),
-        ({"shard_bytes": 1026}, ("shard_bytes is 1026", "multiple of 4")),
-    ],
+from niels_cache_runtime import (
+    DatasetLoader,
+    NielsCacheError,
+    PretrainTokenStreamDataset,
+    SFTExampleDataset,
+    TokenLoader,
+    open_cache,
 )
-def test_what_cannot_hold_the_ids_is_refused_before_anything_is_read(
-    tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]
-) -> None:
-    def never() -> Iterator[str]:
-        raise AssertionError
-        yield ""
+from niels_cache_runtime.cache import gather, mmap
+from niels_cache_runtime.format import meta as meta_files
+from niels_cache_runtime.format.foreign_meta import _warned
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.reading import BLOCK_BYTES
+from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.loader.windows import PretrainWindows
+from niels_cache_runtime.megatron import CacheSplit, IndexedDataset, MegatronGPTDataset, open_blend, plan_indexed, write_indexed
+from niels_cache_runtime.verify import verify_cache
+from tests import megatron_core
+from tests.exports import random_documents, write_documents_cache
+from tests.hand_made import (
+    ASST,
+    EOT,
+    WIDE,
+    rewrite_meta,
+    widened,
+    write_cache,
+    write_meta_of,
+    write_pair,
+    write_pretrain,
+    write_sft,
+    write_stream,
+    write_wide,
+)
+from tests.saying import Saying
 
-    builds: list[Callable[..., Meta]] = [build, build_chats] if "token_dtype" in changes else [build]
-    for made in builds:
-        with pytest.raises(NielsCacheError) as refused:
-            made(tmp_path / "x", never(), **changes)
-        assert missing(refused.value, *parts) == []
-    assert not list(tmp_path.iterdir())
-
-
-# the key of the configuration
-
-LETTERS = """
-[pretrain.letters]
-source = "text"
-files = ["letters.txt"]
-sample_by = "line"
-val_tokens = 500
-[pretrain.mixture]
-source = "interleave"
-members = { letters = 1.0 }
-[sft.chats]
-source = "chat_jsonl"
-files = ["chats.jsonl"]
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path, tiny_model: Path) -> Callable[[str], Registry]:
-    """Makes the registry of a project with these lines in [build]."""
-    (tmp_path / "letters.txt").write_text("\n".join(sentences(300)))
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations(60)))
-
-    def registry(build: str) -> Registry:
-        config = tmp_path / "niels_cache.toml"
-        config.write_text(f'[build]\nshard_bytes = 1024\n{build}\n[tokenizer]\nmodel = "{tiny_model}"\n{LETTERS}')
-        return load_registry(config=str(config))
-
-    return registry
-
-
-def test_the_key_makes_caches_stale_only_if_it_changes_the_dtype(tmp_path: Path, project: Callable[[str], Registry]) -> None:
-    root = tmp_path / "cache"
-    build_tokenizer(project(""), root=root)
-
-    def built(setting: str) -> tuple[set[str], set[str]]:
-        """The states before and after the builds of all data sets, the mixture last."""
-        registry = project(setting)
-        names = ("letters", "chats", "mixture")
-        before = {state_of(graph(registry, root).dataset(name)).state for name in names}
-        outcomes = [build_dataset(registry, name, root=root) for name in names]
-        assert {outcome.meta["token_dtype"] for outcome in outcomes} == {"uint32-le" if "uint32" in setting else "uint16-le"}
-        assert all(verify_dataset(outcome.directory) == [] for outcome in outcomes)
-        return before, {outcome.state for outcome in outcomes}
-
-    assert built("") == ({"missing"}, {"built"})
-    narrow = {name: digests(root / "pretrain" / name) for name in ("letters", "mixture")}
-    tokens = stream(root / "pretrain" / "mixture", dtype=np.dtype("<u2")).tolist()
-    assert built('token_dtype = "uint16-le"') == ({"in sync"}, {"cache_hit"})
-    assert built('token_dtype = "uint32-le"') == ({"other settings"}, {"built"})
-    assert stream(root / "pretrain" / "mixture").tolist() == tokens
-    assert built('token_dtype = "uint32-le"') == ({"in sync"}, {"cache_hit"})
-    assert built("") == ({"other settings"}, {"built"})
-    assert {name: digests(root / "pretrain" / name) for name in narrow} == narrow
-
-
-def test_a_dtype_that_no_cache_has_is_one_line(project: Callable[[str], Registry]) -> None:
-    with pytest.raises(NielsCacheError) as refused:
-        project('token_dtype = "uint8"')
-    assert missing(refused.value, "[build]", "token_dtype", "uint32-le") == []
-    assert "\n" not in str(refused.value)
-
-
-def test_commands_read_a_cache_that_was_widened(
-    tmp_path: Path, project: Callable[[str], Registry], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
-    registry, roots = project('token_dtype = "uint32-le"'), [tmp_path / "cache", tmp_path / "narrow"]
-
-    def printed(*command: object, code: int = 0) -> str:
-        given = ["--config", str(tmp_path / "niels_cache.toml")] if command[0] not in ("diff", "trace") else []
-        assert main([*map(str, command), *given]) == code, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    for root, setting in zip(roots, ('token_dtype = "uint32-le"', ""), strict=True):
-        registry = project(setting)
-        build_tokenizer(registry, root=root)
-        for name in ("letters", "chats"):
-            build_dataset(registry, name, root=root)
-    wide = ["--cache-dir", roots[0]]
-    assert "uint32-le" in printed("show", "letters", *wide)
-    printed("verify", *wide)
-    chats = [printed("sample", "chats", "--seed", "3", "--cache-dir", root) for root in roots]
-    assert chats[0] == chats[1]
-    for command in (["sample", "letters"], ["sample", "letters", "--notable"]):
-        shown = printed(*command, *wide)
-        assert sum(word in shown for word in WORDS) > 20
-    printed("report", *wide)
-    assert "cannot be drawn" not in (roots[0] / "reports/cache.html").read_text(encoding="utf-8")
-    found = json.loads(printed("diff", *(root / "pretrain/letters" for root in roots), "--json", code=1))["datasets"][0]
-    assert [each["key"] for each in found["settings"]] == ["token_dtype"]
-    assert found["tokens"]["train"]["first_difference"] is None
-    loader = TokenLoader(str(roots[0] / "pretrain/letters/train"), T=16, B=2, seed=1)
-    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    assert "letters.txt" in printed("trace", "--state", tmp_path / "state.json", "--step", "0")
-    model = roots[0] / "tokenizer/spm.model"
-    assert "letters" in printed("tokenizer", "compare", "cache", model, "--only", "letters", *wide)
-
-
-# interrupted builds
-
-
-class Stopped(Exception):
-    pass
-
-
-def until(stop_at: int, items: Iterable[Any]) -> Iterator[Any]:
-    for number, item in enumerate(items):
-        if number == stop_at:
-            raise Stopped
-        yield item
+T = 12
+PAGE = 2048  # tokens of uint16 in a page; also whole pages of uint32
+NAMES = ["pretrain/notes", "pretrain/books", "sft/chats"]
+WEIGHTS = {"notes": 2, "books": 1, "chats": 1}
+NARROW, WIDTH = TOKEN_DTYPES.values()
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record after every chunk, and small chunks."""
-    monkeypatch.setenv(BYTES_VARIABLE, "0")
-    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
-    monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
-
-
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("family", ["pretrain", "sft"])
-def test_an_interrupted_build_goes_on_with_the_same_dtype_only(tmp_path: Path, tokenizer: SentencePieceTokenizer, family: Family) -> None:
-    items: list[Any] = sentences(600) if family == "pretrain" else conversations(400)
-
-    def made(name: str, given: Iterable[Any], tokenizer: object, **changes: Any) -> tuple[dict[str, str], list[str]]:
-        told: list[str] = []
-        resume = Resume(fingerprint="texts", log=told.append)
-        make: Callable[..., Meta] = build if family == "pretrain" else build_chats
-        budgets = {"max_val_tokens": 700} if family == "pretrain" else {}
-        make(tmp_path / name / "x", given, tokenizer, resume=resume, threads=1, **budgets, **changes)
-        return digests(tmp_path / name / "x"), told
-
-    for name, given, changes in (("own", TOKENIZER, {}), ("wide", tokenizer, {"token_dtype": "uint32-le"})):
-        whole, _ = made(f"{name}_whole", items, given, **changes)
-        for stop_at in (200, 350):
-            with pytest.raises(Stopped):
-                made(name, until(stop_at, items), given, **changes)
-        found, told = made(name, items, given, **changes)
-        assert found == whole
-        assert sum("resuming x" in line for line in told) == 1
-    narrow, _ = made("narrow", items, tokenizer)
-    with pytest.raises(Stopped):
-        made("changed", until(350, items), tokenizer, token_dtype="uint32-le")
-    found, told = made("changed", items, tokenizer)
-    assert found == narrow
-    assert any("starting afresh" in line for line in told)
-
-
-# decontamination
-
-
-def test_copies_of_val_are_found_among_tokens_of_32_bits(tmp_path: Path) -> None:
-    val, train = sentences(30, words=40), sentences(200, seed=1, words=40)
-    train[100:110] = [text.upper() for text in val[::3]]
-    rows = [("train", text) for text in train] + [("val", text) for text in val]
-    documents = [Document(text, str(row), "a", row, split=split) for row, (split, text) in enumerate(rows)]  # type: ignore[arg-type]
-    build(tmp_path / "leaky", documents)
-    overlap = splits_disjoint(tmp_path / "leaky", TOKENIZER)
-    assert (overlap.train_documents, overlap.val_documents, overlap.exact) == (200, 30, 10)
-    assert [pair.train.row for pair in overlap.pairs] == [*range(100, 110)]
-    meta = build(tmp_path / "clean", documents, decontaminate="near", val_texts=documents[200:])
-    assert meta["dropped"] == {"in_val": 10}
-    assert splits_disjoint(tmp_path / "clean", TOKENIZER).disjoint
-    assert len(stream(tmp_path / "clean")) == sum(len(text) + 1 for number, text in enumerate(train) if number not in range(100, 110))
-
-
-# what reads a cache
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("wide") / "cache"
-    build(root / "pretrain" / "notes", sentences(300), max_val_tokens=1_000)
-    build_chats(root / "sft" / "chats", conversations(60))
+def narrow(tmp_path: Path) -> Path:
+    """Shards that lie back to back (books), shards that do not (notes), and conversations."""
+    root = tmp_path / "narrow"
+    write_stream(root / "pretrain" / "notes", np.arange(10_000, 11_001), shard_tokens=130, doc_ends=[3, 100, 101, 500, 1001])
+    write_stream(root / "pretrain" / "books", np.arange(20_000, 25_000), shard_tokens=PAGE, doc_ends=[700, 2500, 5000])
+    rewrite_meta(root / "pretrain" / "notes", documents={"train": 5, "val": 0})
+    rewrite_meta(root / "pretrain" / "books", documents={"train": 3, "val": 0})
+    chats = root / "sft" / "chats"
+    write_pair(chats, "train", [[2, 10, 4, 3, *range(100 * i, 100 * i + 1 + i % 7), 4] for i in range(50)])
+    write_pair(chats, "val", [])
+    write_meta_of(chats, kind="sft", train_examples=50)
     return root
 
 
-@pytest.mark.parametrize("format", ["megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy"])
-def test_what_a_builder_wrote_is_exported(root: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.exports.EOT", EOT)
-    export(root / "pretrain" / "notes", format, tmp_path / "out" / "x")
-    for split in ("train", "val"):
-        found = read_back(format, tmp_path / "out" / "x", split, name="notes", token_bytes=4)  # type: ignore[arg-type]
-        assert found == stream(root / "pretrain" / "notes", split).tolist()
+@pytest.fixture
+def wide(narrow: Path, tmp_path: Path) -> Path:
+    for folder in sorted(narrow.glob("*/*")):
+        write_wide(folder, tmp_path / "wide" / folder.relative_to(narrow))
+    return tmp_path / "wide"
 
 
-def test_a_datasets_view_has_rows_of_32_bits_on_the_mapped_files(root: Path) -> None:
-    documents, windows = (to_hf_dataset("notes", T=T, cache_dir=root) for T in (None, 50))
-    tokens = stream(root / "pretrain" / "notes").tolist()
-    assert documents.features["input_ids"].feature.dtype == windows.features["input_ids"].feature.dtype == "uint32"
-    assert [*chain.from_iterable(documents["input_ids"][:])] == tokens
-    assert [*chain.from_iterable(windows["input_ids"][:])] == tokens[: len(tokens) // 50 * 50]
-    opened = open_cache(root).sft["chats"].train
-    chats = to_hf_dataset("chats", cache_dir=root)
-    assert [row["input_ids"] for row in chats] == [opened[row].tolist() for row in range(opened.rows or 0)]
-    assert {label for row in chats for label in row["labels"]} - {-100} > {EOT}
+def splits(root: Path, *names: str) -> dict[str, str]:
+    return {path.parent.name: str(path) for name in names for path in [root / name / "train"]}
 
 
-def test_samples_are_those_of_the_files(root: Path) -> None:
-    notes, chats = root / "pretrain" / "notes", root / "sft" / "chats"
-    everything = stream(notes).tolist()
-    generator = torch.Generator().manual_seed(1)
-    drawn: list[Drawn] = [*windows(notes, "train", count=5, length=40, generator=generator)]
-    assert all(found.tokens.dtype == DTYPE and len(found.tokens) == 40 for found in drawn)
-    assert all(found.tokens.tolist() in (everything[start : start + 40] for start in range(len(everything))) for found in drawn)
-    first = next(iter(notable(notes, "pretrain", "train", length=10_000, tokenizer=None)))
-    assert first.tokens.tolist() == everything[: len(first.tokens)]
-    assert everything[len(first.tokens) - 1] == EOT
-    shown = [*examples(chats, "train", count=5, length=1_000, generator=generator, tokenizer=None)]
-    known = [encoded(messages) for messages in conversations(60)]
-    assert all(found.tokens.tolist() in known and found.is_target.any() for found in shown)
-    longest = {sample.what: sample for sample in pick_samples(chats, "sft", "train", read_meta(str(chats / "meta.json")), shown=10**6)}
-    assert max(sample.length for sample in longest.values()) == max(map(len, known))
+def assert_widened(ours: Batch, theirs: Batch) -> None:
+    """Every field of a batch of uint32 caches is that of the uint16 caches, and ids are `widened`."""
+    for field in fields(Batch):
+        found, expected = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name in ("x", "y", "y_masked") and expected is not None:
+            assert found.dtype == torch.int64
+            expected = torch.from_numpy(widened(expected))
+        assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected
 
 
-def test_a_batch_is_traced_to_its_documents(root: Path) -> None:
-    loader = TokenLoader(str(root / "pretrain" / "notes" / "train"), T=32, B=4, seed=1)
-    found = loader.trace(0)
-    assert found.tokens.dtype == DTYPE
-    ends = np.load(root / "pretrain" / "notes" / "train_doc_ends.npy")
-    tokens = stream(root / "pretrain" / "notes")
-    for row in range(4):
-        begin = int(ends[found.documents[row, 0] - 1]) if found.documents[row, 0] else 0
-        assert found.tokens[row].tolist() == tokens[begin + int(found.document_offsets[row, 0]) :][:33].tolist()
+@pytest.mark.parametrize("one_range", [True, False])
+@pytest.mark.parametrize("name", ["pretrain/notes", "pretrain/books"])
+def test_random_windows(narrow: Path, wide: Path, name: str, one_range: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "_can_map_one_range", lambda: one_range)
+    theirs, ours = (PretrainTokenStreamDataset(str(root / name / "train"), T=T, device="cpu") for root in (narrow, wide))
+    assert ours.total_windows == theirs.total_windows
+    for dataset in (ours, pickle.loads(pickle.dumps(ours))):
+        expected = theirs.get_batch(B=64, generator=torch.Generator().manual_seed(1))
+        found = dataset.get_batch(B=64, generator=torch.Generator().manual_seed(1))
+        assert int(found[0].min()) > WIDE
+        for batch, of_narrow in zip(found, expected, strict=True):
+            assert batch.dtype == torch.int64
+            assert np.array_equal(batch.numpy(), widened(of_narrow))
 
 
-def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes = root / "pretrain" / "notes"
-    found = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
-    both = np.concatenate([stream(notes), stream(notes, "val")])
-    assert found.token_counts.tolist() == np.bincount(both, minlength=100_000).tolist()
-    assert found.said_of_pieces == f"{len(np.unique(both)):,} of 100,000 pieces"
-    chats = root / "sft" / "chats"
-    measured = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
-    assert measured.conversations is not None
-    assert measured.counted == measured.tokens
-    assert measured.conversations.target_tokens > 0
-    documents = [*random_documents(50, seed=1, vocab_size=100_000), [5], [2**31 - 1], [2**31 - 2]]
-    cache = write_documents_cache(tmp_path / "x", {"train": documents}, **{**WIDE, "vocab_size": None})
-    monkeypatch.setattr(measures, "_BLOCK_TOKENS", 100)
-    monkeypatch.setattr(measures, "MAX_IDS", 200_000)
-    unknown = measure_cache(cache, "pretrain", read_meta(str(cache / "meta.json")))
-    ids = [min(token, 199_999) for token in chain.from_iterable(documents)]
-    assert unknown.token_counts.tolist() == np.bincount(ids).tolist()
-    assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
-    assert unknown.said_of_pieces == f"{len(set(ids))} ids"
-    assert cache_plots(unknown, "pretrain", dropped={})["token frequency"]
+def test_sft_examples_by_number(narrow: Path, wide: Path) -> None:
+    pairs = [[str(root / "sft/chats" / name) for name in ("train_tokens.bin", "train_idx.npy")] for root in (narrow, wide)]
+    theirs, ours = (SFTExampleDataset(*pair, T=T, device="cpu", eot_id=EOT) for pair in pairs)
+    x, y, y_masked = ours.get_batch(B=40, generator=torch.Generator().manual_seed(1))
+    for found, expected in zip((x, y, y_masked), theirs.get_batch(B=40, generator=torch.Generator().manual_seed(1)), strict=True):
+        assert np.array_equal(found.numpy(), widened(expected))
+    assert (y_masked > WIDE).any()
+    assert (y_masked == -100).any()
 
 
-def test_a_widened_build_differs_in_its_dtype_and_in_no_token(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    folders = [tmp_path / name for name in ("narrow", "wide")]
-    metas = [
-        build(folder, sentences(300), tokenizer, token_dtype=dtype) for folder, dtype in zip(folders, (None, "uint32-le"), strict=True)
+@pytest.mark.parametrize("name", ["pretrain/notes", "pretrain/books"])
+def test_sequential_chunks_and_their_state(narrow: Path, wide: Path, name: str) -> None:
+    theirs, ours = (DatasetLoader(3, T, 0, 1, str(root / name / "train"), "cpu") for root in (narrow, wide))
+    assert ours.files == theirs.files
+    for step in range(2 * theirs.steps_per_epoch):
+        if step == 3:
+            state = json.loads(json.dumps(ours.state_dict()))
+            ours = DatasetLoader(3, T, 0, 1, str(wide / name / "train"), "cpu")
+            ours.load_state_dict(state)
+        for found, expected in zip(ours.get_batch(), theirs.get_batch(), strict=True):
+            assert np.array_equal(found.numpy(), widened(expected))
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (["pretrain/notes"], {"shuffle": False}),
+        (["pretrain/notes"], {"fields": ("document_ids", "position_ids", "cu_seqlens"), "mask_cross_document_targets": True}),
+        (["pretrain/books"], {"prefetch": 2}),
+        (["sft/chats"], {}),
+        (["sft/chats"], {"loss_on": "last_assistant", "overflow": "truncate_left"}),
+        (NAMES, {"fields": ("dataset_ids",), "weights": WEIGHTS}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_a_loader_and_its_resumption(narrow: Path, wide: Path, names: list[str], settings: dict[str, Any]) -> None:
+    theirs, ours = (TokenLoader(splits(root, *names), T=T, B=6, seed=7, **settings) for root in (narrow, wide))
+    expected = list(islice(theirs, 30))
+    found = list(islice(ours, 11))
+    state = json.loads(json.dumps(ours.state_dict()))
+    found += islice(TokenLoader.from_state(state), 19)
+    for batch, of_narrow in zip(found, expected, strict=True):
+        assert_widened(batch, of_narrow)
+
+
+def test_a_blend_of_both_dtypes_and_its_trace(narrow: Path, wide: Path) -> None:
+    settings: dict[str, Any] = {"T": T, "B": 6, "seed": 7, "weights": WEIGHTS, "fields": ("dataset_ids",)}
+    sources = splits(narrow, *NAMES)
+    theirs, ours = TokenLoader(sources, **settings), TokenLoader({**sources, **splits(wide, "pretrain/books")}, **settings)
+    seen = set()
+    for step, (found, expected) in enumerate(islice(zip(ours, theirs, strict=False), 30)):
+        assert found.dataset_ids is not None
+        of_books = found.dataset_ids == ours.names.index("books")
+        seen.add((bool(of_books.any()), bool(of_books.all())))
+        for batch, of_narrow in ((found.x, expected.x), (found.y, expected.y)):
+            assert torch.equal(batch, torch.where(of_books[:, None], torch.from_numpy(widened(of_narrow)), of_narrow))
+        trace = ours.trace(step)
+        assert np.array_equal(trace.tokens[:, :-1], found.x.numpy())
+        assert np.array_equal(trace.tokens[:, 1:], found.y.numpy())
+    assert (True, False) in seen, "rows of both dtypes in one batch"
+
+
+def test_every_token_of_a_trace_is_in_the_file_that_it_names(wide: Path) -> None:
+    loader = TokenLoader(splits(wide, *NAMES), T=T, B=6, seed=7, weights=WEIGHTS)
+    trace, places = loader.trace(3), 0
+    for row, column in np.ndindex(trace.tokens.shape):
+        origin = trace.token(row, column)
+        if origin.file is not None:
+            assert np.fromfile(origin.file, WIDTH)[origin.offset] == origin.token
+            places += 1
+    assert places > T
+
+
+def test_a_source_reads_rows_of_uint32(wide: Path) -> None:
+    for source in (PretrainWindows(str(wide / "pretrain/notes/train"), T=T), PackedExamples(str(wide / "sft/chats/train"), T=T, seed=0)):
+        rows = source.read(np.arange(source.samples), epoch=0, boundaries=True)
+        assert rows.tokens.dtype == WIDTH
+        assert int(rows.tokens.max()) > WIDE
+
+
+def test_a_cache_opened_by_name(narrow: Path, wide: Path) -> None:
+    for name in ("notes", "books"):
+        theirs, ours = (open_cache(root).pretrain[name].train for root in (narrow, wide))
+        assert ours.tokens == theirs.tokens > 0
+        assert ours.bytes == theirs.bytes + 2 * theirs.tokens
+        assert len(ours) == len(theirs) > 1
+        for row in range(len(ours)):
+            assert ours[row].dtype == WIDTH
+            assert ours[row].tolist() == widened(theirs[row]).tolist()
+    theirs, ours = (open_cache(root).sft["chats"].train for root in (narrow, wide))
+    assert ours[-1].tolist() == widened(theirs[-1]).tolist()
+    assert isinstance(ours.sampler(T=T), SFTExampleDataset)
+
+
+def test_to_cuda_the_narrow_type_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent has as many bytes as the rows, and becomes int64 there. Any device will do to see that."""
+    sent: list[torch.Tensor] = []
+
+    def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        sent.append(torch.from_numpy(array))
+        return sent[-1]
+
+    monkeypatch.setattr(gather, "send", send)
+    maker = gather.PairMaker(torch.device("cpu"))
+    monkeypatch.setattr(maker, "_is_cuda", True)
+    for dtype, largest in ((NARROW, 2**16 - 1), (WIDTH, 2**31 - 1)):
+        rows = np.array([[1, 2, largest], [largest, 3, 4]], dtype=dtype)
+        x, y = maker.pairs(rows)
+        assert sent.pop().nbytes == rows.nbytes
+        assert x.dtype == y.dtype == torch.int64
+        assert (x.tolist(), y.tolist()) == (rows[:, :-1].tolist(), rows[:, 1:].tolist())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_batches_equal_those_of_the_cpu(narrow: Path, wide: Path) -> None:
+    sources = {**splits(narrow, *NAMES), **splits(wide, "pretrain/books")}
+    on_cpu, on_cuda = (islice(TokenLoader(sources, T=T, B=6, seed=7, weights=WEIGHTS, device=device), 20) for device in ("cpu", "cuda"))
+    for expected, found in zip(on_cpu, on_cuda, strict=True):
+        for theirs, ours in zip(expected.tensors(), found.tensors(), strict=True):
+            assert torch.equal(theirs, ours.cpu())
+
+
+# meta.json
+
+
+def test_schema_version_2_is_that_of_uint32_alone_and_an_older_reader_refuses_it(
+    narrow: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(root / "pretrain/notes" / META_NAME) for root in (narrow, wide)]
+    assert [read_meta(path)["schema_version"] for path in paths] == [1, 2]
+    monkeypatch.setattr(meta_files, "SCHEMA_VERSION", 1)
+    assert read_meta(paths[0])["token_dtype"] == "uint16-le"
+    with pytest.raises(NielsCacheError, match="schema_version 2 is newer than 1"):
+        TokenLoader(splits(wide, "pretrain/notes"), T=T, B=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 1}, r"meta\.json: token_dtype uint32-le .*schema_version 2"),
+        ({"token_dtype": "float"}, r"meta\.json: .*'float'"),
+    ],
+    ids=str,
+)
+def test_a_meta_that_would_misread_tokens_is_refused_in_one_line(wide: Path, changes: dict[str, Any], message: str) -> None:
+    rewrite_meta(wide / "pretrain/notes", **changes)
+    rewrite_meta(wide / "sft/chats", **changes)
+    folder = str(wide / "pretrain/notes/train")
+    chats = [str(wide / "sft/chats" / name) for name in ("train_tokens.bin", "train_idx.npy")]
+    openers: list[Callable[[], object]] = [
+        lambda: PretrainTokenStreamDataset(folder, T=T, device="cpu"),
+        lambda: DatasetLoader(1, T, 0, 1, folder, "cpu"),
+        lambda: TokenLoader(folder, T=T, B=1, seed=0),
+        lambda: SFTExampleDataset(*chats, T=T, device="cpu", eot_id=EOT),
+        lambda: CacheSplit(folder),
+        lambda: open_cache(wide).pretrain["notes"],
     ]
-    done: list[tuple[int, int]] = []
-    found = compare_pair(
-        Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5, progress=lambda now, total: done.append((now, total))
-    )
-    assert found.tokens == {"train": None, "val": None}
-    assert [each.key for each in found.metas.settings] == ["token_dtype"]
-    assert done[-1] == (4 * metas[0]["train_tokens"],) * 2
-    shard = list_shards(folders[1] / "train")[2]
-    content = bytearray(shard.read_bytes())
-    content[4 * 7] ^= 1
-    shard.write_bytes(content)
-    changed = compare_pair(Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5).tokens["train"]
-    assert changed is not None
-    assert changed.position == 2 * 256 + 7
-    assert changed.b is not None
-    assert (changed.b.file, changed.b.offset) == ("train/shard_00002.bin", 7)
+    for opener in openers:
+        with pytest.raises(NielsCacheError, match=message) as caught:
+            opener()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["uint32-le", "uint32", "<u4"])
+def test_a_meta_of_another_program_may_say_uint32(tmp_path: Path, name: str) -> None:
+    _warned.clear()
+    folder, eot, asst = tmp_path / "pretrain" / "theirs", 100_000, 2**31 - 1
+    known = {"token_dtype": name, "vocab_size": 2**31, "special_token_ids": {"eot": eot, "asst": asst}}
+    for split, tokens in (("train", np.arange(70_000, 71_000)), ("val", np.arange(5))):
+        (folder / split).mkdir(parents=True)
+        tokens.astype("<u4").tofile(folder / split / "shard_00000.bin")
+    (folder / META_NAME).write_text(json.dumps({**known, "train_tokens": 1000, "val_tokens": 5}))
+    with pytest.warns(UserWarning, match="another program"):
+        loader = TokenLoader(str(folder / "train"), T=T, B=1, seed=0, shuffle=False)
+    assert next(iter(loader)).x.tolist() == [[*range(70_000, 70_000 + T)]]
+    assert open_cache(tmp_path).pretrain["theirs"].train.tokens == 1000
+    assert verify_cache(folder) == []
+    chats = tmp_path / "chats"
+    chats.mkdir()
+    np.array([1, eot, asst, 70_001, eot], dtype="<u4").tofile(chats / "train_tokens.bin")
+    np.save(chats / "train_idx.npy", np.array([0]))
+    (chats / META_NAME).write_text(json.dumps({**known, "train_examples": 1, "val_examples": 0}))
+    with pytest.warns(UserWarning, match="another program"):
+        dataset = SFTExampleDataset(str(chats / "train_tokens.bin"), str(chats / "train_idx.npy"), T=5, device="cpu", eot_id=eot)
+    y_masked = dataset.get_batch(B=1, generator=torch.Generator())[2]
+    assert y_masked.tolist() == [[-100, -100, 70_001, eot, -100]]
+
+
+def test_the_same_bytes_read_as_another_dtype_are_other_samples(tmp_path: Path) -> None:
+    """Without a list of hashes, a state belongs to the dtype too."""
+    fingerprints = set()
+    for name in ("uint16", "uint32"):
+        folder = tmp_path / name
+        (folder / "train").mkdir(parents=True)
+        np.arange(1000, dtype="<u4").tofile(folder / "train" / "shard_00000.bin")
+        counts = {"train_tokens": 1000 if name == "uint32" else 2000, "val_tokens": 0}
+        (folder / META_NAME).write_text(json.dumps({"token_dtype": name, "vocab_size": 1000, "special_token_ids": {"eot": 1}, **counts}))
+        _warned.clear()
+        with pytest.warns(UserWarning, match="another program"):
+            fingerprints.add(PretrainWindows(str(folder / "train"), T=T).fingerprint)
+    assert len(fingerprints) == 2
+
+
+def test_the_ids_of_special_tokens_are_limited_by_the_dtype(narrow: Path, wide: Path) -> None:
+    for root, most in ((narrow, 2**16), (wide, 2**31)):
+        pair = [str(root / "sft/chats" / name) for name in ("train_tokens.bin", "train_idx.npy")]
+        with pytest.raises(NielsCacheError, match=f"eot_id={most}: .*to {most - 1}"):
+            SFTExampleDataset(*pair, T=T, device="cpu", eot_id=most, asst_id=ASST)
+
+
+# verify
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_pretrain, "train/shard_00001.bin"), (write_sft, "train_tokens.bin")])
+def test_verify_finds_damage(tmp_path: Path, write: Callable[..., Path], name: str) -> None:
+    folder = write_wide(write(tmp_path / "narrow"), tmp_path / "wide")
+    vocab_size = read_meta(str(folder / META_NAME))["vocab_size"]
+    assert vocab_size > 2**16
+    assert verify_cache(folder) == []
+    tokens = np.fromfile(folder / name, WIDTH)
+    for token, problems in ((vocab_size - 1, []), (vocab_size, [(name, Saying(f"id {vocab_size}", f"has {vocab_size}"))])):
+        np.where(np.arange(len(tokens)) == 1, token, tokens).astype(WIDTH).tofile(folder / name)
+        write_again(folder)
+        assert [(finding.path, finding.problem) for finding in verify_cache(folder)] == problems
+    tokens.tofile(folder / name)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-2])
+    write_again(folder)
+    assert (name, Saying("bytes", "uint32 tokens")) in [(finding.path, finding.problem) for finding in verify_cache(folder)]
+    with pytest.raises(NielsCacheError, match="uint32 tokens"):
+        TokenLoader(str(folder / "train"), T=2, B=1, seed=0)
+
+
+def write_again(folder: Path) -> None:
+    """meta.json for the files as they are now, as a build with a mistake would write it."""
+    meta = read_meta(str(folder / META_NAME))
+    write_meta_of(folder, **{key: value for key, value in meta.items() if key not in ("files", "content_sha256", "meta_sha256")})
+
+
+def test_verify_counts_documents_over_the_blocks_of_a_shard(tmp_path: Path) -> None:
+    documents = [[*[10] * (BLOCK_BYTES // 4096 - 2), EOT]] * 3000
+    wide = write_wide(write_documents_cache(tmp_path / "narrow", {"train": documents}, shard_tokens=10_000_000), tmp_path / "wide")
+    assert (wide / "train/shard_00000.bin").stat().st_size > 2 * BLOCK_BYTES
+    assert verify_cache(wide) == []
+
+
+def test_verify_accepts_a_whole_cache_of_both_dtypes(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    write_wide(root / "pretrain/notes", root / "pretrain/wide")
+    write_wide(root / "sft/chats", root / "sft/wide")
+    assert verify_cache(root) == []
+
+
+# Megatron
+
+
+def wide_split(folder: Path, *, seed: int = 1, shard_tokens: int = PAGE) -> tuple[Path, list[list[int]]]:
+    documents = random_documents(400, seed=seed)
+    narrow = write_documents_cache(folder / "narrow", {"train": documents}, shard_tokens=shard_tokens)
+    return write_wide(narrow, folder / "wide") / "train", [widened(document).tolist() for document in documents]
+
+
+@pytest.mark.parametrize("link", ["copy", "hardlink"])
+def test_an_export_has_the_bytes_of_megatron_core_in_int32(tmp_path: Path, link: Any) -> None:
+    core = megatron_core.load().indexed
+    split, documents = wide_split(tmp_path, shard_tokens=20_000)
+    [part] = write_indexed(tmp_path / "ours", split, link=link)
+    builder = core.IndexedDatasetBuilder(str(tmp_path / "core.bin"), dtype=np.int32)
+    for document in documents:
+        builder.add_document(torch.tensor(document), [len(document)])
+    builder.finalize(str(tmp_path / "core.idx"))
+    for ending in (".bin", ".idx"):
+        assert Path(f"{part.prefix}{ending}").read_bytes() == (tmp_path / f"core{ending}").read_bytes()
+    assert (part.bin_bytes, part.idx_bytes) == tuple((tmp_path / f"core{ending}").stat().st_size for ending in (".bin", ".idx"))
+    read = core.IndexedDataset(part.prefix)
+    assert [read[sequence].tolist() for sequence in range(len(read))] == documents
+
+
+def test_a_split_is_presented_as_its_export_and_in_a_blend(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_samples": 40, "sequence_length": 16, "seed": 1}
+    folder, documents = wide_split(tmp_path)
+    split = CacheSplit(folder)
+    write_indexed(tmp_path / "export", folder)
+    exported = IndexedDataset(tmp_path / "export")
+    assert split.dtype == exported.dtype == np.int32
+    assert split.fingerprint == exported.fingerprint
+    assert split.sequence_pointers.tolist() == exported.sequence_pointers.tolist()
+    assert split.tokens.tolist() == exported.tokens.tolist() == [token for document in documents for token in document]
+    of_narrow = MegatronGPTDataset(CacheSplit(tmp_path / "narrow" / "train"), **settings)
+    of_split = MegatronGPTDataset(split, **settings)
+    for dataset in (of_split, MegatronGPTDataset(exported, **settings), pickle.loads(pickle.dumps(of_split))):
+        assert len(dataset) == len(of_narrow) >= 40
+        for index in range(len(dataset)):
+            for name in ("tokens", "labels"):
+                assert dataset[index][name].tolist() == widened(of_narrow[index][name]).tolist()
+    blend = open_blend([folder, tmp_path / "narrow" / "train"], [0.5, 0.5], **settings)
+    largest = [int(blend[index]["tokens"].max()) for index in range(len(blend))]
+    assert min(largest) < WIDE < max(largest)
+
+
+def test_max_bytes_counts_the_bytes_of_the_dtype(tmp_path: Path) -> None:
+    folder, documents = wide_split(tmp_path)
+    total = 4 * sum(map(len, documents))
+    assert [part.bin_bytes for part in plan_indexed(tmp_path / "out", folder, max_bytes=total)] == [total]
+    parts = plan_indexed(tmp_path / "out", folder, max_bytes=total // 2)
+    assert len(parts) > 1
+    assert max(part.bin_bytes for part in parts) <= total // 2
+    longest = max(map(len, documents))
+    with pytest.raises(NielsCacheError, match=f"{4 * longest} bytes"):
+        plan_indexed(tmp_path / "out", folder, max_bytes=4 * longest - 1)

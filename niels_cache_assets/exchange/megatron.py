@@ -1,6 +1,6 @@
-"""The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. The runtime writes the files.
+"""The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. uint32 tokens become int32.
 
-The runtime's writer loads torch, so it is imported only where it is called. The other formats do not need torch.
+The runtime writes the files. Its writer loads torch, so it is imported only where it is called. The other formats do not need torch.
 """
 
 from pathlib import Path
