@@ -6,7 +6,7 @@ For each model (a tokenizer.json or a rank file of tiktoken):
   the caches of the engine are empty, and the median of all passes. No document occurs twice;
 * the seconds to load an engine and to prove it (`tokenizer prove`);
 * with --build: a whole build from Parquet, in a process of its own, without the time that Python takes to import modules: with the engine
-  and its proof, with the engine but without any comparison, and with the reference for a tenth of the documents. Peak memory;
+  and its proof, and with the engine but without any comparison. Peak memory;
 * with --equality N: the ids of N texts. Half of them are documents from NIELS_CACHE_REAL_DATA, cut at random places, and half are made.
 
 Texts: see build.py. Models: --models, or the files in NIELS_CACHE_REAL_DATA/tokenizers. This module is not named tokenizers.py, because a
@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import psutil
 
-from build import base_texts, build, documents, seconds, sources, write_inputs
+from build import base_texts, build, documents, sources, write_inputs
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
@@ -89,25 +89,57 @@ def megabytes(texts: Sequence[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
-def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> float:
-    """Print the speed of the reference and of each engine. Return the reference's MB/s."""
+class Stopwatch:
+    """The seconds since it was made, and the seconds of processors that this process used since then. Other processes do not count in the
+    latter.
+    """
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+
+
+class Speed(NamedTuple):
+    """MB a second, and MB a second of processor time."""
+
+    wall: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:8.1f} MB/s, {self.cpu:6.1f} MB a core-second"
+
+
+def speed_of(texts: list[str], encode: EncodeFlat) -> Speed:
+    watch = Stopwatch()
+    encode_all(encode, texts)
+    watch.stop()
+    return Speed(megabytes(texts) / watch.wall, megabytes(texts) / watch.cpu)
+
+
+def median(speeds: Sequence[Speed]) -> Speed:
+    return Speed(*(statistics.median(column) for column in zip(*speeds, strict=True)))
+
+
+def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> Speed:
+    """Print the speed of the reference and of each engine. Return that of the reference."""
     few = texts[: len(texts) // REFERENCE_SHARE]
     bare = tiktoken_library(tokenizer) or huggingface_library(tokenizer)
     assert bare is not None
-    reference = megabytes(few) / statistics.median(seconds(lambda: encode_all(bare, few)) for _ in range(rounds))
-    print(f"  {engines.reference_of(tokenizer):34} {reference:8.1f} MB/s")
-    size = megabytes(texts)
+    reference = median([speed_of(few, bare) for _ in range(rounds)])
+    print(f"  {engines.reference_of(tokenizer):34} {reference}", flush=True)
     for name, load in engines.ENGINES.items():
-        started = time.perf_counter()
+        watch = Stopwatch()
         engine = load(tokenizer)
-        loading = time.perf_counter() - started
+        watch.stop()
         if engine is None:
             print(f"  {name:34} not installed, or it cannot load the model")
             continue
-        speeds = [size / seconds(lambda engine=engine: encode_all(engine.encode_flat, texts)) for _ in range(rounds)]
-        speed = statistics.median(speeds)
-        said = f"first pass {speeds[0]:.0f}, {speed / reference:.0f} x the reference, loaded in {loading:.1f} s"
-        print(f"  {name + ' ' + engine.version:34} {speed:8.1f} MB/s  ({said})")
+        speeds = [speed_of(texts, engine.encode_flat) for _ in range(rounds)]
+        speed = median(speeds)
+        said = f"first pass {speeds[0].cpu:.0f}, {speed.cpu / reference.cpu:.0f} x the reference, loaded in {watch.cpu:.1f} core-seconds"
+        print(f"  {name + ' ' + engine.version:34} {speed} ({said})", flush=True)
     return reference
 
 
@@ -125,20 +157,19 @@ def said(proof: Proof) -> str:
 
 
 def child(folder: Path, model: str, mode: str) -> None:
-    """Build from `folder` and print the seconds. mode: auto, unchecked or reference."""
+    """Build from `folder` and print the seconds. mode: auto or unchecked."""
     tokenizer = opened(model)
-    tokenizer.engine = "reference" if mode == "reference" else "auto"
     source = sources(folder)["parquet"]
     with contextlib.ExitStack() as changes:
         if mode == "unchecked":
-            changes.enter_context(mock.patch.object(checked, "FIRST_CHECKED", 0))
-            changes.enter_context(mock.patch.object(checked, "CHECKED_EVERY", 2**62))
-        started = time.perf_counter()
+            changes.enter_context(mock.patch.object(checked.Encoder, "_compares", staticmethod(lambda batch: False)))
+        proof = Stopwatch()
         engines.proven_engine(tokenizer, print)
-        proof = time.perf_counter() - started
-        started = time.perf_counter()
+        proof.stop()
+        whole = Stopwatch()
         build(source, tokenizer, folder)
-        print(json.dumps({"proof": proof, "build": time.perf_counter() - started}))
+        whole.stop()
+        print(json.dumps({"proof": proof.wall, "build": whole.wall, "build_cpu": whole.cpu}))
 
 
 def built(folder: Path, model: str, mode: str) -> dict[str, float]:
@@ -154,24 +185,21 @@ def built(folder: Path, model: str, mode: str) -> dict[str, float]:
     return {**json.loads(process.stdout.read().splitlines()[-1]), "peak": peak / 1e6}
 
 
-def run_build(model: str, texts: list[str], folder: Path, reference: float, rounds: int) -> None:
-    """Print the speed of whole builds. reference: the bare reference's MB/s."""
+def run_build(model: str, texts: list[str], folder: Path, reference: Speed, rounds: int) -> None:
+    """Print the speed of whole builds. reference: the speed of the bare reference."""
     write_inputs(folder, texts)
     size = megabytes(texts)
     results: dict[str, list[dict[str, float]]] = {"auto": [], "unchecked": []}
     for _ in range(rounds):
         for mode, found in results.items():
             found.append(built(folder, model, mode))
-    (folder / "few").mkdir()
-    few = texts[: len(texts) // REFERENCE_SHARE]
-    write_inputs(folder / "few", few)
-    slow = megabytes(few) / built(folder / "few", model, "reference")["build"]
-    times = {mode: statistics.median(each["build"] for each in found) for mode, found in results.items()}
-    speed = size / times["auto"]
-    print(f"  build of {size:.0f} MB: {speed:.1f} MB/s, {speed / reference:.1f} x the bare reference; with the reference {slow:.1f} MB/s")
+    speeds = {mode: median([Speed(size / each["build"], size / each["build_cpu"]) for each in found]) for mode, found in results.items()}
+    speed = speeds["auto"]
+    ratios = f"{speed.wall / reference.wall:.1f} x the bare reference, {speed.cpu / reference.cpu:.1f} x in core-seconds"
+    print(f"  build of {size:.0f} MB: {speed} ({ratios})")
     proof = statistics.median(each["proof"] for each in results["auto"])
-    print(f"  comparison while it builds: {times['auto'] / times['unchecked'] - 1:+.1%}; proof before the build: {proof:.1f} s")
-    print(f"  peak memory: {max(each['peak'] for each in results['auto']):.0f} MB")
+    print(f"  comparison while it builds: {speeds['unchecked'].cpu / speed.cpu - 1:+.1%} core-seconds; proof before: {proof:.1f} s")
+    print(f"  peak memory: {max(each['peak'] for each in results['auto']):.0f} MB", flush=True)
 
 
 def real_texts(count: int) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
-Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the first
-four batches and then every 512th are also encoded with the reference. If their ids differ, EngineDiffers ends the build, and the build
-starts again with the reference. If the engine cannot encode a batch, the reference encodes it. Cost: less than a tenth of the build. The
-reference is about forty times slower, and encodes one batch of 512.
+Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). The first batch of a build is
+a sample of the data set: it is also encoded with the reference before anything is written. Then this is done with every 512th batch. If ids
+differ, EngineDiffers ends the build, and the build starts again with the reference. If the engine cannot encode a batch, the reference
+encodes it. Cost: less than a tenth of the build. The reference is about forty times slower, and encodes one batch of 512.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
 
 CHECKED_EVERY = 512
-FIRST_CHECKED = 4
 
 _EXCERPT = 30  # characters of a text on each side of a difference, in messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """What an engine or a reference did for a build. The journal records it, and Dagster's metadata show it.
+    """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
 
     name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
     differed: whether the ids differed; then nothing in the cache comes from this engine.
@@ -62,7 +61,7 @@ class EngineUse:
 
 
 class EngineDiffers(Exception):
-    """A fast engine gave other ids than the reference while a build ran. What the build has written must be discarded."""
+    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written."""
 
     def __init__(self, use: EngineUse, reference: str, difference: Difference) -> None:
         super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {excerpt(difference)}")
@@ -113,7 +112,7 @@ class Encoder:
             self._count(len(texts), checked=len(texts))
             return self._view.encode_flat(texts)
         found = self._with_engine(self._engine, texts)
-        checked = found is None or (batch is not None and (batch < FIRST_CHECKED or batch % CHECKED_EVERY == 0))
+        checked = found is None or self._compares(batch)
         self._count(len(texts), checked=len(texts) if checked else 0)
         if found is not None and not checked:
             return found
@@ -125,6 +124,11 @@ class Encoder:
             reference = f"{self._reference} {metadata.version(self._reference)}"
             raise EngineDiffers(replace(self._use, differed=True), reference, difference)
         return expected
+
+    @staticmethod
+    def _compares(batch: int | None) -> bool:
+        """Return whether this batch is compared with the reference."""
+        return batch is not None and batch % CHECKED_EVERY == 0
 
     @staticmethod
     def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -139,10 +139,8 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
 
 
 def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
-    for load in ENGINES.values():
-        engine = load(tokenizer)
-        if engine is None:
-            continue
+    loaded = [engine for load in ENGINES.values() if (engine := load(tokenizer)) is not None]
+    for engine in loaded:
         proof = prove(tokenizer, engine)
         if not proof.differing:
             return engine
@@ -150,7 +148,7 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
             f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {reference_of(tokenizer)} for "
             f"{proof.differing:,} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
         )
-    if ENGINES and not any(map(installed_version, ENGINES)):
+    if ENGINES and not loaded and not any(map(installed_version, ENGINES)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
     return None
 
