@@ -28,7 +28,7 @@ from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
@@ -75,7 +75,7 @@ class Dataset(Artifact):
         return self.registry.build.network_patience
 
     @cached_property
-    def tokenizer(self) -> SentencePieceTokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
 
