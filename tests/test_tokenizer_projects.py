@@ -20,9 +20,9 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.tokenizer.decoding import open_tokenizer
+from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import open_model
-from niels_cache_runtime import TokenLoader
+from niels_cache_runtime import TokenLoader, open_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from niels_cache_runtime.verify import verify_cache
@@ -241,6 +241,42 @@ def test_init_names_the_eot_of_a_model(tmp_path: Path, model: str, monkeypatch: 
     assert build_tokenizer(registry, root=tmp_path / "new").meta["special_token_ids"] == {"eot": len(pieces())}
 
 
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken"])
+def test_the_checks_of_a_tokenizer_pass_and_a_normalizer_is_told(tmp_path: Path, kind: str) -> None:
+    from niels_cache_assets.defs.checks.tokenizer import _round_trip, _special_tokens
+
+    registry, root = project(tmp_path, KINDS[kind]), tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    tokenizer = open_tokenizer(root)
+    assert _special_tokens(tokenizer).passed
+    assert _round_trip(tokenizer, imported=True).passed
+    write_json(tmp_path / "lossy.json", normalizer={"type": "NFKC"})
+    lossy = open_model(tmp_path / "lossy.json", special_tokens={"eot": EOT})
+    assert _special_tokens(lossy).passed
+    assert not _round_trip(lossy, imported=True).passed
+    build_dataset(registry, "sample", root=root)
+    assert open_cache(str(root)).tokenizer == str(build_tokenizer(registry, root=root).model)
+
+
+@needs_real
+def test_a_sentencepiece_model_of_another_project_ends_documents_with_its_control_piece(tmp_path: Path) -> None:
+    from niels_cache_assets.defs.checks.tokenizer import _special_tokens
+
+    model = REAL.parent / "sentencepiece/mistral_tokenizer.model.v1"
+    registry = project(tmp_path, f'model = "{model}"\nspecial_tokens = {{ eot = "</s>", bos = "<s>" }}')
+    root = tmp_path / "cache"
+    assert build_tokenizer(registry, root=root).meta["special_token_ids"] == {"eot": 2, "bos": 1}
+    meta = build_dataset(registry, "sample", root=root).meta
+    assert meta["documents"] == {"train": 1, "val": 0}
+    assert verify_cache(str(root)) == []
+    tokenizer = open_tokenizer(root)
+    assert _special_tokens(tokenizer).passed
+    assert not {1, 2} & set(tokenizer.encode("a</s><s>b"))
+    ids = tokenizer.encode("the cache reads")
+    assert tokenizer.decode_continued(ids[1:]).startswith(" "), "a blank is a part of the text"
+    assert as_text([1, *ids, 2], tokenizer) == "<|bos|>the cache reads<|eot|>"
+
+
 REAL_FILES = {
     "gpt2.tiktoken": (EOT, "", 2),
     "qwen.tiktoken": (EOT, 'encoding = "qwen"', 4),
@@ -273,5 +309,5 @@ def test_the_example_of_a_mixture_runs_with_the_ranks_of_gpt2(tmp_path: Path, ca
     example(["--windows", "20", "-T", "64", "--out", str(tmp_path / "x.png"), "--tokenizer", model, "--eot", EOT])
     assert "20 windows of 64 tokens" in capsys.readouterr().out
     assert (tmp_path / "x.png").stat().st_size
-    with pytest.raises(SystemExit, match="no eot is named"):
+    with pytest.raises(SystemExit, match="no eot"):
         example(["--tokenizer", model])
