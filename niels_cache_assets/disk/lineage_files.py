@@ -101,7 +101,7 @@ class LineageWriter:
     def _write_group(self, rows: pa.Table) -> None:
         import pyarrow as pa
 
-        ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
+        ordinals = pa.array(np.arange(self.rows, self.rows + len(rows)), pa.int64())
         # The chunks are combined, because otherwise the pages of the file would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)

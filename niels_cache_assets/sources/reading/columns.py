@@ -35,19 +35,13 @@ def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection
     """Return the texts of a column.
 
     A row is odd if it has no text, a blank text, a text of more than `limit` characters, or replaced bytes (`damaged`). If `judged` is set,
-    a row with a NUL is odd, too. A value that is not a str becomes an empty text. If no row is odd, only functions in C look at each text.
+    a row with a NUL is odd, too. A value that is not a str becomes an empty text.
     """
-    try:
-        everything = "".join(values)
-    except TypeError:
+    if set(map(type, values)) != {str}:
         values = [value if type(value) is str else "" for value in values]
-        everything = "".join(values)
-    sizes = list(map(len, values))
-    odd: list[int] = []
-    if damaged or 0 in sizes or max(sizes, default=0) > limit or any(map(str.isspace, values)) or (judged and "\0" in everything):
-        found = {row for row, text in enumerate(values) if not text or text.isspace() or len(text) > limit or (judged and "\0" in text)}
-        odd = sorted(found.union(damaged))
-    return Texts(object_array(values, len(values)), np.array(sizes, dtype=np.int64), odd)
+    odd = {row for row, text in enumerate(values) if not text or text.isspace() or len(text) > limit or (judged and "\0" in text)}
+    characters = np.fromiter(map(len, values), np.int64, len(values))
+    return Texts(object_array(values, len(values)), characters, sorted(odd.union(damaged)))
 
 
 def batch_of(
