@@ -20,7 +20,7 @@ def as_int(value: Any) -> int | None:
 
 
 def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
-    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, naming the setting, if it is not such a number."""
+    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, which names the setting, if `value` is not such a number."""
     number = as_int(value)
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
@@ -29,12 +29,12 @@ def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = Non
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return `value` as an int that is at least 1 and that an int64 can count. Raises NielsCacheError, naming the setting, otherwise."""
+    """Return `value` as an int from 1 to the largest count. Raises NielsCacheError, which names the setting, for any other value."""
     return check_whole(name, value, least=1, most=MOST)
 
 
 def check_token_id(name: str, value: Any) -> int:
-    """Return `value` as an int that can be a token id. Raises NielsCacheError, naming the setting, otherwise."""
+    """Return `value` as an int that can be a token id. Raises NielsCacheError, which names the setting, for any other value."""
     return check_whole(name, value, most=MAX_UINT16_VOCAB_SIZE - 1)
 
 

@@ -95,7 +95,7 @@ class Order:
             np.right_shift(mixed, _HALF, out=mixed)  # scale 32 good bits to range(side), as in Lemire 2019 without the rejection
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
-            # Modulo the side: the candidate that did not wrap around is the smaller one.
+            # This is modulo the side: of the two candidates, the smaller one did not wrap around.
             if forwards:
                 np.add(changed, mixed, out=changed)
                 np.subtract(changed, side, out=mixed)

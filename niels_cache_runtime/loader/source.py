@@ -35,7 +35,7 @@ class Rows:
     """Samples that were read.
 
     tokens: (n, T+1) uint16. boundaries: None unless requested.
-    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that it should learn all of them.
+    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that a model should learn all of them.
     """
 
     tokens: NDArray[np.uint16]

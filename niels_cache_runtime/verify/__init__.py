@@ -7,8 +7,8 @@ summary, but not a finding. The verifier reads every file once, several files at
 names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no
 link, with one exception: the folder of a data set may itself be a link.
 
-If somebody changes files and computes all hashes again, including the hash of meta.json, the verifier does not detect it. To detect it, a
-record outside of the cache is needed (`niels-cache verify --against-dagster`).
+Somebody may change files and compute all hashes again, including the hash of meta.json. The verifier does not detect this, because only a
+record outside of the cache can show it (`niels-cache verify --against-dagster`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,10 +80,12 @@ def verify_folders(
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """Yield the findings about places below a cache root: a folder with a different data set or kind, or a missing tokenizer."""
+    """Yield the findings about places below a cache root. A folder may hold a different data set or kind, or the tokenizer may be
+    missing.
+    """
     need_tokenizer = []
     for folder in folders:
-        if folder.meta is None:  # a missing meta is already a finding
+        if folder.meta is None:  # a missing meta.json is already a finding
             continue
         place = folder.path.name if folder.path.parent == root else folder.path.parent.name
         yield from _place_finding(folder, family=place, name=folder.path.name)
