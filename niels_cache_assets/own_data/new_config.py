@@ -27,7 +27,7 @@ _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
 _LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # a file of any other kind holds about this many bytes of text for each of its bytes
+_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _FORMS = {
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",

@@ -1,4 +1,4 @@
-"""Samples of a finished cache: notable documents or examples, and random samples in the form that training reads.
+"""Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
 
 `pick_samples` returns the first document or example, the longest, the shortest, and one chosen by the hash of the content. It reads 8 bytes
 for each document or example of the split, and the shown tokens. `niels-cache sample` prints the results of `windows`, `examples` and
@@ -55,7 +55,9 @@ class Sample:
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """Return at most four different samples, or none if the split is empty. Raise NielsCacheError for missing or unreadable files."""
+    """Return at most four different samples. The list is empty if the split is empty. Raise NielsCacheError for missing or unreadable
+    files.
+    """
     tokens = SplitTokens(directory, family, split)
     ends = tokens.ends
     if not len(ends):
@@ -87,7 +89,7 @@ def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The marking of a text that ends early. mark: printed at the end of the text. explanation: printed once for all samples."""
+    """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
 
     mark: str
     explanation: str
@@ -122,7 +124,7 @@ class Drawn:
 
 
 def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
-    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role."""
+    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role (such as `eot`)."""
     from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])

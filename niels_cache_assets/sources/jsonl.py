@@ -19,7 +19,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 class Jsonl(KeepsDamaged, RowFileSource):
     """JSON Lines: one object per line. A string `title` becomes the document's title. The cache records a `row` for each document: the
-    index of its line in the file. Blank lines count.
+    index of its line in the file. Blank lines are counted too.
     """
 
     code_version: ClassVar[str] = "2"
@@ -45,7 +45,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
-        if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
+        if "text_field" not in files.state:  # otherwise an earlier pass has chosen the field by the first rows
             head = [*rows.first_rows(stream)]
             if not head:
                 return

@@ -35,7 +35,7 @@ class Notes(DecodesText, PretrainSource):
             yield from self.file_documents(file, files, context, decoding)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """Yield the documents of a file, beginning at the position of the pass."""
+        """Yield the documents of a file, beginning at the position of the pass in this file."""
         if files.position.row:
             return
         text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
