@@ -160,7 +160,7 @@ def _rename(events: sqlite3.Connection, old: Path, new: Path) -> None:
 
 
 def materializations(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, dg.AssetMaterialization]:
-    """Of what was built, by key; what was read of upstream is left out."""
+    """Return the materializations of builds, by key. Observations of upstream are left out."""
     events = run.asset_materializations_for_node(op)
     return {event.asset_key.to_user_string(): event for event in events if event.asset_key.path[0] != "upstream"}
 
@@ -178,7 +178,7 @@ def checks(run: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]
 
 
 def failure(run: dg.ExecuteInProcessResult) -> str:
-    """What the step that failed says."""
+    """Return the error message of the step that failed."""
     assert not run.success
     failures = [event.step_failure_data for event in run.all_events if event.is_step_failure]
     assert failures[0].user_failure_data is not None, failures[0].error
@@ -197,6 +197,6 @@ def files_of(found: dict[str, Any]) -> dict[str, str]:
 
 
 def json_of(entry: str) -> dict[str, Any]:
-    """What an entry of metadata that opens in a window holds."""
+    """Return the content of an entry of metadata that opens in a window."""
     found: dict[str, Any] = json.loads(entry.rstrip().removeprefix("```json\n").removesuffix("```"))
     return found

@@ -1,9 +1,9 @@
-"""A reader of the documentation who does what it says: runs its commands and its Python, and configures what it configures.
+"""A reader of the documentation, which runs its commands, its Python and its configurations.
 
-Blocks without a language, or of `sh`, are commands, one a line; `python` is executed, in one scope for a page; `toml` is a
-niels_cache.toml, `yaml` the run configuration of a pretrain data set; `text` and what is in `SHOWN` is there to be looked at. Commands of
-ours and Python scripts run in this process, as a terminal would run them; others are on a page's list of what is not run, with the
-reason, and are held to their parser where there is one.
+Blocks without a language, or of `sh`, are commands, one in each line. Blocks of `python` are executed, in one scope for a page. A block of
+`toml` is a niels_cache.toml, and a block of `yaml` is the run configuration of a pretrain data set. Blocks of `text`, and of the languages
+in `SHOWN`, are only shown. Our commands and Python scripts run in this process, as a terminal would run them. Other commands are on the
+page's list of commands that are not run, with the reason. If such a command has a parser, the parser must accept it.
 """
 
 import importlib
@@ -137,7 +137,7 @@ class Reader:
     scope: dict[str, Any] = field(default_factory=dict)
 
     def read(self, block: Block) -> None:
-        """Do it. Whatever fails is raised with where it stands."""
+        """Run the block. An error is raised again, with the place of the block."""
         try:
             if block.language in COMMANDS:
                 for _, words in commands_of(block.text):

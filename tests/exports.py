@@ -1,4 +1,6 @@
-"""What the tests of exports share: caches of given documents, and a plain reader of every format, written from its layout."""
+"""Helpers for the tests of exports. They make caches of given documents, and have a plain reader for every format, written from the layout
+of the format.
+"""
 
 import gzip
 import struct

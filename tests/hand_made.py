@@ -124,7 +124,7 @@ def write_cache(root: Path) -> Path:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """What the end of a rebuild does to the folder of a data set."""
+    """Exchange the folder of a data set, as the end of a rebuild does."""
     aside = first.with_name("aside")
     first.rename(aside)
     second.rename(first)

@@ -1,4 +1,4 @@
-"""What the packages consist of, read from their sources: modules, what each imports, and who imports each other in a circle."""
+"""The modules of the packages, the imports of each module, and cycles of imports, all read from the source code."""
 
 import ast
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a run of the tests left out, and why: a section at its end, and an option for CI, which may leave out little."""
+"""The tests that a run left out, with the reasons. A section at the end of the run lists them, and an option for CI limits their number."""
 
 import re
 from collections import Counter

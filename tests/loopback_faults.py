@@ -1,6 +1,6 @@
-"""What goes wrong with answers of the loopback hub: each fault by its name, and `Faults`, which says when.
+"""The faults in answers of the loopback hub. Each fault has a name, and `Faults` decides when it occurs.
 
-A fault changes one answer; asked again, the server answers as it should unless that request's turn has come too.
+A fault changes one answer. The next answer to the same request is right, unless a fault is due for that request too.
 """
 
 from __future__ import annotations

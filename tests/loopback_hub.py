@@ -1,7 +1,7 @@
 """The part of the Hugging Face hub's HTTP API that streaming a data set needs, on 127.0.0.1, so that tests run the real loading code.
 
-`HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` is
-about HTTP only; what the repositories hold is up to the test, and what goes wrong up to `loopback_faults`.)
+`HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` handles
+HTTP only. The test decides the content of the repositories, and `loopback_faults` has the faults.)
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients that give up are what some tests are about
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # some tests need clients that give up
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""megatron-core, where it is installed: what our bridges are compared with. Importing it takes seconds, so it is done once, on demand."""
+"""megatron-core, if it is installed. Tests compare our code with it. The import takes seconds, so it is made once, when a test needs it."""
 
 import warnings
 from functools import cache

@@ -1,4 +1,4 @@
-"""What a test asks of a message: the file or key that it names and one keyword. Whole sentences stand in tests/wording/ alone."""
+"""The check of a message: the file or key that it names, and one keyword. Only tests/wording/ has whole sentences."""
 
 
 def missing(text: object, *parts: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rules of docs/cleaning.md again, as plainly as Python says them, however slow: what the chain is compared with, and timed against.
+"""The rules of docs/cleaning.md again, in slow and simple Python. Tests and benchmarks compare the cleaning chain with this code.
 
 Nothing here uses `niels_cache_assets.cleaning`. Reasons are looked for in the order of the documentation.
 """
@@ -187,7 +187,7 @@ def reason_of(text: str, title: str | None = None, redirect: bool = False) -> tu
 
 
 def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str, bool], bool]]:
-    """Every rule in order; `identify` gives the language code of a text, or None where it cannot tell."""
+    """Return every rule in order. `identify` gives the language code of a text, or None if the language is unknown."""
     return {
         "redirect": lambda text, title, redirect: redirect or re.match(r"#redirect\b", text, re.IGNORECASE) is not None,
         "empty": lambda text, title, redirect: not text.strip(),

@@ -15,7 +15,7 @@ REASON = "reads with OLMo-core, which is not installed (`make olmo`)"
 
 
 def read(*requests: dict[str, Any], folder: Path) -> list[Any]:
-    """What tests/olmo_reader.py answers to each; one process reads them all. What OLMo-core keeps goes into `folder`.
+    """Return the answer of tests/olmo_reader.py to each request. One process reads all requests. OLMo-core keeps its files in `folder`.
 
     Skips the test where OLMo-core is not installed.
     """

@@ -22,7 +22,7 @@ def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, An
 
 
 def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any]]]:
-    """Every place that a pass reports, with what it has counted there."""
+    """Return every place that a pass reports, with the counts at this place."""
     context = StreamContext(seed=42)
     found = []
     for _ in batches_of(source, context):

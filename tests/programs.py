@@ -105,7 +105,9 @@ def run(
     timeout: float = 120,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What a program wrote, and its exit code. Errors are those of `subprocess.run`; after `timeout` seconds it is killed."""
+    """Run a program. Return its output and its exit code. Errors are those of `subprocess.run`. After `timeout` seconds, the program is
+    killed.
+    """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(input.encode())
         stdin.seek(0)

@@ -18,7 +18,7 @@ _REPOSITORY = Path(__file__).parent.parent
 
 
 def run(function: Callable[..., None], **settings: Any) -> None:
-    """Call a function of a module on every rank, with the environment of torchrun. The settings are what JSON keeps as it is.
+    """Call a function of a module on every rank, with the environment of torchrun. The settings are values that JSON can hold.
 
     An optimizer imports torch._dynamo at its first step; here the program does, once.
     """

@@ -1,4 +1,4 @@
-"""What stands for a text of which a test asks the facts alone, where lists of findings, lines or notes are compared as a whole."""
+"""An object that equals every text with the given facts. Tests use it to compare whole lists of findings, lines or notes."""
 
 
 class Saying:

@@ -1,4 +1,4 @@
-"""What cannot be built says what, where and what to do; whatever happens, the last good cache stays byte for byte."""
+"""A build that fails says what is wrong, where, and what to do. The last good cache always stays, byte for byte."""
 
 import os
 import signal

@@ -109,7 +109,7 @@ def built(folder: Path, first_build: subprocess.CompletedProcess[str], monkeypat
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """What a command prints that must return `code`."""
+    """Return the output of a command that must return `code`."""
     assert main(arguments) == code
     output, errors = capsys.readouterr()
     assert not errors

@@ -1,4 +1,4 @@
-"""The commands about corpora: what they count is what was prepared, what they show is what is there, and a mistake is one line."""
+"""The commands about corpora. Their counts equal the prepared documents, their samples exist on disk, and a mistake gives one line."""
 
 import gzip
 import io
@@ -87,7 +87,7 @@ def duplicates(registry: Registry, prepared: Path) -> Meta:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints that ends well."""
+    """Return the output of a command that ends well."""
     assert main(arguments) == 0, capsys.readouterr().err
     output, errors = capsys.readouterr()
     assert not errors

@@ -77,7 +77,7 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
 
 
 def files_of(name: str) -> list[str]:
-    """What a build would read for that data set, by name and in order."""
+    """Return the files that a build would read for this data set, by name and in order."""
     source = load_registry(config="niels_cache.toml").pretrain[name]
     return [file.name for file in find_files(source.model_dump()["files"])]
 

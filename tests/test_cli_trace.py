@@ -78,7 +78,7 @@ def saved(state: Any, folder: Path) -> str:
 
 
 def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What trace prints."""
+    """Return the output of the command trace."""
     assert main(["trace", *arguments]) == 0, capsys.readouterr().err
     out, errors = capsys.readouterr()
     assert not errors

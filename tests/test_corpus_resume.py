@@ -383,7 +383,7 @@ def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
 def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry
 ) -> None:
-    """The fingerprint is of the corpus before; were it to come back, its search would go on with what was read of another."""
+    """The fingerprint belongs to the first corpus. If that corpus came back, its search would continue with data of another corpus."""
     number_band = buckets._number_band
 
     def and_replace(scratch: Path, band: int, *, first: int) -> int:

@@ -295,7 +295,7 @@ def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_co
 
 
 def test_a_home_without_tables_of_pools_ends_its_runs_all_the_same(tmp_path: Path) -> None:
-    """As one of an early Dagster, whose database nobody has migrated."""
+    """The home is like that of an early Dagster, with a database that was never migrated."""
     with ensure_instance(tmp_path / "home"):
         pass
     [path] = [path for path in (tmp_path / "home").rglob("index.db")]

@@ -225,7 +225,7 @@ def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
 
 
 class _Context:
-    """What a reporter uses of Dagster's context."""
+    """The part of Dagster's context that a reporter uses."""
 
     partition_key = "notes"
 

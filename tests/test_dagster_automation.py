@@ -19,7 +19,7 @@ files = ["talks.jsonl"]
 
 
 class Automation:
-    """The condition of a project, evaluated as the sensor does; what it asks for is only told."""
+    """The condition of a project, evaluated as the sensor does it. Requests are returned, not executed."""
 
     def __init__(self, project: Project) -> None:
         self.project = project

@@ -77,7 +77,7 @@ def test_assets_are_these(defs: dg.Definitions) -> None:
         partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
         parents = sorted(parent.to_user_string() for parent in node.parent_keys)
         checks = sorted(check.name for check in node.check_keys)
-        code_version = node.code_version and node.code_version.partition("-")[0]  # what follows is of settings
+        code_version = node.code_version and node.code_version.partition("-")[0]  # a hash of settings follows
         found[key.to_user_string()] = (node.group_name, node.kinds, code_version, partitions, parents, checks)
     assert found == ASSETS
 

@@ -168,7 +168,9 @@ def test_val_that_comes_after_train_is_refused_unless_it_is_known(tmp_path: Path
 def test_a_train_document_before_val_is_full_gives_the_same_on_any_number_of_threads(
     tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int
 ) -> None:
-    """The index is complete after the first chunk; what has no split and is in it goes on to val until the budget is met."""
+    """The index is complete after the first chunk. Documents without a split that are in the index still go to val until the budget is
+    met.
+    """
     val = [Document(text, split="val") for text in sentences(256, words=8)]
     train = [Document("another", split="train"), *(Document(text, split="train") for text in sentences(255, seed=3, words=8))]
     again = [Document(text.text) for text in val]

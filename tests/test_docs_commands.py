@@ -91,7 +91,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
 NEEDS: dict[str, dict[str, str]] = {
     "docs/recipes.md": {"import lightning": "lightning", "from accelerate": "accelerate"},
 }
-# What stands for the reader's own.
+# Names that stand for the reader's own.
 NAMES = {"NAME": "wikipedia", "my_corpus": "wikipedia"}
 
 CONFIG = """
@@ -226,7 +226,7 @@ def reader_of(page: str, folder: Path, patch: pytest.MonkeyPatch) -> Reader:
 
 
 def read(page: str, reader: Reader) -> None:
-    """All blocks in order. What is on the list and not on the page goes from the list."""
+    """Run all blocks in order. Entries of the list that are not on the page are removed from the list."""
     for block in blocks_of(REPOSITORY / page):
         reader.read(block)
     assert reader.used == set(reader.not_run), "on the list, and not on the page"

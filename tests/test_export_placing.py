@@ -75,7 +75,7 @@ def test_a_split_that_has_become_empty_leaves_nothing_of_the_older_export(cache:
     assert any("val" in file.name for file in first.files)
     (first.folder / "prepare.py").write_text("theirs")
     train = write_documents_cache(tmp_path / "later" / "notes", {"train": DOCUMENTS["train"]})
-    for file in first.files:  # what is of val alone is in the way, too
+    for file in first.files:  # a file that only val has is in the way, too
         if "train" in file.name:
             (first.folder / file.name).rename(tmp_path / file.name.replace("/", "-"))
     with pytest.raises(NielsCacheError, match=r"val\S*: is there"):

@@ -45,5 +45,5 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
 
 
 def here(seconds: float) -> float:
-    """What so many seconds of a machine with free cores are on this one now: on a busy one, more in proportion."""
+    """Return the seconds on this machine for so many seconds on a machine with free cores. On a busy machine, they are more."""
     return seconds * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))

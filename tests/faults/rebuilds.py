@@ -57,5 +57,5 @@ def visible(folder: Path) -> dict[str, bytes]:
 
 
 def in_root(root: Path, stage: str) -> dict[str, bytes]:
-    """What that stage makes, by path relative to the root."""
+    """Return the files that this stage makes, by path relative to the root."""
     return {name: content for name, content in visible(root).items() if name.startswith(f"{TARGETS[stage]}/")}

@@ -32,7 +32,7 @@ RECORD_EVERY = [0, 3_000, 20_000]
 
 
 class Reference(NamedTuple):
-    """What an undisturbed build wrote, in how many calls to the disk, and in how many seconds."""
+    """The files of an undisturbed build, its number of calls to the disk, and its seconds."""
 
     files: dict[str, str]
     calls: int

@@ -123,7 +123,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 class Reference(NamedTuple):
-    """What an undisturbed run left, in how many calls to the disk, and in how many seconds."""
+    """The files of an undisturbed run, its number of calls to the disk, and its seconds."""
 
     files: dict[str, bytes]
     calls: int

@@ -55,7 +55,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     if mounted.returncode:
         pytest.skip(f"this process may not mount a tmpfs: {mounted.stderr.strip()}")
     yield SmallDisk(folder)
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # what a failed test still has open goes with it
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that a failed test still has open are closed
 
 
 def build_where_there_is_little_room(builds: Rebuilds, stage: str, disk: SmallDisk, *, pages: int) -> bool:

@@ -142,7 +142,7 @@ def test_bytes_of_a_meta_json_that_were_not_hashed_again_are_refused_or_say_the_
 
 
 def hashed_again(meta: Any) -> bytes:
-    """What somebody writes who knows how meta.json is hashed; as JSON of ours where it can be that."""
+    """Return the bytes of a meta.json with a new hash, as an attacker could write it. They are in our form of JSON if this is possible."""
     if not isinstance(meta, dict):
         return json.dumps(meta).encode()
     record = {**meta, "meta_sha256": ""}

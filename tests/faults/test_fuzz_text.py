@@ -52,7 +52,7 @@ def no_hang() -> Iterator[None]:
 
 
 def read_or_refused(source: Source) -> tuple[list[Any], StreamContext] | None:
-    """What the source gives; None where it refuses, in one line. All that a lineage file takes of it is UTF-8."""
+    """Return the items of the source, or None if the source refuses with one line. All values for lineage must be UTF-8."""
     with no_hang():
         refusal = None
         try:

@@ -145,7 +145,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
 
 
 def end_of(workshop: Workshop, process: programs.Program, told: str) -> None:
-    """After a kill: all that the command started ends, and what it leaves is as it should be."""
+    """Check the end of a killed command. All processes that it started end, and its files are as they should be."""
     process.wait(timeout=120)
     begin = time.monotonic()
     wait_until(lambda: not of_session(process.pid), seconds=ORPHAN_SECONDS, what=f"{told}: orphans stay")

@@ -19,11 +19,11 @@ from tests.mutants.operators import Mutant, import_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """What the tests ran.
+    """The lines that the tests ran.
 
-    tests: the ids of those that did. failing: those of them that failed, and so can notice nothing. uses: the fixtures of a wider scope
-    that each test uses. seconds: of each test and each such fixture. ran: by module and line, the places in `tests` of those that ran it.
-    sources: of the modules.
+    tests: the ids of all tests that ran. failing: the tests that failed, and so can notice nothing. uses: the fixtures of a wider scope
+        that each test uses. seconds: the time of each test and each such fixture. ran: by module and line, the places in `tests` of the
+        tests that ran this line. sources: the source code of the modules.
     """
 
     tests: list[str]
@@ -119,7 +119,7 @@ class Lines:
 
 
 def read(folder: Path, root: Path) -> Lines:
-    """What the processes of a run of pytest left in `folder`. root: of the tree where they ran."""
+    """Read the files that the processes of a run of pytest wrote to `folder`. root: the root of the tree in which the processes ran."""
     seconds: dict[str, float] = defaultdict(float)
     uses: dict[str, list[str]] = {}
     failed, skipped = set[str](), set[str]()

@@ -138,7 +138,7 @@ class _Module:
                 yield from self._of_all([*statement.args.defaults, *(default for default in statement.args.kw_defaults if default)])
             case ast.ClassDef() | ast.Delete():
                 pass
-            case ast.Raise():  # what it says is words
+            case ast.Raise():  # it holds only words
                 if alone:
                     yield self._replaced(statement, "pass")
                 elif statement.cause is None:

@@ -1,7 +1,7 @@
-"""Copies of the working tree, each with an environment in which the copy comes before what is installed, and pytest in them.
+"""Copies of the working tree, and pytest in these copies. Each copy has an environment that prefers the copy to installed packages.
 
-Whatever a test starts, in another folder and with a bare environment too, is a python of this environment and imports the copy. An
-environment that measures starts `measuring` in each.
+All Python programs that a test starts use this environment and import the copy, even in another folder and with an empty environment. An
+environment that measures starts `measuring` in each of these programs.
 """
 
 import json
@@ -92,7 +92,7 @@ class Tree:
         self._forget_compiled(path)
 
     def restore(self) -> None:
-        """Make the tree what it was, whatever a broken line did to it."""
+        """Restore the tree after the changes of a broken line."""
         for folder, folders, files in os.walk(self.root):
             here = Path(folder).relative_to(self.root)
             folders[:] = [name for name in folders if name not in _KEPT]
@@ -110,7 +110,7 @@ class Tree:
                 self._forget_compiled(str(copy.relative_to(self.root)))
 
     def _forget_compiled(self, path: str) -> None:
-        """What numba compiled of a module may be part of what it compiled of others."""
+        """Remove compiled code of numba. The code of one module may be part of the code of others."""
         for compiled in (self.root / path).parent.glob("__pycache__/*.nb[ic]"):
             compiled.unlink()
 

@@ -17,7 +17,7 @@ BROWSER_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# Whatever turns while one waits is drawn by the processor here.
+# Animations of waiting pages are switched off, because the processor draws them here.
 STAND_STILL = """
 addEventListener("DOMContentLoaded", () => {
   document.head.appendChild(document.createElement("style")).textContent = "* { animation: none !important; transition: none !important }";

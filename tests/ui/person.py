@@ -1,4 +1,5 @@
-"""What a person does with a mouse in the Dagster UI, one method for each: the tests of this folder, and the pictures of docs/.
+"""The actions of a person with a mouse in the Dagster UI, one method for each. The tests of this folder use them, and the pictures of
+docs/.
 
 Selectors are the words that a person reads. A screenshot of every step goes to screenshots/, which git ignores.
 """
@@ -20,7 +21,7 @@ BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results {
 
 @dataclass
 class Person:
-    """`refused`: what the server has answered with an error so far. `frames`: what came over the websocket."""
+    """`refused`: the requests that the server has answered with an error so far. `frames`: the messages that came over the websocket."""
 
     page: Page
     ui: RunningUi
@@ -100,7 +101,7 @@ class Person:
         self.page.keyboard.insert_text(yaml)
 
     def launch(self) -> str:
-        """What a launchpad has; the id of the run, whose page opens."""
+        """Launch a run from a launchpad. Return the id of the run, whose page opens."""
         return self.run_of(lambda: self.dialog().locator("button", has_text=re.compile("^Materialize$")).click())
 
     def open_partition(self, asset: str, partition: str) -> None:
@@ -151,7 +152,7 @@ class Person:
         self.press("Reload definitions")
 
     def _is_offered(self, partition: str) -> bool:
-        """What is typed while the partitions are loaded is forgotten when they are there."""
+        """The UI forgets text that is typed before the partitions are loaded."""
         self.page.get_by_placeholder("Partition").fill(partition)
         self.page.wait_for_timeout(1_000)
         return self.page.get_by_role("menuitem").get_by_text(partition, exact=True).last.is_visible()
@@ -191,7 +192,7 @@ class Person:
         return self.page.locator("tr", has=self.page.get_by_text(label, exact=True)).first
 
     def show(self, label: str) -> None:
-        """What the UI hides behind [Show ...] beside an entry of metadata, in a dialog."""
+        """Return the text that the UI shows in a dialog after a click on [Show ...] beside an entry of metadata."""
         self.entry(label).get_by_text(re.compile(r"^\[Show ")).click()
         self.dialog().wait_for()
         self.page.wait_for_timeout(500)  # it moves into place

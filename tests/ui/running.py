@@ -101,7 +101,7 @@ class RunningUi:
 
 
 def is_alive(pid: int) -> bool:
-    """A process that has ended, but that nobody has asked about, counts as ended."""
+    """Return whether the process is alive. A zombie (an ended process whose parent has not read its exit code) counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def running_ui(
     module: str = "niels_cache_assets.cli",
     forked: bool = False,
 ) -> Iterator[RunningUi]:
-    """The UI on a small project in `folder`; what the quickstart profile adds is switched off. Any port that is free.
+    """Run the UI on a small project in `folder`, on any free port. The data sets of the quickstart profile are switched off.
 
     `forked`: without the start of an interpreter, for a test that is not about it (tests/programs.py).
     """
