@@ -1,4 +1,4 @@
-"""Training batches for Lightning: a run is saved and resumed at the exact batch. Only this module needs the package lightning.
+"""Training batches for Lightning. A run is saved and resumed at the exact batch. Only this module needs the package lightning.
 
     tokens = LightningTokens(TokenLoader(...))
     trainer = L.Trainer(callbacks=[tokens], ...)

@@ -67,7 +67,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
     """Return both layers, merged key by key, so a user can set one key of a shipped data set.
 
-    If the table of a data set in `above` has a different `source`, it replaces the whole table in `below`.
+    If `source` of a data set differs between the layers, the table in `above` replaces the whole table in `below`.
     """
     merged = dict(below)
     for section, tables in above.items():

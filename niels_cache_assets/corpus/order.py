@@ -1,8 +1,8 @@
 """The order of the documents of several corpora. Positions in this order are converted to (corpus, ordinal), where the ordinal is the
 number of the document in its corpus.
 
-Of several duplicates, the document that comes first in this order is kept. Memory: 5 bytes a document, about 100 bytes for each dropped
-document while the dropped documents are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
+Of several duplicates, the document that comes first in this order is kept. The memory is 5 bytes a document, about 100 bytes for each
+dropped document while they are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Functions that open prepared data sets. They check that the corpus and its drop list (the list of duplicates) fit the configuration.
 
-Cost: two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
+Opening costs two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
 """
 
 from __future__ import annotations

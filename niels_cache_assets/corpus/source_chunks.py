@@ -1,8 +1,8 @@
 """The unconverted documents of a source, in chunks of 256 documents or about a megabyte.
 
 Chunks do not depend on the batches of the source. Each chunk has its own position in the stream, because new chunks are made before earlier
-chunks are finished. A stream that resumes at a position gives the same chunks as a pass from the beginning. Memory: a chunk, and a small
-object for each chunk that is not finished.
+chunks are finished. A stream that resumes at a position gives the same chunks as a pass from the beginning. The memory is that of a chunk,
+and a small object for each chunk that is not finished.
 """
 
 from __future__ import annotations

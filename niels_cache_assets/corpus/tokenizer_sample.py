@@ -4,7 +4,7 @@ A data set with `prepare` contributes the documents of its corpus that go to tra
 list are left out. If the data set has no current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from
 its members. A member with a corpus contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed from its
 members. So the mixture gives the same text when the tokenizer is trained again. A data set that cannot be read, for any reason, is left
-out, with a warning and a record. Cost: only the needed part of each data set is read. Text is written to disk.
+out, with a warning and a record. Only the needed part of each data set is read. The text is written to disk.
 """
 
 from __future__ import annotations

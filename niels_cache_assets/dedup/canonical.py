@@ -14,8 +14,8 @@ Categories and case are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which ev
 the Python version. Code points that Unicode added later stay unchanged. There is no normalization (NFC), so composed and decomposed accents
 stay different.
 
-Cost: the table takes about 0.1 s once a process. In pure Python, ASCII text takes 6 us/KB, and other text 60 us/KB. For many documents use
-`signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
+The table takes about 0.1 s, once in each process. In pure Python, ASCII text takes 6 us/KB, and other text takes 60 us/KB. For many
+documents use `signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
 """
 
 import string

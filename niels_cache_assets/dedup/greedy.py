@@ -45,7 +45,7 @@ class Verify:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """The dropped documents in order: arrays of shape (n,).
+    """The dropped documents in order, as arrays of shape (n,).
 
     `ordinals` and `because` are uint32. `because` is the earliest kept document that is the reason. `exact` is bool, and says whether the
     digests are equal. `similarity` is float32. It is 1 for exact duplicates, the measured value with `verify`, and NaN otherwise.

@@ -13,7 +13,7 @@ both.
 All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014). The constants of the slots are the output
 of splitmix64 from SLOT_SEED, and are the same on every machine. The constants of 16 slots are the first constants of 128 slots.
 
-Cost: about 0.35 ms/KB of text, about fifty times the cost of the kernels (benchmarks/dedup.py).
+This code takes about 0.35 ms/KB of text, which is about fifty times the time of the kernels (benchmarks/dedup.py).
 """
 
 from functools import lru_cache

@@ -101,8 +101,8 @@ class Journal:
     ) -> Journal:
         """Open the journal of the unfinished build in `directory`. If that build cannot be resumed, log the reason and clear the directory.
 
-        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Files are cut
-        back to their recorded sizes, and files that the record does not name are removed, so that all files are as they were at the record.
+        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Each file is cut
+        back to its recorded size. Files without an entry in the record are removed. So all files are as they were at the record.
         Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
@@ -204,7 +204,7 @@ def _encode(content: dict[str, Any]) -> bytes:
 def _decode(content: bytes) -> Recorded | str:
     """Parse the bytes of a journal, a line with a sha256 and a line of JSON.
 
-    Return the record. For any other form, return the reason why the journal cannot be used.
+    Return the record. If the bytes have any other form, return the reason why the journal cannot be used.
     """
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:

@@ -229,7 +229,7 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Return a note on the fields that are read, such as `text in 'body'`. It is empty if none of these keys is set."""
+    """Return a note on the fields that a table reads, such as `text in 'body'`. The note is empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 

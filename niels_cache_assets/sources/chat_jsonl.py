@@ -1,6 +1,6 @@
-"""`chat_jsonl`: SFT rows of the user's files, one conversation in each row.
+"""The source `chat_jsonl`, for SFT rows of the user's files, with one conversation in each row.
 
-This module turns rows into messages. `sources.conversations` decides which conversations are valid. Memory: one row at a time.
+This module turns rows into messages. `sources.conversations` decides which conversations are valid. One row at a time is in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gutenberg`: Project Gutenberg books without the project's header and licence footer.
+"""The source `gutenberg`, for books of Project Gutenberg without the project's header and licence footer.
 
 The books are read from the hub, or from a folder of *.txt. One book of a folder, or one row group (block of rows) of the hub, is in memory.
 """

@@ -1,4 +1,4 @@
-"""`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
+"""The source `interleave`, which mixes one stream from other pretrain data sets by weight, document by document.
 
 `datasets.interleave_datasets` draws from streams. Each member is read with the settings of its own table. A document costs about 0.1 ms,
 because the library passes rows between threads one at a time. A member that is split by val_frac is read one more time to count its

@@ -1,4 +1,4 @@
-"""`jsonl`: pretrain data sets from the user's files with one JSON object per line."""
+"""The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`markdown_folder`: notes below a folder, one document for each *.md file. The module also has the base class of `roam`.
+"""The source `markdown_folder`, for notes below a folder, with one document for each *.md file. The module also has the base class of
+`roam`.
 
 Files are read in the order of their relative paths. Hidden files and folders (.git, .obsidian) are left out. One file is in memory at a
 time.

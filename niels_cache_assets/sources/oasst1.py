@@ -1,4 +1,4 @@
-"""`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
+"""The source `oasst1`, for OpenAssistant's message trees as conversations. There is one conversation for each path from a root to a leaf.
 
 The module reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all of them are held in memory: 88,000
 for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is linear in the number of messages and in the length of the

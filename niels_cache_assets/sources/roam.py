@@ -1,4 +1,6 @@
-"""`roam`: a graph exported from Roam, as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one document."""
+"""The source `roam`, for a graph that Roam exported as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one
+document.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`text`: pretrain data sets from the user's plain text files."""
+"""The source `text`, for pretrain data sets from the user's plain text files."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Source(BaseModel):
 
     @property
     def hub_config(self) -> str | None:
-        """`dataset_config` of meta.json: the configuration of the hub data set, or None if no hub data set is read."""
+        """The value of `dataset_config` in meta.json. It is the configuration of the hub data set, or None if no hub data set is read."""
         return getattr(self, "config", None)
 
     def identity(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class PretrainSource(Source):
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents in batches of tens to hundreds each.
+        """Yield the documents in batches of some tens to some hundreds.
 
         The stream is read lazily. The same context gives the same order.
         """

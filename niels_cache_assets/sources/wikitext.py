@@ -1,4 +1,4 @@
-"""`wikitext`: rows of WikiText joined back into articles.
+"""The source `wikitext`, which joins rows of WikiText back into articles.
 
 The hub's rows and the lines of the raw files are paragraphs. An article starts at a level-1 heading (` = Title = `; ` = = Section = = ` is
 a section inside an article). No row is lost: the joined texts of all articles equal the joined texts of all rows.

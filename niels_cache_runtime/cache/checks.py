@@ -1,4 +1,4 @@
-"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need neither torch nor numpy."""
+"""Checks of settings that a caller gives (whole numbers, token ids, choices and indices). They need neither torch nor numpy."""
 
 import difflib
 import operator

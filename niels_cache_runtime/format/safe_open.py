@@ -1,4 +1,4 @@
-"""Files and names from an untrusted source: a name must stay inside its folder, and a file must be a regular file.
+"""Checks of files and names from an untrusted source. A name must stay inside its folder, and a file must be a regular file.
 
     meta.json --names--> `name_problem` --> `link_problem` of each part of the path --> `open_regular` --> a descriptor
 

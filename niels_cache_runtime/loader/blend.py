@@ -67,8 +67,8 @@ class Blend:
         self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two arrays (n,) int64 for global `samples` (n,): the index of each sample's source, and how many of its samples came
-        before.
+        """Return two arrays (n,) int64 for global `samples` (n,). The first has the source of each sample, the second the number of earlier
+        samples of this source.
         """
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")

@@ -26,7 +26,8 @@ Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples: index of the source, epoch of that source, and sample number in that source; all (n,) int64.
+    """The places of samples. They are the index of the source, the epoch of that source, and the number of the sample in that source. All
+    are (n,) int64.
 
     same: (source, epoch) if all samples are known to share them, otherwise None.
     """

@@ -20,7 +20,7 @@ class SourceShare:
     samples: the number of rows. tokens: the number of inputs that are not padding. For packed rows it is computed from the average row.
     configured: the share that the weights request for the planned samples, as a fraction of tokens (or examples). actual: the resulting
         share.
-    epochs: how many times the source has been read at the end of the plan, including earlier steps of the run.
+    epochs: how often the source has been read when the plan ends, including earlier steps of the run.
     repetitions: how often the sample that is read most often is read again after the first time.
     """
 

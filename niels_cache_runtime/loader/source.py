@@ -83,8 +83,8 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries; a source that packs always finds
-        them.
+        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries. A source that packs examples finds
+        boundaries in any case.
         """
         ...
 

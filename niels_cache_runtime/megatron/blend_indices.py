@@ -10,13 +10,13 @@ The rule is sequential, but it forgets its past. If it starts from counts that a
 sets, it gives the one right sequence for these weights (proof: Adler et al., "Convex dynamics and applications", 2005). A good guess is w_d
 * i, rounded to whole counts with the right sum: it is at most slightly wrong. So the samples are cut into lanes, which are stretches that
 begin at such a guess. All lanes advance side by side, with one numpy call per step for all of them. Then each guess is compared with the
-counts at the end of the lane before. If they differ, the lane is computed again from the right counts, until it meets its earlier result.
-So in the end, every lane has started from the counts at the end of the lane before it.
+counts at the end of the lane before. If they differ, the lane is computed again from the right counts, until it gives the same counts as
+before. So in the end, every lane has started from the counts at the end of the lane before it.
 
-Cost: about 20 ns per sample plus 2 ns per sample and data set, on one core. This is two to three times the time of Megatron's compiled
-helper. If numba is installed, `kernels` builds a large blend faster than the helper. Lanes are faster from about eight lanes on. Fewer
-samples than eight lanes have (2,048, and more with more than 32 data sets) are computed one by one, at about 3 us each. Beside the output,
-memory is needed for one round of at most 2^15 counts.
+A blend takes about 20 ns per sample plus 2 ns per sample and data set, on one core. This is two to three times the time of Megatron's
+compiled helper. If numba is installed, `kernels` builds a large blend faster than the helper. Lanes are faster from about eight lanes on.
+Fewer samples than eight lanes have (2,048, and more with more than 32 data sets) are computed one by one, at about 3 us each. Beside the
+output, memory is needed for one round of at most 2^15 counts.
 """
 
 from collections.abc import Callable, Sequence

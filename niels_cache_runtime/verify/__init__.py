@@ -3,9 +3,9 @@
     root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
 If another program wrote the meta.json of a cache, the cache is unverifiable. This is a note, a result in the table and a number in the
-summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick` it reads no file, and compares
-names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no
-link, with one exception: the folder of a data set may itself be a link.
+summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick`, the verifier reads no file,
+and compares names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It
+follows no link, except that the folder of a data set may itself be a link.
 
 Somebody may change files and compute all hashes again, including the hash of meta.json. The verifier does not detect this, because only a
 record outside of the cache can show it (`niels-cache verify --against-dagster`).
@@ -56,8 +56,8 @@ def verify_cache(
 ) -> list[Finding]:
     """Verify a cache root, or a folder that itself holds a meta.json. Return the findings.
 
-    names: what to verify, if not everything. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`, `corpus/NAME`,
-        `index/HASH`, `tokenizer` or `duplicates`.
+    names: the folders to verify; by default, all are verified. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`,
+        `corpus/NAME`, `index/HASH`, `tokenizer` or `duplicates`.
 
     In a root, the folder of a data set must have the name that its meta.json gives (`dataset_name`, if it is not null). The other arguments
     have the same meaning as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.

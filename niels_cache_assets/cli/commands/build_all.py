@@ -1,4 +1,4 @@
-"""`build-all`: build everything that the settings name, and print a table of the results.
+"""The command `build-all`. It builds everything that the settings name, and prints a table of the results.
 
 The launcher in defs/ decides the order of the builds, and what happens to the remaining data sets when one data set fails.
 """

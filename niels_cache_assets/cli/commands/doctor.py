@@ -1,4 +1,4 @@
-"""`doctor`: check everything that a build needs from this machine. No check leaves a file behind.
+"""The command `doctor`. It checks everything that a build needs from this machine. No check leaves a file behind.
 
 The command opens each file that a data set names, and sends one request for each data set from the hub. For an instant, it also creates a
 file and two folders in the cache directory.

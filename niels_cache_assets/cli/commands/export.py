@@ -1,4 +1,6 @@
-"""`export FORMAT NAME`: write a pretrain cache as files of another project. niels_cache_assets.exchange defines the formats."""
+"""The command `export FORMAT NAME`. It writes a pretrain cache as files of another project. niels_cache_assets.exchange defines the
+formats.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`init`: write a first niels_cache.toml. own_data/new_config.py makes the text of the file; docs/configuration.md explains its keys."""
+"""The command `init`. It writes a first niels_cache.toml. own_data/new_config.py makes the text of the file, and docs/configuration.md
+explains the keys.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """The records about the upstream of a data set. first_seen: when an observation or a build first met the revision of the cache.
+    """The records about the upstream of a data set. first_seen: the time at which an observation or a build first found the revision of the
+    cache.
 
     looked_at: the time of the last observation of upstream. newest: the revision at that time. Both are None if upstream was never
     observed.
@@ -57,7 +58,7 @@ class Recorded:
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
     def revision_age(self, revision: str | None, now: float) -> str:
-        """Return the time since the revision of the cache was first met."""
+        """Return the time since the revision of the cache was first found."""
         return age(self.upstream.first_seen if revision is not None else None, now)
 
     def upstream_words(self, revision: str | None, now: float) -> str:

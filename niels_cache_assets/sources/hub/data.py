@@ -209,8 +209,8 @@ def _longer(values: Sequence[Any], limit: int) -> list[int]:
 
 
 def _datasets() -> Any:
-    """Return the datasets library, without log lines and progress bars, and without its sleep of five seconds at the end of each shuffled
-    Parquet stream.
+    """Return the datasets library. Its log lines and progress bars are switched off, and so is a sleep of five seconds at the end of each
+    shuffled Parquet stream.
 
     The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). The library's counting of downloads is also off,
     because it needs the network even for local files.

@@ -1,9 +1,9 @@
 """Pages of a MediaWiki XML dump, streamed: `read_pages`.
 
 Format: any version of the export schema, such as mediawiki.org/xml/export-0.11 (the namespace is ignored). The standard library's expat
-reads the XML, event by event. Memory: one page and a block of the file, for a dump of any size. If a page has a history, only its last
-revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, it seeks to the page. In a compressed dump, it parses
-all pages before, and parsing is faster than the decompression. Wikitext is not converted here.
+reads the XML, event by event. One page and a block of the file are in memory, for a dump of any size. If a page has a history, only the
+last revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, the pass seeks to the page. In a compressed dump,
+it parses all earlier pages, and parsing is faster than the decompression. Wikitext is not converted here.
 """
 
 from __future__ import annotations

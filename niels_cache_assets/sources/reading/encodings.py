@@ -151,7 +151,7 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """Return a text that contains marks as bytes, for interfaces that take only bytes.
+    """Return the bytes of a text with marks, for interfaces that take only bytes. A mark stands for bytes that could not be decoded.
 
     Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
     """
