@@ -21,14 +21,14 @@ OLMO_IMPORTS = "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetCon
 
 
 def random_documents(count: int, *, seed: int, mean: int = 20) -> list[list[int]]:
-    """Documents of made-up ids, each closed with EOT."""
+    """Return documents of made-up ids. Each ends with EOT."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 2 * mean, (count,), generator=generator).tolist()
     return [[*torch.randint(EOT + 1, VOCAB_SIZE, (length,), generator=generator).tolist(), EOT] for length in lengths]
 
 
 def write_documents_cache(folder: Path, documents: Mapping[str, Documents], *, shard_tokens: int = 1000, **fields: Any) -> Path:
-    """A pretrain cache of these documents by split; a split that is not given is empty."""
+    """Write a pretrain cache of these documents by split. A missing split is empty."""
     totals = {}
     for split in SPLITS:
         given = documents.get(split, [])
@@ -43,7 +43,7 @@ def write_documents_cache(folder: Path, documents: Mapping[str, Documents], *, s
 
 
 def export(cache: Path, format: str, out: Path, *, force: bool = False, **settings: Any) -> ExportPlan:
-    """Export the cache; the sizes that the plan says are those of the files."""
+    """Export the cache, and check that the files have the sizes in the plan."""
     plan = plan_export(cache.name, cache, ExportSettings(format=format, out=out, **settings))
     write_export(plan, force=force)
     assert plan.files
@@ -56,7 +56,7 @@ def planned(cache: Path, format: str, out: Path) -> ExportPlan:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder, hidden ones too."""
+    """Return every file below the folder, including hidden files."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -65,7 +65,7 @@ def stream_of(documents: Documents) -> list[int]:
 
 
 def read_back(format: str, out: Path, split: Split, *, name: str) -> list[int]:
-    """The split's token stream in an export of both splits, with EOT after each document."""
+    """Return the split's token stream in an export of both splits, with EOT after each document."""
     return {"megatron": _megatron, "nanogpt": _nanogpt, "llmc": _llmc, "datatrove": _datatrove, "olmo": _olmo, "npy": _npy}[format](
         out, split, name
     )

@@ -32,7 +32,7 @@ NASTY: list[Any] = [None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.
 
 
 class Draws:
-    """Choices, made of whole numbers that `integer(low, high)` gives, both ends included."""
+    """Random choices. They are made from whole numbers of `integer(low, high)`, which includes both ends."""
 
     def __init__(self, integer: Callable[[int, int], int]) -> None:
         self.integer = integer
@@ -78,7 +78,7 @@ def fuzz(cases: int, make: Callable[[Draws], T], check: Callable[[T], None]) -> 
 
 
 def seeded(case: int) -> Draws:
-    """The draws of that case of the long version."""
+    """Return the draws of this case of the long version."""
     generator = torch.Generator().manual_seed(case)
     numbers: Iterator[int] = iter(())
 
@@ -95,7 +95,7 @@ def seeded(case: int) -> Draws:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Fails where the block takes so long that it can only hang."""
+    """Fail if the block takes so long that it certainly hangs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"still reading after {_SECONDS} s")
@@ -125,7 +125,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def mutated_bytes(draws: Draws, whole: bytes, fields: Sequence[tuple[int, int]] = ()) -> bytes:
-    """`whole` after up to four changes; `fields`: (offset, bytes) of its little-endian numbers. Some results are random bytes."""
+    """Return `whole` after up to four changes. `fields`: (offset, bytes) of its little-endian numbers. Some results are random bytes."""
     if draws.integer(0, 19) == 19:
         return draws.bytes(0, 100)
     content = bytearray(whole)
@@ -157,7 +157,7 @@ def mutated_bytes(draws: Draws, whole: bytes, fields: Sequence[tuple[int, int]] 
 
 
 def mutated_json(draws: Draws, whole: Any) -> Any:
-    """A copy of JSON values with up to three of them replaced, left out, renamed, exchanged or added."""
+    """Return a copy of JSON values, in which up to three values are replaced, left out, renamed, exchanged or added."""
     copy = deepcopy(whole)
     for _ in range(draws.integer(0, 3)):
         holder = draws.of(list(_holders(copy)))

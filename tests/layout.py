@@ -34,7 +34,7 @@ def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> set[frozenset[str]]:
-    """Find the largest sets of modules of which each leads to each other one."""
+    """Find the cycles of imports: the largest sets of modules in which each module imports every other, directly or through others."""
     reached = {start: _reachable(graph, start) for start in graph}
     return {frozenset(other for other in reached[start] if start in reached[other]) for start in graph if start in reached[start]}
 

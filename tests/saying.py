@@ -2,7 +2,7 @@
 
 
 class Saying:
-    """Equal to every text that has these parts: `assert findings == [("meta.json", Saying("train_tokens", "hold 20"))]`."""
+    """An object that equals every text with these parts, as in `assert findings == [("meta.json", Saying("train_tokens", "hold 20"))]`."""
 
     def __init__(self, *parts: str) -> None:
         assert parts

@@ -8,9 +8,9 @@
     | data set  ...                  a line on stdout
     = 0
 
-`niels-cache` runs in this process, each time with the environment as it was at first, its output through a filter if one follows (`|`);
-`cd` is understood; other lines are bash's.
-Text that varies from run to run and from machine to machine is shown as `#`, in its length, so that tables stay tables.
+`niels-cache` runs in this process, each time with the first environment. If a filter follows (`|`), the output goes through this filter.
+`cd` is understood. bash runs all other lines. Text that varies from run to run and from machine to machine is shown as `#`, in its length,
+so that tables stay tables.
 """
 
 import io
@@ -53,7 +53,7 @@ class Printed:
     code: int
 
     def lines(self) -> Iterator[str]:
-        """As they stand in a file. Blanks at the end of a line are left out."""
+        """Return the lines as they are in a file. Blanks at the end of a line are left out."""
         for sign, text in (("|", self.stdout), ("!", self.stderr)):
             for line in text.splitlines():
                 yield f"{sign} {varying_hidden(line.rstrip())}".rstrip()
@@ -67,7 +67,7 @@ def varying_hidden(line: str) -> str:
 
 
 def written_again(session: str) -> str:
-    """The session with what its commands print now, in this folder; comments and blank lines stay."""
+    """Return the session with the present output of its commands, in this folder. Comments and blank lines stay."""
     lines: list[str] = []
     for line in session.splitlines():
         if line.startswith(TYPED):
@@ -78,7 +78,7 @@ def written_again(session: str) -> str:
 
 
 def commands_of(session: str) -> list[str]:
-    """Of each line that calls ours, the name of the command."""
+    """Return the name of the command for each line that calls our program."""
     typed = [shlex.split(line.removeprefix(TYPED)) for line in session.splitlines() if line.startswith(TYPED)]
     return [words[1] for words in typed if words[0] == PROGRAM]
 

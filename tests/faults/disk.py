@@ -38,7 +38,7 @@ class Disk:
 
     @contextmanager
     def installed(self) -> Iterator["Disk"]:
-        """In the block, calls are counted and broken."""
+        """Count and break calls in the block."""
         with mock.patch.multiple(os, **self._os_calls()):
             opened = functools.partial(self._open, open)
             with mock.patch("builtins.open", opened), mock.patch.object(io, "open", opened):
@@ -53,7 +53,7 @@ class Disk:
         return calls | {name: functools.partial(self._descriptor, name, getattr(os, name)) for name in _BY_DESCRIPTOR}
 
     def count(self, kind: str, path: str | os.PathLike[str] | bytes, *, folder: int | None = None) -> None:
-        """One call that changes `path`; breaks it if it is its turn."""
+        """Count a call that changes `path`. Break this call if its number is `at`."""
         whole = os.fsdecode(path) if folder is None else os.path.join(_path_of(folder), os.fsdecode(path))
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
         if os.path.commonpath([self._folder, real]) != self._folder:

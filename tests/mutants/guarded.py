@@ -45,7 +45,7 @@ def main(command: list[str]) -> int:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """All processes that `ancestor` started, and those that these did."""
+    """Return all processes that `ancestor` started, directly or through others."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
