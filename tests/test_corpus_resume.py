@@ -1,4 +1,4 @@
-"""Corpora and drop lists that are begun again go on where they were, and end in the bytes of an undisturbed run."""
+"""Interrupted builds of corpora and drop lists. The next build resumes, and ends in the bytes of an undisturbed run."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first document of every chunk that is worked on."""
+    """Record the first document of every chunk that is cleaned."""
     firsts: list[int] = []
     work = ChunkWork.__call__
 
@@ -72,7 +72,7 @@ def misbehaving(folder: Path, **faults: Any) -> Registry:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
-    """Ctrl-C comes when so many chunks were worked on."""
+    """Send Ctrl-C after so many chunks."""
     work, done = ChunkWork.__call__, [0]
 
     def stopping(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
@@ -238,7 +238,7 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
 
 
 def afresh(log: list[str]) -> str:
-    """The line that says why a build starts afresh."""
+    """Return the line with the reason why a build starts from the beginning."""
     (line,) = [line for line in log if line.startswith("starting afresh: ")]
     return line
 

@@ -1,4 +1,4 @@
-"""Materializing: what is recorded, when nothing is built again, and what a failure leaves."""
+"""Materializing assets. The tests check the records, cache hits, and the files after a failure."""
 
 import re
 from collections.abc import Mapping

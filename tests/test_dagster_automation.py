@@ -1,4 +1,4 @@
-"""When small SFT data sets are built by themselves: Dagster's own evaluation of the condition, tick by tick, over real builds."""
+"""Automatic builds of small SFT data sets. Dagster evaluates the condition, tick by tick, over real builds."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Automation:
         self.cursor: object = None
 
     def tick(self) -> set[str | None]:
-        """The partitions that are asked for, all three assets of each."""
+        """Return the requested partitions. All three assets of each partition must be requested."""
         result = dg.evaluate_automation_conditions(self.project.defs, self.project.instance, cursor=self.cursor)  # type: ignore[arg-type]
         self.cursor = result.cursor
         asked = [result.get_requested_partitions(key) for key in family_keys("sft")]

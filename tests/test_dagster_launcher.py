@@ -1,4 +1,4 @@
-"""Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
+"""Builds from a program. Each data set is one run in the instance that the UI shows, and a failed run does not stop other runs."""
 
 import os
 import signal

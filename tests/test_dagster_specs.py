@@ -1,4 +1,4 @@
-"""The definitions as a whole, as literal data: a change of a key, a dependency or a check is a decision, and shows here."""
+"""All definitions as literal data. A change of a key, a dependency or a check is a decision, so it must be made here too."""
 
 import importlib
 import sys
@@ -183,7 +183,7 @@ def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
 
 
 def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference | dg.UrlCodeReference]:
-    """Of every asset, its one link."""
+    """Return the link of every asset."""
     found = {spec.key.to_user_string(): spec.metadata["dagster/code_references"].code_references for spec in defs.resolve_all_asset_specs()}
     assert all(len(links) == 1 for links in found.values())
     return {key: links[0] for key, links in found.items()}

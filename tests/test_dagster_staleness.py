@@ -64,7 +64,7 @@ def test_another_revision_upstream_makes_that_partition_stale_until_it_is_built(
 
 
 def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(tmp_path: Path, tiny_model: Path) -> None:
-    """The UI shows what was only observed as missing, in orange."""
+    """The UI shows partitions that were only observed as missing, in orange."""
     project = Project(tmp_path, tiny_model)
     assert project.build_tokenizer().success
 

@@ -1,4 +1,6 @@
-"""No document of train equals or is near one of val: against brute force, on any number of threads, for every way of splitting."""
+"""Decontamination. No document of train equals or is near a document of val. The tests compare with brute force, on any number of threads,
+for every way to split.
+"""
 
 import shutil
 from pathlib import Path
@@ -44,7 +46,7 @@ def naive_shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def naive_match(text: str, val: list[str], threshold: float) -> Match | None:
-    """The definition: the earliest equal one, else the earliest near one, by looking at all."""
+    """Return the match by definition, from all documents: the earliest equal document, or else the earliest near document."""
     canonical = [" ".join("".join(character for character in one.lower() if character not in ".,!?").split()) for one in [text, *val]]
     if canonical[0] in canonical[1:]:
         return Match("exact", canonical[1:].index(canonical[0]), 1.0)

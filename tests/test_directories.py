@@ -36,7 +36,7 @@ class Stopped(BaseException):
 
 
 def build(target: Path, content: str) -> None:
-    """A resumable build with a file in a folder; it looks at nothing that an earlier one left."""
+    """Make a resumable build with a file in a folder. It does not look at files of an earlier build."""
     with atomic_directory(target, resumable=True) as partial:
         for path in (partial / "train", partial / SCRATCH_NAME, partial / "meta.json"):
             commit.remove(path)

@@ -1,4 +1,4 @@
-"""Every command and snippet of README and docs runs as it stands, page by page, or is on the list with the reason why it does not.
+"""Every command and snippet of README and docs runs unchanged, page by page, or is on the list of exceptions with a reason.
 
 One project is built for all pages, small stand-ins for the quickstart and the data sets that pages speak of, and each page works in a copy
 of it. The tutorial starts from nothing, in an empty folder beside a clone.
@@ -140,7 +140,7 @@ files = ["chats.jsonl"]
 
 @pytest.fixture(scope="module")
 def prepared(quickstart: Path, tiny_model: Path) -> Path:  # noqa: F811
-    """A folder as a reader has it who has done what pages assume."""
+    """A folder of a reader who has done everything that pages assume."""
     folder = quickstart
     (folder / "examples").symlink_to(REPOSITORY / "examples")
     shutil.copy(tiny_model.parent / META_NAME, folder / "cache/quickstart/tokenizer")

@@ -1,4 +1,6 @@
-"""An older export is replaced as a whole and only it: its files are known by their list, and the renames are one step to who looks on."""
+"""The replacement of an older export. All of its files are replaced, and no other file. A list has its files. A reader sees the renames as
+one step.
+"""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Caches that people have built stay valid: fingerprints of default settings are those of the first versions, however many keys come."""
+"""Caches that people have built stay valid. Fingerprints of default settings are those of the first versions, even with many new keys."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""States of loaders that were edited or cut, most of them found by fuzzing: refused before anything is read, never a crash."""
+"""States of loaders that were edited or cut, most of them found by fuzzing. They are refused before a file is read, and never crash."""
 
 import copy
 import json

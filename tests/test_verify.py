@@ -1,4 +1,6 @@
-"""`python -m niels_cache_runtime.verify`: a clean cache is clean, and each kind of damage is one finding in the right file."""
+"""The program `python -m niels_cache_runtime.verify`. It finds nothing in a sound cache, and one finding in the right file for each kind of
+damage.
+"""
 
 import errno
 import functools
