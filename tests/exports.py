@@ -21,14 +21,14 @@ OLMO_IMPORTS = "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetCon
 
 
 def random_documents(count: int, *, seed: int, mean: int = 20) -> list[list[int]]:
-    """Return documents of made-up ids. Each ends with EOT."""
+    """Documents of made-up ids, each closed with EOT."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 2 * mean, (count,), generator=generator).tolist()
     return [[*torch.randint(EOT + 1, VOCAB_SIZE, (length,), generator=generator).tolist(), EOT] for length in lengths]
 
 
 def write_documents_cache(folder: Path, documents: Mapping[str, Documents], *, shard_tokens: int = 1000, **fields: Any) -> Path:
-    """Write a pretrain cache of these documents by split. A missing split is empty."""
+    """A pretrain cache of these documents by split; a split that is not given is empty."""
     totals = {}
     for split in SPLITS:
         given = documents.get(split, [])
@@ -65,7 +65,7 @@ def stream_of(documents: Documents) -> list[int]:
 
 
 def read_back(format: str, out: Path, split: Split, *, name: str) -> list[int]:
-    """Return the split's token stream in an export of both splits, with EOT after each document."""
+    """The split's token stream in an export of both splits, with EOT after each document."""
     return {"megatron": _megatron, "nanogpt": _nanogpt, "llmc": _llmc, "datatrove": _datatrove, "olmo": _olmo, "npy": _npy}[format](
         out, split, name
     )

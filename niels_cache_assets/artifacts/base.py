@@ -36,7 +36,7 @@ class Outcome:
         not available, or if the artifact is switched off.
     warning: the reason if `kept` is True. Otherwise, a remark for the user, or None.
     seconds: the duration of this run.
-    resumed: the number of tokens that an interrupted build had already made. For a corpus, it is the number of characters.
+    resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
     """
 
     key: str
@@ -75,7 +75,7 @@ class Written:
 
     meta: the record, which is written after all other files.
     resumed, warning: the values for the same fields of Outcome.
-    changed: False if everything existed already. Only kinds of artifacts that find this out while they write set `changed`.
+    changed: False if everything existed already. Only some kinds of artifacts set `changed`: those that find this out while they write.
     """
 
     meta: Meta

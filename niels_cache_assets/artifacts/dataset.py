@@ -76,7 +76,7 @@ class Dataset(Artifact):
 
     @cached_property
     def tokenizer(self) -> SentencePieceTokenizer:
-        """The tokenizer in the folder `root`. Raises NielsCacheError if there is no tokenizer."""
+        """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
 
     @cached_property
@@ -136,7 +136,7 @@ class Dataset(Artifact):
         return self.identity_with(self.tokenizer.model_sha256, revision)
 
     def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of a cache with this tokenizer."""
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
         return cache_identity(
             self.registry,
             self.source,

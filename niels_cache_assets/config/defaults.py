@@ -9,7 +9,7 @@ FINEWEB_VAL_TOKENS = 5_000_000
 
 VOCAB_SIZE = 16_000
 TOKENIZER_SAMPLE_BYTES = 20_000_000
-TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so the number belongs to the model's identity
+TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so it belongs to the model's identity
 
 _SUFFIX = "84a5023f67d74cf29cc4001becde983c"
 ROLE_KEYS = ("sys", "usr", "asst", "eot")

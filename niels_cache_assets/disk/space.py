@@ -52,8 +52,8 @@ class Need:
 def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_bytes: int | None, exact: bool) -> Need | None:
     """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
-    A budget of None stands for the whole source. `text_bytes`: the bytes of the source's text, or None if unknown. `exact`: whether the
-    source certainly has so many bytes. If `exact` is False, the number is only an upper bound.
+    A budget of None stands for the whole source. `text_bytes`: the bytes of the source's text, None if unknown. `exact`: whether the source
+    certainly has so many bytes; if False, the number is only an upper bound.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN

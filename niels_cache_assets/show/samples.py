@@ -55,9 +55,7 @@ class Sample:
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """Return at most four different samples. The list is empty if the split is empty. Raise NielsCacheError for missing or unreadable
-    files.
-    """
+    """Return at most four different samples, or none if the split is empty. Raise NielsCacheError for missing or unreadable files."""
     tokens = SplitTokens(directory, family, split)
     ends = tokens.ends
     if not len(ends):
@@ -124,7 +122,7 @@ class Drawn:
 
 
 def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
-    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role (such as `eot`)."""
+    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role."""
     from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])

@@ -45,7 +45,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
-        if "text_field" not in files.state:  # otherwise an earlier pass has chosen the field by the first rows
+        if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
             head = [*rows.first_rows(stream)]
             if not head:
                 return

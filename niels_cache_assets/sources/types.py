@@ -203,7 +203,7 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
-    shuffles_itself: ClassVar[bool] = False  # True if the stream applies shuffle_buffer (Hugging Face), False if the builder does
+    shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, filled before train starts; 0: no val")

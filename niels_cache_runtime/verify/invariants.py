@@ -180,7 +180,7 @@ class _PretrainSplit:
 class _Shard:
     """Counts in the blocks of one shard.
 
-    position: the place of the next token in the stream of the split. ends: the document ends, or None if documents
+    position: the place of the next token in the stream, at first of the shard's first token. ends: the document ends, or None if documents
         need not end with EOT.
     """
 

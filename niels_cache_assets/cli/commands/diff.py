@@ -195,7 +195,7 @@ def _place(place: TokenPlace, noun: str) -> str:
 
 
 def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
-    """Return the text around a token, with the token marked. If the tokenizer is not known, return token ids."""
+    """Return the surrounding text with the token marked. If the tokenizer is not known, return token ids."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text

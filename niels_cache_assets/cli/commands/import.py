@@ -116,8 +116,8 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
 
 
 def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
-    """Return the facts about the tokens that the options give. Raise NielsCacheError if two options contradict each other, or if an option
-    contradicts the tokenizer of the cache root.
+    """Return the facts about the tokens that the options give. Raise NielsCacheError if the options contradict each other or the tokenizer
+    of the cache root.
     """
     from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir

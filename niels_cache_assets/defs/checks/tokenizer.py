@@ -69,7 +69,7 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
 
 
 def _special_ids_in(piece: str, tokenizer: SentencePieceTokenizer) -> list[int]:
-    """Return the ids of the string of a special token. The blank that SentencePiece adds before any text is left out."""
+    """Return the ids of the string of a special token. Omit the blank that SentencePiece adds before any text."""
     ids = tokenizer.encode_unchecked([piece])[0].tolist()
     return [token for token in ids if tokenizer.decode([token]).strip()]
 

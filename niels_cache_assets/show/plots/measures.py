@@ -85,7 +85,7 @@ class CacheMeasures:
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
     """Return the counts of both splits of a finished cache. Raise NielsCacheError for missing or unreadable files."""
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    token_counts = np.zeros(meta["vocab_size"] or MAX_UINT16_VOCAB_SIZE, dtype=np.int64)  # the vocabulary of imported tokens may be unknown
+    token_counts = np.zeros(meta["vocab_size"] or MAX_UINT16_VOCAB_SIZE, dtype=np.int64)  # imported tokens may have no known vocabulary
     conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)

@@ -131,9 +131,7 @@ class HubData(DecodesText):
         return self.val_files is not None if self.files else self.val_split is not None
 
     def parts(self) -> list[Part]:
-        """Return the parts (upstream splits) to read. Val comes first, because val is small, and a token budget of train may end the
-        stream.
-        """
+        """Return the parts to read. Val comes first, because val is small, and a token budget of train may end the stream."""
         if self.files and self.val_files:
             return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
         if self.files:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 64 << 20
 _AVERAGE_BYTES = 1 << 20  # bytes of a batch with rows of average length, because some rows may be much longer
 _WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
-_ENOUGH_ROWS = 64  # rows that are decoded together; with more rows, the cost per row hardly falls
-_LOOKED_AT = 16  # number of rows to look at, because a row without a value does not show the dictionary
+_ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
+_LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
