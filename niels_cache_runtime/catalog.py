@@ -30,6 +30,7 @@ from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
+    TOKENIZER_MODEL_NAMES,
     Family,
     Split,
     Tokens,
@@ -299,7 +300,8 @@ class CacheFamily(Mapping[str, CacheDataset]):
 class Cache:
     """A cache folder. `pretrain` and `sft` give its data sets by name.
 
-    `tokenizer` is the path of the cache's SentencePiece model, or None if there is no model.
+    `tokenizer` is the path of the cache's model (a SentencePiece model, a tokenizer.json, or the tiktoken.json beside ranks), or None if
+    there is no model.
     """
 
     def __init__(self, root: str) -> None:
@@ -308,7 +310,8 @@ class Cache:
 
     @property
     def tokenizer(self) -> str | None:
-        models = sorted(tokenizer_dir(self.root).glob("*.model"))
+        folder = tokenizer_dir(self.root)
+        models = [*sorted(folder.glob("*.model")), *(folder / name for name in TOKENIZER_MODEL_NAMES.values() if (folder / name).is_file())]
         return str(models[0]) if models else None
 
     def __repr__(self) -> str:

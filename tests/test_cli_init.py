@@ -175,10 +175,10 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
             ),
         ),
         (["titles.json"], ("titles.json: ", "each line")),
-        (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "--tokenizer takes files")),
+        (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "no tokenizer.json")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--profile", "quick"], ("--profile: ", "did you mean 'quickstart'?")),
-        (["--vocab-size", "70_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 70000",)),
+        (["--vocab-size", "3_000_000_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 3000000000",)),
         (["--out", "no/such/folder.toml", "rows.jsonl"], ("no/such", "with --out")),
     ],
 )

@@ -48,7 +48,7 @@ ROOMS = {  # what each room may import of its own package
         "indices": "config",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
-        "own_data": "config show sources",
+        "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices show sources streaming tokenizer",
         "defs": "artifacts build_cache config corpus disk show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data show sources streaming tokenizer",

@@ -20,7 +20,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, Family
+from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
 Log = Callable[[str], None]
@@ -61,7 +61,7 @@ class Outcome:
     @property
     def model(self) -> Path:
         """The path of a tokenizer's model."""
-        return self.directory / TOKENIZER_MODEL_NAME
+        return self.directory / tokenizer_model_name(self.meta)
 
     @property
     def name(self) -> str:

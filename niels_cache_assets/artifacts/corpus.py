@@ -43,7 +43,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.streaming.in_flight import map_in_processes
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import check_place
@@ -92,7 +92,7 @@ class Corpus(Artifact):
         return self.siblings()
 
     @cached_property
-    def _tokenizer(self) -> SentencePieceTokenizer | None:
+    def _tokenizer(self) -> TextTokenizer | None:
         return corpus_tokenizer(self.registry, self.name, root=self.root)
 
     def inputs(self) -> Sequence[str]:

@@ -10,6 +10,7 @@ from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.disk.space import Need, sft_need
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_runtime.errors import NielsCacheError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +21,14 @@ class Sft(Dataset):
 
     version = CODE_VERSIONS["sft"]
 
+    def unavailable(self) -> str | None:
+        problem = self.registry.tokenizer.roles_problem
+        if problem is not None and self.source.enabled:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.key.replace('/', '.')}] cannot be built: {problem}")
+        return super().unavailable()
+
     def need(self) -> Need | None:
-        return sft_need(self.text_bytes)
+        return sft_need(self.text_bytes, token_bytes=self.token_bytes)
 
     def split_rule(self) -> str:
         return f"seeded {self.source.val_frac:g} of {self.source.split_unit}s to val, seed {self.build.seed}"
@@ -36,6 +43,7 @@ class Sft(Dataset):
             split_by=self.source.split_unit,
             on_invalid="drop",
             threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
             provenance=provenance,
             progress=progress,
         )

@@ -17,7 +17,7 @@ from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATU
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -78,7 +78,7 @@ def needs_tokenizer(registry: Registry, name: str) -> bool:
     return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
 
 
-def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
+def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:
     """Return the tokenizer if a data set's corpus depends on it, and otherwise None. Raises NielsCacheError if the tokenizer is not built
     yet.
     """

@@ -25,7 +25,8 @@ from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
-    TOKENIZER_MODEL_NAME,
+    TOKENIZER_MODEL_NAMES,
+    TOKENIZER_SIDE_NAMES,
     doc_ends_name,
     documents_name,
     examples_name,
@@ -37,7 +38,8 @@ from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
-_CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+_TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
+_CACHE_NAMES = {META_NAME, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 
 def is_cache_name(name: str) -> bool:

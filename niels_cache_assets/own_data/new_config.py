@@ -20,6 +20,8 @@ from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.tokenizer.base import likely_eot
+from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
@@ -129,10 +131,10 @@ def _from_catalog(name: str, wishes: Wishes) -> str:
 
 def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
-        model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one"
+        model = _existing(wishes.tokenizer, wishes, option="--tokenizer")
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(wishes.tokenizer)}"
     said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
-    why = "pieces in all, at most 65_536: tokens are uint16"
+    why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
     elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
     text_bytes = None if elsewhere else _text_bytes(proposals)
     if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
@@ -141,7 +143,16 @@ def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str
     return f"""\
 [tokenizer]
 {said}  # {why}
-# model = "my.model"  # a SentencePiece model to use instead of training one"""
+# model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
+
+
+def _end_of_text(model: str) -> str:
+    """Return the line that names the EOT of a model of another project. It is empty for a model with our special tokens."""
+    tokenizer = open_model(Path(model).expanduser(), special_tokens={})
+    eot = likely_eot(tokenizer.special_names())
+    if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
+        return ""
+    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name; SFT data also needs sys, usr, asst"
 
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
 from niels_cache_runtime.format.layout import (
     META_NAME,
-    TOKENIZER_MODEL_NAME,
     Split,
+    Tokens,
     documents_name,
     examples_name,
     tokenizer_dir,
@@ -65,7 +65,7 @@ class Row:
     dataset: str
     epoch: int
     sample: int
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     documents: NDArray[np.int64]
@@ -129,12 +129,12 @@ class Cache:
         self.notes.append(f"{self.name}: source ids are unknown, because there is no {path}")
         return {}
 
-    def _open_tokenizer(self) -> SentencePieceTokenizer | None:
+    def _open_tokenizer(self) -> TextTokenizer | None:
         meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
         used = read_meta(str(meta)).get("tokenizer_sha256") if meta.exists() else None
         if used is None:
             self.notes.append(f"{self.name}: showing token ids, because no meta.json names the tokenizer")
-        elif used != current_tokenizer_sha256(self._split.parent) or not (tokenizer_dir(root) / TOKENIZER_MODEL_NAME).exists():
+        elif used != current_tokenizer_sha256(self._split.parent) or not built_model(tokenizer_dir(root)).exists():
             self.notes.append(f"{self.name}: showing token ids, because their tokenizer is not in {tokenizer_dir(root)}")
         else:
             return open_tokenizer(root)

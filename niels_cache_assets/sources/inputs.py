@@ -50,6 +50,9 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
     `offline`: whether to skip files on other machines. This function sends no request to the hub.
     """
     for table, source in _tables(registry, names):
+        if source.family == "sft" and (problem := registry.tokenizer.roles_problem) is not None:
+            yield InputProblem(table, f"cannot be built: {problem}")
+            continue
         if offline and is_remote(source):
             continue
         try:

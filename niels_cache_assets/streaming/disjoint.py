@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, documents_name, list_shards
+from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
@@ -154,13 +155,15 @@ class _Documents:
     """The documents of one split as texts, by ordinal. Files are read only when needed."""
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
-        self._tokens = MappedTokens(list_shards(folder / split))
+        self._tokens = MappedTokens(list_shards(folder / split), dtype=token_dtype_of(meta))
         self._shard_ends = np.cumsum(self._tokens.shard_lengths)
         tokens = int(self._shard_ends[-1]) if len(self._shard_ends) else 0
         path = folder / doc_ends_name(split)
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
+        self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
+        self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = _cut_document(meta, split, len(self.ends))
         self._decode = _decoder(tokenizer)
 
@@ -186,7 +189,9 @@ class _Documents:
         start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
         ends = [end - start for end in self.ends[ordinals[0] : ordinals[-1] + 1].tolist()]
         ids = self._read(start, start + ends[-1]).tolist()
-        return [self._decode(ids[begin : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)]
+        return [
+            self._decode(ids[begin + self._begin_tokens : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)
+        ]
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
@@ -202,7 +207,7 @@ class _Documents:
                     places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
         return places
 
-    def _read(self, start: int, end: int) -> NDArray[np.uint16]:
+    def _read(self, start: int, end: int) -> Tokens:
         """Return the tokens from `start` to `end` of the split. A document may span several shards."""
         parts = []
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
@@ -212,7 +217,7 @@ class _Documents:
             parts.append(part)
             start += len(part)
             shard += 1
-        return np.concatenate([*parts, np.empty(0, np.uint16)])
+        return np.concatenate([*parts, np.empty(0, self._tokens.dtype)])
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:

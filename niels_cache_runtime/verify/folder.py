@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
@@ -185,8 +185,7 @@ class VerifiedFolder:
             if not was_read:
                 yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
         elif kind == "tokenizer":
-            if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
-                yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"
+            yield from self._guarded(None, self._model_problems(meta))
         elif kind in FAMILIES:
             if content_sha256(self._listed) != meta.get("content_sha256"):
                 yield META_NAME, "content_sha256 does not follow from `files`"
@@ -204,6 +203,11 @@ class VerifiedFolder:
             yield from shown
         if (problem := form_problem(meta)) and not named:
             yield META_NAME, problem
+
+    def _model_problems(self, meta: Meta) -> Iterator[Problem]:
+        name = tokenizer_model_name(meta)
+        if self._listed.get(name, {}).get("sha256") != meta.get("sha256"):
+            yield META_NAME, f"sha256 is not that of {name} in `files`"
 
     def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
         try:

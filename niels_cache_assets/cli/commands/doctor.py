@@ -177,7 +177,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     Remote files are checked unless `offline`, with ten seconds for each.
     """
     from niels_cache_assets.sources.inputs import input_problems, is_remote
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
 
     problems = False
@@ -187,7 +187,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
         problems = True
     elif model is not None:
         try:
-            SentencePieceTokenizer(model, special_tokens=registry.tokenizer.special_tokens)
+            open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
             yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
             problems = True

@@ -30,10 +30,10 @@ from niels_cache_assets.defs.metadata.entries import (
 from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
 from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
@@ -57,7 +57,7 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 
 def family_metadata(
-    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer, *, deduplicated: bool, draw: bool
+    outcome: Outcome, settings: Mapping[str, Any], tokenizer: TextTokenizer, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
 
@@ -221,7 +221,10 @@ def split_schema(family: Family) -> dg.TableSchema:
     """Return the columns in the files of a split, for the definition of its asset."""
     below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
-    columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
+    either = " or ".join(dtype.name for dtype in TOKEN_DTYPES.values())
+    columns = [
+        dg.TableColumn("token", either, description=f"{what}. Little-endian; token_dtype in meta.json says which", constraints=below)
+    ]
     if family == "sft":
         columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
     return dg.TableSchema(columns)
@@ -238,7 +241,7 @@ class Seen:
     characters_per_token: float | None
 
 
-def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
+def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
     """Return numbers and plots that meta.json does not have, from one pass over the cache. show/plots/measures.py states the cost.
 
     If the cache is damaged, return a line that says this. The checks then report the damage.
@@ -250,7 +253,7 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
         measures = measure_cache(outcome.directory, family, meta)
     except (NielsCacheError, OSError) as error:
         return Seen(plots=f"cannot be drawn: {error}", said=[], characters_per_token=None)
-    said = [f"{measures.pieces_used:,} of {counted(len(measures.token_counts), 'piece')} are used"]
+    said = [f"{measures.said_of_pieces} are used"]
     ratio = None
     if measures.conversations is not None:
         cut = share_of(measures.cut, measures.items) if measures.cut else "none"
@@ -267,7 +270,7 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
     """Return the characters per token of each source and the pieces of long words. If `draw`, add plots of both, and of all pieces."""
-    tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
+    tokenizer = open_built_model(outcome.directory, outcome.meta)
     ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
     if ratios:
