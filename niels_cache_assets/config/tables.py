@@ -104,7 +104,7 @@ class TokenizerSettings(_Table):
         None, min_length=1, description="For a rank file of tiktoken of no known encoding: the regular expression that cuts text into words"
     )
     engine: Literal["auto", "reference"] = Field(
-        "auto", description="What encodes: auto: a fast engine that gave the same ids; reference: the library that defines them"
+        "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
     model_type: str = Field(
