@@ -217,7 +217,7 @@ def test_a_budget_may_leave_a_document_without_its_bos_and_verify_finds_other_on
 
 
 def _content_findings(folder: Path) -> list[Any]:
-    """What verify finds inside, with sizes and hashes in meta.json as they are on disk."""
+    """Return the findings of verify about the content. Sizes and hashes in meta.json are those on disk."""
     from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
 
     meta = read_meta(str(folder / "meta.json"))

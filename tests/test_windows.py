@@ -1,4 +1,4 @@
-"""PretrainWindows: every window of the stream, wherever shards end, and where its tokens come from."""
+"""PretrainWindows. The tests check every window of the stream, for any ends of shards, and the origin of its tokens."""
 
 import errno
 import os

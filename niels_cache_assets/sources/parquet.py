@@ -1,4 +1,4 @@
-"""`parquet`: pretrain data sets from the user's Parquet files."""
+"""The source `parquet`, for pretrain data sets from the user's Parquet files."""
 
 from __future__ import annotations
 

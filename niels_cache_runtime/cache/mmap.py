@@ -53,8 +53,8 @@ class MappedTokens:
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
     its map. Truncating the file does.
 
-    Raises NielsCacheError for a file that is missing or unreadable, that is not a whole number of tokens, or that is replaced during
-    opening by a file of a different size.
+    Raises NielsCacheError for a file that is missing or unreadable, or is not a whole number of tokens. Also raises it if a file of a
+    different size replaces a file during opening.
     """
 
     def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any]) -> None:
@@ -140,7 +140,7 @@ def _page_end(size: int) -> int:
 
 
 def _can_map_one_range() -> bool:
-    """Return whether this system is Linux or macOS and has the byte order of the files."""
+    """Return whether all files can be mapped as one range: the system must be Linux or macOS, with the byte order of the files."""
     return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
 
 

@@ -1,4 +1,4 @@
-"""The layout of a cache on disk: dtypes, file names, paths, limits.
+"""The layout of a cache on disk (dtypes, file names, paths, limits).
 
 File names and dtypes are written in this module only; the package niels_cache_assets imports them from here. The only I/O is listing a
 folder.

@@ -1,4 +1,4 @@
-"""Columns of rows as batches of documents. With them, a source that reads tables does not make an object for each row.
+"""Columns of rows as batches of documents. With batches, a source that reads tables need not make an object for each row.
 
 In most rows, the text can become a document without a change. The few other rows are handled one by one, in order, because each reason for
 dropping is counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like
@@ -22,8 +22,8 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 class Texts(NamedTuple):
     """The texts of rows.
 
-    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the indices of the rows to handle one by one,
-    ascending.
+    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the ascending indices of the rows that cannot
+        become a document without a change.
     """
 
     text: Objects
@@ -53,7 +53,7 @@ def batch_of(
     titles: list[str | None] | None = None,
     split: Split | None = None,
 ) -> DocumentBatch:
-    """Return rows as a batch. files, numbers: the file and the number of each row.
+    """Return rows as a batch of documents. files, numbers: the file and the number of each row.
 
     ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. split: the split of all rows.
     """
@@ -84,7 +84,7 @@ def is_plain(text: Any) -> bool:
 
 
 class RowCollector:
-    """The documents of a pass over files whose rows come one by one."""
+    """A collector of the documents of a pass, for files whose rows come one by one."""
 
     def __init__(self, files: FilePass) -> None:
         self._files = files
@@ -117,7 +117,7 @@ class RowCollector:
 
 
 class Collector:
-    """The documents of a pass over files that were read, but not yielded yet."""
+    """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
 
     def __init__(self, files: FilePass) -> None:
         self._files = files

@@ -1,10 +1,10 @@
-"""Parquet files, decoded in batches of limited size: `ParquetTable.batches` yields all rows, and never many long rows at once.
+"""Parquet files, which are decoded in batches of limited size. `ParquetTable.batches` yields all rows, and never many long rows at once.
 
-A file of ten kilobytes may hold gigabytes: in a column with a dictionary, a row is a number, and decoding replaces the number by the whole
-text. So three things decide how many rows are decoded together: the longest value of each dictionary, the average length of the rows in a
-row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group without a
-dictionary, by a run of rows that are far longer than the average. Cost: in a row group with a dictionary, the first row is decoded twice.
-The sources give rows their meaning.
+A file of ten kilobytes may hold gigabytes. In a column with a dictionary, a row is a number, and decoding replaces the number by the whole
+text. So three lengths decide how many rows are decoded together. They are the longest value of each dictionary, the average length of the
+rows in a row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group
+without a dictionary, by a run of rows that are far longer than the average. In a row group with a dictionary, the first row is decoded
+twice. The sources give rows their meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BATCH_BYTES = 64 << 20
-_AVERAGE_BYTES = 1 << 20  # for rows of average length, because some may be much longer
+_AVERAGE_BYTES = 1 << 20  # bytes of a batch with rows of average length, because some rows may be much longer
 _WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
 _ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
 _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
