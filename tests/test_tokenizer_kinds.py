@@ -347,6 +347,20 @@ def test_ranks_that_were_exchanged_below_their_description_are_refused(tmp_path:
         open_model(tmp_path / "tiktoken.json", special_tokens={"eot": EOT})
 
 
+def test_a_text_that_makes_the_library_fail_is_one_line(tmp_path: Path) -> None:
+    class PanicException(BaseException):  # as Rust raises it
+        pass
+
+    class Failing:
+        def encode_ordinary(self, text: str) -> list[int]:
+            raise PanicException("StackOverflow")
+
+    tokenizer = open_model(write_ranks(tmp_path / "x.tiktoken"), pattern=WORDS_PATTERN, special_tokens={"eot": EOT})
+    tokenizer.__dict__["_encoding"] = Failing()
+    with pytest.raises(NielsCacheError, match=r"x\.tiktoken: .*StackOverflow.*5 characters"):
+        tokenizer.encode("a   b")
+
+
 def test_a_model_of_another_kind_says_what_it_is_not(tmp_path: Path, tiny_model: Path) -> None:
     for kind in ("tokenizer.json", "tiktoken"):
         with pytest.raises(NielsCacheError, match=f"not a.* {kind}|{kind}: |rank file"):
