@@ -1,4 +1,4 @@
-"""A cache folder whose data sets are found by name, for notebooks and small scripts. It shows sizes and leads to batches.
+"""A cache folder whose data sets are found by name, for notebooks and small scripts. The objects show sizes, and make samplers and loaders.
 
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
@@ -203,8 +203,8 @@ class CacheSplit:
 class CacheDataset:
     """One data set: its `meta`, its `folder`, and the splits `train` and `val`.
 
-    Raises NielsCacheError if its meta.json is unreadable, says that the data set was never built, names a different data set than the
-    folder does, or names a different tokenizer than the cache holds.
+    Raises NielsCacheError if its meta.json is unreadable, or says that the data set was never built. Also raises it if meta.json names a
+    different data set than the folder, or a different tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str) -> None:
@@ -231,7 +231,8 @@ class CacheDataset:
 
 
 class CacheFamily(Mapping[str, CacheDataset]):
-    """The data sets of one family by name: `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name can be an attribute.
+    """The data sets of one family (pretrain or SFT) by name. Type `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name
+    can be an attribute.
 
     The names are those of the folders with a meta.json. The folders are listed at each use.
     """

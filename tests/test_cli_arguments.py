@@ -1,6 +1,6 @@
-"""The command line's own work, in this process: flags to settings, mistakes to one line, results to a table. The launcher is a fake.
+"""The command line in this process, with a fake launcher. Flags become settings, mistakes become one line, and results become a table.
 
-What a real build does is in test_cli.py.
+test_cli.py has real builds.
 """
 
 import json
@@ -42,14 +42,14 @@ PRETRAIN_META = {
 
 
 def result(name: str, state: str = "built", **changes: Any) -> SimpleNamespace:
-    """What the launcher would return for a pretrain data set."""
+    """Return a result as the launcher would return it for a pretrain data set."""
     given = {"family": "pretrain", "meta": PRETRAIN_META, "directory": Path("cache/pretrain") / name, "seconds": 1.5, "message": None}
     return SimpleNamespace(name=name, state=state, **{**given, **changes})
 
 
 @dataclass
 class FakeLauncher:
-    """Keeps what it was asked for and returns what it was given."""
+    """A launcher that records its arguments, and returns the given results."""
 
     results: list[SimpleNamespace] = field(default_factory=list)
     behaviour: Callable[[Any], None] = lambda listener: None

@@ -1,4 +1,4 @@
-"""Pages that are made from code are what the code says now, and say all of it."""
+"""Pages that are made from code are current and complete."""
 
 import inspect
 import re
@@ -49,7 +49,7 @@ def test_everything_public_is_on_an_api_page_and_named_by_topic() -> None:
 
 @pytest.fixture(scope="module")
 def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer: SentencePieceTokenizer) -> list[Meta]:
-    """Of every kind and way of building, as they are written today."""
+    """Return a meta.json of every kind and way of building, as builds write it today."""
     project = small_project(tmp_path_factory.mktemp("metas"), tiny_model)
     project.build_all()
     for family in FAMILIES:

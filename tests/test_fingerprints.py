@@ -1,4 +1,4 @@
-"""Caches that people have built stay valid: fingerprints of default settings are those of the first versions, however many keys come."""
+"""Caches that people have built stay valid. Fingerprints of default settings are those of the first versions, even with many new keys."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ THEN = {
 }
 # Those that were raised since: one line for each, and a line of CHANGELOG.md that says what is built again, and why.
 RAISED: dict[str, str] = {
-    "text": "2",  # what is no text is dropped
+    "text": "2",  # data that are not text are dropped
     "jsonl": "2",
     "parquet": "2",
     "chat_jsonl": "2",
@@ -187,7 +187,7 @@ def test_a_new_key_of_a_shared_table_counts_only_where_it_is_set(name: str) -> N
 
 
 def test_no_identity_takes_settings_past_the_rule() -> None:
-    """What dumps a table for a fingerprint goes through settings_that_count."""
+    """All code that dumps a table for a fingerprint calls settings_that_count."""
     package = Path(__file__).parents[1] / "niels_cache_assets"
     dumps = {
         (path.relative_to(package).as_posix(), line.strip())

@@ -39,7 +39,7 @@ VALUES: tuple[Any, ...] = ("abc", "5", "0.5", "true", 5, -1, 2.5, 1e300, float("
 
 
 def told(model: type[BaseModel], table: dict[str, Any], key: str) -> list[str]:
-    """What is said of that key."""
+    """Return the message about this key."""
     try:
         model.model_validate(table)
     except ValidationError as error:

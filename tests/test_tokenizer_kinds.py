@@ -217,7 +217,7 @@ def test_a_budget_may_leave_a_document_without_its_bos_and_verify_finds_other_on
 
 
 def _content_findings(folder: Path) -> list[Any]:
-    """What verify finds inside, with sizes and hashes in meta.json as they are on disk."""
+    """Return the findings of verify about the content. Sizes and hashes in meta.json are those on disk."""
     from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
 
     meta = read_meta(str(folder / "meta.json"))
@@ -345,6 +345,20 @@ def test_ranks_that_were_exchanged_below_their_description_are_refused(tmp_path:
     (tmp_path / "tiktoken.json").write_text("{}")
     with pytest.raises(NielsCacheError, match="not the description"):
         open_model(tmp_path / "tiktoken.json", special_tokens={"eot": EOT})
+
+
+def test_a_text_that_makes_the_library_fail_is_one_line(tmp_path: Path) -> None:
+    class PanicException(BaseException):  # as Rust raises it
+        pass
+
+    class Failing:
+        def encode_ordinary(self, text: str) -> list[int]:
+            raise PanicException("StackOverflow")
+
+    tokenizer = open_model(write_ranks(tmp_path / "x.tiktoken"), pattern=WORDS_PATTERN, special_tokens={"eot": EOT})
+    tokenizer.__dict__["_encoding"] = Failing()
+    with pytest.raises(NielsCacheError, match=r"x\.tiktoken: .*StackOverflow.*5 characters"):
+        tokenizer.encode("a   b")
 
 
 def test_a_model_of_another_kind_says_what_it_is_not(tmp_path: Path, tiny_model: Path) -> None:

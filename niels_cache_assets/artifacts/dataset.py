@@ -1,7 +1,7 @@
-"""The parts that pretrain caches and SFT caches share (identity, provenance, status), and the cache of a data set that is switched off.
+"""Common code of pretrain caches and SFT caches (identity, provenance, status), and the cache of a data set that is switched off.
 
-If a data set has `prepare`, its cache is built from its corpus and not from its source, and the documents in its drop list are left out.
-Then only the build of the corpus asks upstream.
+If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
+duplicates) are left out. Then only the build of the corpus asks upstream for its revision.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Dataset(Artifact):
     """The cache of one data set.
 
     source: the table of the data set.
-    build: the table [build]. Both tables already contain the settings for one run.
+    build: the table [build]. Both tables already contain the settings of this run.
     """
 
     registry: Registry
@@ -58,7 +58,7 @@ class Dataset(Artifact):
 
     @abstractmethod
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
-        """Return the build that streams the source in this context."""
+        """Return the builder that streams the source in this context."""
 
     @abstractmethod
     def items(self, context: StreamContext) -> Iterable[Sequence[Any] | DocumentBatch]:

@@ -1,4 +1,4 @@
-"""The SFT cache of a data set: its conversations are tokenized and divided into train and val."""
+"""The SFT cache of a data set. A build tokenizes the conversations, and divides them into train and val."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of build-all and `--set` as nested overrides for `load_registry`.
+"""The flags of build-all, and `--set`. They become nested tables that override the configuration (`load_registry`).
 
 A flag is one line of `FLAGS`, with an option and the key that this option sets. This module only parses values. The registry checks the
 type and range of every value.
@@ -217,8 +217,8 @@ def _table_path(flag: Flag, registry: Registry) -> tuple[str, ...]:
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
     """Return the path and the value of each --set. A path is the table, then the data set or blend if there is one, then the key.
 
-    If the value of a key is a table, a path may select one entry (`pretrain.notes.cleaning.min_words`). The remaining entries of this table
-    stay unchanged.
+    If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
+    this table stay unchanged.
     """
     from niels_cache_assets.config.problems import refuse_choice
 
@@ -258,7 +258,7 @@ def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
 
 
 def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
-    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for it."""
+    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for this data set."""
     value = getattr(arguments, flag.dest)
     if value is None:
         return

@@ -1,4 +1,4 @@
-"""All defaults (DESIGN: Defaults). Each default has a command-line flag and a configuration key."""
+"""All defaults. Each default has a command-line flag and a configuration key."""
 
 from typing import Literal
 

@@ -1,4 +1,5 @@
-"""The schemas of the tables that are not data sets: [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster].
+"""The schemas of the tables that are not data sets. These are [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and
+[dagster].
 
 The schema for the table of a data set is defined by the source of the data set. This module opens no file; it only asks whether a model is
 a folder.
@@ -103,7 +104,7 @@ class TokenizerSettings(_Table):
         None, min_length=1, description="For a rank file of tiktoken of no known encoding: the regular expression that cuts text into words"
     )
     engine: Literal["auto", "reference"] = Field(
-        "auto", description="auto: encode with a fast engine that gave the same ids; reference: encode with the library that defines them"
+        "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
     model_type: str = Field(
@@ -303,7 +304,7 @@ class BlendSettings(_Table):
 
 
 class ReportsSettings(_Table):
-    """[reports]: if there is no [blend.NAME], `reports/mixture` plans a run with all pretrain sets. This table has that run's settings."""
+    """[reports]: settings of a run with all pretrain data sets. If there is no [blend.NAME], `reports/mixture` plans this run."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
     batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together; blends use this key too")

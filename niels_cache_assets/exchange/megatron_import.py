@@ -193,10 +193,13 @@ def _dtype_name(
 
 
 def _blocks(indexed: IndexedDataset) -> Iterator[NDArray[Any]]:
-    """Yield the tokens of a .bin in blocks."""
-    with open(indexed.bin_path, "rb") as file:
-        while block := file.read(_TOKENS * indexed.dtype.itemsize):
-            yield np.frombuffer(block, dtype=indexed.dtype)
+    """Yield the tokens of a .bin in blocks. Raises NielsCacheError if it cannot be read."""
+    try:
+        with open(indexed.bin_path, "rb") as file:
+            while block := file.read(_TOKENS * indexed.dtype.itemsize):
+                yield np.frombuffer(block, dtype=indexed.dtype)
+    except OSError as error:
+        raise NielsCacheError(f"{indexed.bin_path}: cannot be read: {error.strerror or error}; copy the file again") from error
 
 
 class _SplitWriter:

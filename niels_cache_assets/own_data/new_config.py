@@ -29,7 +29,7 @@ _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
 _LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # a file of any other kind holds about this many bytes of text for each of its bytes
+_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _FORMS = {
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
@@ -240,7 +240,7 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Return a note on the fields that are read, such as `text in 'body'`. It is empty if none of these keys is set."""
+    """Return a note on the fields that a table reads, such as `text in 'body'`. The note is empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 

@@ -1,4 +1,5 @@
-"""The origin of the tokens in a row of a batch: the documents in the row, with their lineage and text.
+"""The origin of the tokens in a row of a batch. It is the documents in the row, with their lineage (source id, file and row) and their
+text.
 
 The runtime traces every token of a batch, and `row_of` makes a `Row` from this trace. Source ids come from the lineage parquet file. Text
 comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note reports
@@ -32,12 +33,12 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace
 
-UNKNOWN = -1  # a file with this value means padding; a document with this value is not known
+UNKNOWN = -1  # as a file, this value means padding; as a document, it means that the document is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
+    """Columns first..last-1 of a row. They are consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
 
     first: int
     last: int
@@ -58,7 +59,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
+    """One row of a batch. It has the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
 
     number: int
     dataset: str

@@ -1,4 +1,4 @@
-"""Samples of a finished cache: notable documents or examples, and random samples in the form that training reads.
+"""Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
 
 `pick_samples` returns the first document or example, the longest, the shortest, and one chosen by the hash of the content. It reads 8 bytes
 for each document or example of the split, and the shown tokens. `niels-cache sample` prints the results of `windows`, `examples` and
@@ -88,7 +88,7 @@ def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The marking of a text that ends early. mark: printed at the end of the text. explanation: printed once for all samples."""
+    """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
 
     mark: str
     explanation: str

@@ -29,7 +29,7 @@ EMPTY = "empty"
 
 _CHUNK_ITEMS = 256
 _CHUNK_CHARACTERS = 1_000_000
-_CHUNKS_PER_TASK = 4
+_CHUNKS_PER_TASK = 8
 
 Batch = TypeVar("Batch", bound=Sized)
 

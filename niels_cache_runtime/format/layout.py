@@ -1,4 +1,4 @@
-"""The layout of a cache on disk: dtypes, file names, paths, limits.
+"""The layout of a cache on disk (dtypes, file names, paths, limits).
 
 File names and dtypes are written in this module only; the package niels_cache_assets imports them from here. The only I/O is listing a
 folder.
@@ -32,7 +32,6 @@ TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
-MAX_UINT16_VOCAB_SIZE = 65_536
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"

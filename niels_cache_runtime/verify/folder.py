@@ -1,4 +1,4 @@
-"""One folder of a cache under verification: its entries, the plan of files to read, and the findings.
+"""One folder of a cache under verification, with its entries, the files to read, and the findings.
 
 A finding names the place of the damage. If a damaged file has a consequence, such as a wrong total, the consequence is not another finding.
 `invariants` has the rules inside a folder. The package itself chooses the folders and reads them together.
@@ -94,9 +94,9 @@ class VerifiedFolder:
             self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
 
     def _vouched_for(self) -> FileEntries:
-        """Return those files from the list in a damaged meta.json that its content_sha256 covers and confirms.
+        """Return the files in the list of a damaged meta.json that are certain, because content_sha256 covers and confirms them.
 
-        So if the entry of a file is damaged, this is not reported as damage of the file.
+        So damage of the list is not reported as damage of a file.
         """
         try:
             meta = json.loads(self._build or b"")
@@ -127,7 +127,7 @@ class VerifiedFolder:
         return read_build(self.path) != self._build
 
     def plan(self) -> dict[Path, Look | None]:
-        """Return the files to read, and for each of them the `Look` that gets its blocks, or None."""
+        """Return the files to read, and for each file the `Look` (a function that gets the blocks of the file), or None."""
         listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
@@ -218,7 +218,9 @@ class VerifiedFolder:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """Return a wrapper of `look`. After an exception has stopped the part, calls of the wrapper do nothing."""
+        """Return a wrapper of `look`. After an exception has stopped the check of this part of the folder, calls of the wrapper do
+        nothing.
+        """
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:
@@ -230,7 +232,7 @@ class VerifiedFolder:
         return watched
 
     def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items until an exception ends them. The exception becomes a problem of the part.
+        """Yield the items until an exception ends them. The exception becomes a problem of the checked part.
 
         Any exception is accepted here, because numpy raises many different ones for a broken file.
         """

@@ -46,7 +46,7 @@ ROLES = ("sys", "usr", "asst")
 
 
 class Part(Protocol):
-    """A checked part.
+    """A part of a data set that is checked: a split, or meta.json alone.
 
     inputs: relative paths of the files that its problems depend on. looks: relative path -> function that gets the blocks of this file, in
         order.
@@ -271,7 +271,7 @@ def special_id(meta: Meta, key: str) -> int:
 
 
 def as_problem(error: NielsCacheError, folder: Path) -> Problem:
-    """Return an error as a problem: (path, clause).
+    """Return an error as a problem, which is a pair (path, clause).
 
     If its message begins with a file of `folder`, the path is that file and the clause is the rest of the message. Any other error is about
     the folder's meta.json.
@@ -303,8 +303,8 @@ def read_offsets(
 ) -> tuple[OffsetFile | None, Problem | None]:
     """Return (offsets, None), or (None, problem) if the offsets have a problem.
 
-    Return (None, None) for a missing file that is listed, because the comparison of files reports it, and for a missing file that is not
-    needed.
+    Return (None, None) for a missing file that is not needed. Also return (None, None) for a missing file in the list of meta.json, because
+    the comparison of files reports it.
     """
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None

@@ -1,4 +1,4 @@
-"""`diff A B`: print the differences between two builds as tables. show/differences/ compares the builds."""
+"""The command `diff A B`. It prints the differences between two builds as tables. show/differences/ compares the builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`init`: write a first niels_cache.toml. own_data/new_config.py makes the text of the file; docs/configuration.md explains its keys."""
+"""The command `init`. It writes a first niels_cache.toml. own_data/new_config.py makes the text of the file, and docs/configuration.md
+explains the keys.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,7 @@ def _names(question: str) -> list[str]:
 
 
 def _in_words(source: Source) -> str:
-    """Return a line such as `parquet: data/**/*.parquet, text in 'body'`."""
+    """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
     from niels_cache_assets.own_data.new_config import form_of
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)

@@ -1,5 +1,5 @@
-"""`sample NAME`: print the text that training will see. It is random windows of a pretrain split, or examples of an SFT split with marked
-targets.
+"""The command `sample NAME`. It prints the text that training will see: random windows of a pretrain split, or examples of an SFT split
+with marked targets.
 
 With --stage corpus, the command prints documents before they become tokens. The assistant's targets are underlined on a terminal. If the
 output is not a terminal, the targets are in [[ ]]. A mark shows that a target or a document is cut.

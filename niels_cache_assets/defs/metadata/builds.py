@@ -110,7 +110,7 @@ def _split(outcome: Outcome, split: Split) -> Metadata:
 
 
 def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
-    """Return the origin of the data set as one entry, and its hash and location."""
+    """Return the origin of the data set as one entry, and the hash and the location of the cache."""
     meta = outcome.meta
     keys = (
         "dataset_revision",
@@ -238,7 +238,9 @@ def split_schema(family: Family) -> dg.TableSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None unless SFT."""
+    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None for a pretrain
+    cache.
+    """
 
     plots: dg.MarkdownMetadataValue | str | None
     said: list[str]

@@ -1,4 +1,4 @@
-"""Entries of metadata in forms that the UI can show: tables, code, pictures, samples. The entries are small, because Dagster's database
+"""Entries of metadata in forms that the UI can show (tables, code, pictures, samples). The entries are small, because Dagster's database
 stores them.
 
 Samples show the text of a cache, with visible special tokens and marked targets. In an example, a line that the model learns to produce
