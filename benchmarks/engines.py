@@ -52,7 +52,8 @@ EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 def default_models() -> list[str]:
     real = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not real:
-        raise SystemExit("give --models, or set NIELS_CACHE_REAL_DATA")
+        print("left out, because there is no --models, and NIELS_CACHE_REAL_DATA is not set")
+        return []
     return [str(path) for path in sorted(Path(real, "tokenizers").iterdir()) if path.suffix in (".json", ".tiktoken")]
 
 

@@ -267,6 +267,37 @@ def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     assert digests(built(registry, tmp_path / "fast").directory) == expected
 
 
+def test_a_batch_with_too_few_results_is_encoded_by_the_reference(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode_flat = Engine.encode_flat
+
+    def lose_one(self: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return encode_flat(self, texts[1:])
+
+    registry = project(tmp_path, ranks, odd_at=None)
+    install(None)
+    expected = digests(built(registry, tmp_path / "slow").directory)
+    install(equal)
+    monkeypatch.setattr(Engine, "encode_flat", lose_one)
+    assert digests(built(registry, tmp_path / "fast").directory) == expected
+
+
+def test_metadata_name_the_engine_and_the_share_that_was_compared(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    from niels_cache_assets.defs.metadata.builds import family_metadata
+    from niels_cache_assets.tokenizer.kinds import open_built_model
+
+    install(equal)
+    outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
+    tokenizer = open_built_model(tmp_path / "cache" / "tokenizer")
+    shown = family_metadata(outcome, {}, tokenizer, deduplicated=False, draw=False)
+    assert shown[None]["encoded_by"] == "; ".join(use.said() for use in outcome.engines)
+    assert "hasty 1.2" in shown[None]["encoded_by"]
+    hit = built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
+    assert "encoded_by" not in family_metadata(hit, {}, tokenizer, deduplicated=False, draw=False)[None]
+    assert "hasty" not in (outcome.directory / "meta.json").read_text(encoding="utf-8")
+
+
 @pytest.mark.usefixtures("small_batches")
 def test_a_builder_that_cannot_read_again_ends_with_an_error_and_keeps_nothing(
     tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -133,9 +133,10 @@ class Encoder:
     @staticmethod
     def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
         try:
-            return engine.encode_flat(texts)
+            ids, lengths = engine.encode_flat(texts)
         except Exception:  # the reference then encodes this batch, or raises a clear error
             return None
+        return (ids, lengths) if len(lengths) == len(texts) and lengths.sum() == len(ids) else None
 
     def _count(self, texts: int, *, checked: int) -> None:
         with self._lock:
