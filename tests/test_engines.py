@@ -343,7 +343,7 @@ def test_conversations_are_compared_too(
 
 
 class Stopped(BaseException):
-    """What ends a build as a kill would."""
+    """An error that ends a build in the same way as a kill."""
 
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
