@@ -30,12 +30,13 @@ from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
     Family,
     Split,
+    Tokens,
     dataset_dir,
     doc_ends_name,
     idx_name,
+    token_dtype_of,
     tokenizer_dir,
     tokens_name,
 )
@@ -62,12 +63,12 @@ class MissingDatasetError(NielsCacheError, KeyError):
 class TokenStream:
     """The mapped tokens of a split, and the offsets of its rows. A row is a document or an example.
 
-    pieces: arrays of uint16, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie back to back in
-        memory.
+    pieces: arrays of uint16 or uint32, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie back to
+        back in memory.
     offsets: (rows + 1,) int64. Row i is the tokens from offsets[i] to offsets[i + 1] - 1 of the stream.
     """
 
-    pieces: list[NDArray[np.uint16]]
+    pieces: list[Tokens]
     offsets: NDArray[np.int64]
 
 
@@ -76,7 +77,7 @@ class CacheSplit:
 
     `folder` is the path that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the documents of a
     pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens of row i,
-    (tokens,) uint16; `len(split)` is `rows`.
+    (tokens,) uint16 or uint32; `len(split)` is `rows`.
 
     If another program wrote meta.json, `bytes` are the sizes of the files on disk, and `rows` of a pretrain split are the entries of its
     doc_ends file. Without a doc_ends file, `rows` come from meta.json, or are None if meta.json does not count documents.
@@ -93,7 +94,7 @@ class CacheSplit:
             found = {name: entry["bytes"] for name, entry in listed_files(meta, dataset.folder).items()}
         sizes = {name: size for name, size in found.items() if name.startswith(prefixes)}
         self.bytes = sum(sizes.values())
-        in_files = [size // TOKEN_BYTES for name, size in sizes.items() if name.endswith(".bin")]
+        in_files = [size // token_dtype_of(meta).itemsize for name, size in sizes.items() if name.endswith(".bin")]
         self.tokens = int(meta.get(f"{split}_tokens", sum(in_files) if is_foreign(meta) else 0))
         self.rows = self._known_rows(meta)
 
@@ -156,7 +157,7 @@ class CacheSplit:
     def __len__(self) -> int:
         return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
 
-    def __getitem__(self, index: int) -> NDArray[np.uint16]:
+    def __getitem__(self, index: int) -> Tokens:
         stream = self.stream
         number = check_index(index, len(stream.offsets) - 1, what="row", from_end=True)
         start, stop = stream.offsets[number : number + 2].tolist()

@@ -161,7 +161,8 @@ def test_an_assistant_id_that_the_other_program_does_not_name_is_asked_for(tmp_p
     ("fields", "message"),
     [
         ({"token_dtype": None}, "token_dtype is None"),
-        ({"token_dtype": "uint32"}, r"token_dtype is 'uint32'.* uint16"),
+        ({"token_dtype": "uint64"}, r"token_dtype is 'uint64'.* 'uint16-le' or 'uint32-le'"),
+        ({"token_dtype": "uint32"}, "hold 62"),
         ({"vocab_size": ...}, "has no vocab_size"),
         ({"vocab_size": "50"}, "vocab_size is '50', .*number"),
         ({"vocab_size": 70_000}, "vocab_size is 70000"),
@@ -387,7 +388,7 @@ def test_a_foreign_cache_is_a_hub_dataset(root: Path) -> None:
 
 
 def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run, tiny_model: Path) -> None:
-    changes: dict[str, dict[str, Any]] = {"complete": {}, "other_tokens": {"token_dtype": "uint32"}, "other_counts": {"val_tokens": "many"}}
+    changes: dict[str, dict[str, Any]] = {"complete": {}, "other_tokens": {"token_dtype": "uint64"}, "other_counts": {"val_tokens": "many"}}
     tables = "".join(f'[pretrain.{name}]\nsource = "text"\nfiles = ["text.txt"]\n' for name in changes)
     (root.parent / "text.txt").write_text("A text to build from.\n" * 20)
     (root.parent / "niels_cache.toml").write_text(f'profile = "quickstart"\n[tokenizer]\nmodel = "{tiny_model}"\n{tables}')

@@ -28,6 +28,7 @@ from tests.hand_made import (
     IDS,
     SYS,
     USR,
+    VOCAB_SIZE,
     rewrite_meta,
     write_cache,
     write_meta_of,
@@ -232,13 +233,16 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, 
 def test_what_meta_says_of_tokens_is_checked(tmp_path: Path, write: Callable[..., Path]) -> None:
     folder = write(tmp_path / "data")
     for fields, expected in [
-        ({"token_dtype": "uint32-le"}, Saying("token_dtype", "'uint32-le'", "'uint16-le'")),
+        ({"token_dtype": "uint64-le"}, Saying("token_dtype", "'uint64-le'", "'uint16-le' or 'uint32-le'")),
+        ({"token_dtype": "<u2"}, Saying("token_dtype", "'<u2'", "'uint16-le'")),
         ({"token_dtype": None}, Saying("token_dtype", "None", "'uint16-le'")),
+        ({"vocab_size": 65_537}, Saying("vocab_size is 65537", "uint16", "65536")),
         ({"special_token_ids": {**IDS, "sys": 50}}, Saying("sys id is 50", "has 50")),
         ({"special_token_ids": {**IDS, "sys": -1}}, Saying("sys id is -1", "has 50")),
         ({"special_token_ids": {**IDS, "sys": USR}}, Saying("asst 3, eot 4, sys 2, usr 2")),
+        ({"token_dtype": "uint32-le"}, Saying("token_dtype", "schema_version 2")),  # last: this meta.json cannot be read again
     ]:
-        rewrite_meta(folder, **{"token_dtype": "uint16-le", "special_token_ids": IDS, **fields})
+        rewrite_meta(folder, **{"token_dtype": "uint16-le", "vocab_size": VOCAB_SIZE, "special_token_ids": IDS, **fields})
         assert ("meta.json", expected) in problems(folder)
     if write is write_pretrain:
         for value in (None, 1, "true"):

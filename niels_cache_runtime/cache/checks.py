@@ -1,12 +1,14 @@
-"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need neither torch nor numpy."""
+"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need no torch."""
 
 import difflib
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, max_vocab_size
 
 MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
 
@@ -33,9 +35,9 @@ def check_positive(name: str, value: Any) -> int:
     return check_whole(name, value, least=1, most=MOST)
 
 
-def check_token_id(name: str, value: Any) -> int:
-    """Return `value` as an int that can be a token id. Raises NielsCacheError, naming the setting, otherwise."""
-    return check_whole(name, value, most=MAX_UINT16_VOCAB_SIZE - 1)
+def check_token_id(name: str, value: Any, *, dtype: np.dtype = TOKEN_DTYPE) -> int:
+    """Return `value` as an int that can be the id of a token of this dtype. Raises NielsCacheError, naming the setting, otherwise."""
+    return check_whole(name, value, most=max_vocab_size(dtype) - 1)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
-"""From mapped uint16 tokens to int64 batches on a device: the few operations that all samplers share.
+"""From mapped tokens to int64 batches on a device: the few operations that all samplers share.
 
-Tokens stay two bytes wide as long as possible. They are gathered and sent to an accelerator as two bytes each, and widened once at the end.
+Tokens keep the width that they have on disk, two or four bytes, as long as possible. They are gathered and sent to CUDA in this width, and
+widened once at the end.
 On the CPU, numpy does the work on the calling thread. In measurements on two idle cores, this is as fast as torch. With busy cores, or in a
 container with a CPU limit, torch's thread pool stalled for 16 ms at a time. Storing a large batch evicts the CPU caches, so each later call
 into numpy or torch costs a microsecond or more. Therefore there are few calls. The samplers choose the rows.
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import Tokens
 
 _CPU = torch.device("cpu")
 _INT64 = np.dtype(np.int64)
@@ -61,34 +62,36 @@ class WindowReader:
 
     def __init__(self, mapped: MappedTokens, *, length: int) -> None:
         self._length = length
+        self._dtype = mapped.dtype
         self._shard_starts = mapped.shard_starts
         self._tokens = mapped.tokens
         self._all = None if mapped.tokens is None else _overlapping_windows(mapped.tokens, length)
         self._by_shard = [_overlapping_windows(tokens, length) for tokens in mapped.shards] if self._all is None else []
 
-    def read(self, positions: NDArray[np.int64]) -> NDArray[np.uint16]:
+    def read(self, positions: NDArray[np.int64]) -> Tokens:
         """Return the windows (B, length) that begin at `positions` (B,). Each window must lie inside one shard."""
         if self._all is not None and self._tokens is not None:
             # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
             self._tokens[positions]
-            return self._all[positions].view(TOKEN_DTYPE).reshape(-1, self._length)
-        rows = np.empty((len(positions), self._length), dtype=np.uint16)
+            return self._all[positions].view(self._dtype).reshape(-1, self._length)
+        rows = np.empty((len(positions), self._length), dtype=self._dtype)
         shard_of_row = self._shard_starts.searchsorted(positions, side="right") - 1
         for shard in np.unique(shard_of_row).tolist():
             chosen = np.flatnonzero(shard_of_row == shard)
             windows = self._by_shard[shard][positions[chosen] - self._shard_starts[shard]]
-            rows[chosen] = windows.view(TOKEN_DTYPE).reshape(-1, self._length)
+            rows[chosen] = windows.view(self._dtype).reshape(-1, self._length)
         return rows
 
 
-def _overlapping_windows(tokens: NDArray[np.uint16], length: int) -> NDArray[np.void]:
+def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:
     """Return an array whose item i is tokens[i : i + length], without a copy.
 
     An item is one opaque value, so numpy copies a whole window as one block.
     """
+    window = np.dtype((np.void, length * tokens.itemsize))
     if len(tokens) < length:
-        return np.empty(0, dtype=np.dtype((np.void, length * TOKEN_BYTES)))
-    return np.ndarray((len(tokens) - length + 1,), dtype=np.dtype((np.void, length * TOKEN_BYTES)), buffer=tokens, strides=(TOKEN_BYTES,))
+        return np.empty(0, dtype=window)
+    return np.ndarray((len(tokens) - length + 1,), dtype=window, buffer=tokens, strides=tokens.strides)
 
 
 class PairMaker:
@@ -99,13 +102,14 @@ class PairMaker:
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
         self._memory = _RecycledMemory()
 
-    def pairs(self, rows: NDArray[np.uint16] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(self, rows: Tokens | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y (B, T) int64, contiguous, on the device, from `rows` (B, T+1).
 
         x is all tokens of each row except the last, and y is all tokens except the first.
         """
         if self._is_cuda:
-            tokens = send(rows, self._device)
+            # torch can do little with uint32. Every id is below 2^31, so int32 has the same values.
+            tokens = send(rows.view(np.int32) if rows.dtype == np.uint32 else rows, self._device)
             return tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
         x, y = self._memory.take(len(rows), rows.shape[1] - 1)
         x[:] = rows[:, :-1]

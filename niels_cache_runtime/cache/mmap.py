@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_DTYPE, Tokens
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -44,25 +44,29 @@ class Offsets(Protocol):
 class MappedTokens:
     """Token shards, read-only, as one range of positions.
 
-    `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (uint16, 1-D, read-only) is the whole
+    dtype: the dtype of the tokens, uint16 or uint32. It comes from meta.json (`layout.token_dtype_of`). Files without a meta.json hold
+        uint16.
+
+    `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (1-D, read-only) is the whole
     range, or None if each shard has its own map. `shards` is the list of shards and always set. There may be positions between two shards;
     they read as 0 and belong to no shard.
 
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
     its map. Truncating the file does.
 
-    Raises NielsCacheError for a file that is missing or unreadable, that has an odd number of bytes, or that is replaced during opening by
-    a file of a different size.
+    Raises NielsCacheError for a file that is missing or unreadable, that is not a whole number of tokens, or that is replaced during
+    opening by a file of a different size.
     """
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
-        sizes = [_tokens_size(path) for path in paths]
-        self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
+    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any] = TOKEN_DTYPE) -> None:
+        self.dtype = dtype
+        sizes = [_tokens_size(path, dtype) for path in paths]
+        self.shard_lengths = np.array(sizes, dtype=np.int64) // dtype.itemsize
         buffer = _map_one_range(paths, sizes) if any(sizes) and _can_map_one_range() else None
-        self.tokens: NDArray[np.uint16] | None = None
+        self.tokens: Tokens | None = None
         if buffer is not None:
-            self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
-            self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
+            self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // dtype.itemsize
+            self.tokens = np.frombuffer(memoryview(buffer), dtype=dtype)
             self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
             self.shards = [
                 self.tokens[start : start + length]
@@ -70,10 +74,10 @@ class MappedTokens:
             ]
         else:
             self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
-            self.shards = [_map_alone(path, size) for path, size in zip(paths, sizes, strict=True)]
+            self.shards = [_map_alone(path, size, dtype) for path, size in zip(paths, sizes, strict=True)]
 
     @property
-    def stream(self) -> NDArray[np.uint16] | None:
+    def stream(self) -> Tokens | None:
         """All tokens as one array, or None if the shards do not lie back to back."""
         gaps = self.shard_starts - (np.cumsum(self.shard_lengths) - self.shard_lengths)
         if self.tokens is None or gaps[self.shard_lengths > 0].any():
@@ -92,7 +96,7 @@ def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Itera
         begin += len(piece)
 
 
-def _tokens_size(path: str | Path) -> int:
+def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
     """Return the size of a token file in bytes. Raises NielsCacheError if it is not a regular file of whole tokens."""
     try:
         state = os.stat(path)
@@ -102,8 +106,8 @@ def _tokens_size(path: str | Path) -> int:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
     if not stat.S_ISREG(state.st_mode):
         raise NielsCacheError(f"{path}: is not a regular file; rebuild this data set")
-    if state.st_size % TOKEN_BYTES:
-        raise NielsCacheError(f"{path}: {state.st_size} bytes are not a whole number of uint16 tokens (cut short?); rebuild this data set")
+    if state.st_size % dtype.itemsize:
+        raise NielsCacheError(f"{path}: {state.st_size} bytes are not a whole number of {dtype} tokens (cut short?); rebuild this data set")
     return state.st_size
 
 
@@ -120,12 +124,12 @@ def _open_tokens(path: str | Path, size: int) -> int:
     return descriptor
 
 
-def _map_alone(path: str | Path, size: int) -> NDArray[np.uint16]:
+def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any]) -> Tokens:
     if size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=TOKEN_DTYPE)
+        return np.empty(0, dtype=dtype)
     descriptor = _open_tokens(path, size)
     try:
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=TOKEN_DTYPE)
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=dtype)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
     finally:
@@ -162,7 +166,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         return None
-    buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
+    buffer = (ctypes.c_ubyte * total).from_address(base)
     # Not at interpreter exit: views may still exist after the finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
     address = base

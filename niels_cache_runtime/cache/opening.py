@@ -24,6 +24,7 @@ from niels_cache_runtime.format.layout import (
     doc_ends_name,
     list_shards,
     shard_name,
+    token_dtype_of,
     tokenizer_dir,
 )
 from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, build_id, read_meta
@@ -57,9 +58,9 @@ def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "
     doc_ends: whether to open the document ends too.
     verify: "size" compares sizes with meta.json; "sha256" reads the opened files and compares their content.
 
-    Raises NielsCacheError if the folder or its shards are missing, if a shard has an odd number of bytes or is not the one that meta.json
-    lists, if the data set was never built or was built with another tokenizer than the cache has now, or if the document ends do not fit
-    the tokens. An empty split can be opened.
+    Raises NielsCacheError if the folder or its shards are missing, if a shard is not a whole number of tokens or is not the one that
+    meta.json lists, if the data set was never built or was built with another tokenizer than the cache has now, if the document ends do not
+    fit the tokens, or if meta.json has a token_dtype that no cache has. An empty split can be opened.
     """
     folder = Path(folder)
     return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
@@ -71,11 +72,11 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     meta = open_meta(folder.parent, verify=verify)
     shards = [str(path) for path in list_shards(folder)]
     ends_path = folder.parent / doc_ends_name(folder.name)
-    tokens = MappedTokens(shards)
+    tokens = MappedTokens(shards, dtype=token_dtype_of(meta))
     if meta is not None and is_foreign(meta):
         check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
     elif meta is not None:
-        sizes = (tokens.shard_lengths * TOKEN_BYTES).tolist()
+        sizes = (tokens.shard_lengths * tokens.dtype.itemsize).tolist()
         found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
         if with_doc_ends and ends_path.exists():
             found[ends_path.name] = ends_path.stat().st_size
@@ -97,8 +98,10 @@ def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) ->
     return doc_ends
 
 
-def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """Cut the split into ranges of whole documents with at most `max_tokens` tokens each.
+def cut_documents(
+    folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int, *, token_bytes: int = TOKEN_BYTES
+) -> list[tuple[int, int, int, int]]:
+    """Cut the split into ranges of whole documents with at most `max_tokens` tokens each. A token has `token_bytes` bytes.
 
     Return a list of (first document, end document, first token, end token), where ends are exclusive. Raises NielsCacheError if one
     document has more than `max_tokens` tokens.
@@ -108,7 +111,7 @@ def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: 
         stop = int(doc_ends.searchsorted(np.uint64(token + max_tokens), side="right"))
         if stop == document:
             size = int(doc_ends[document]) - token
-            raise NielsCacheError(f"{folder}: document {document} has {size} tokens, {size * TOKEN_BYTES} bytes: raise max_bytes")
+            raise NielsCacheError(f"{folder}: document {document} has {size} tokens, {size * token_bytes} bytes: raise max_bytes")
         cuts.append((document, stop, token, int(doc_ends[stop - 1])))
         document, token = stop, int(doc_ends[stop - 1])
     return cuts
@@ -156,8 +159,8 @@ def read_build(folder: str | Path) -> bytes | None:
 def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     """Read the meta.json of a data set's folder. Return None if the folder has none.
 
-    Raises NielsCacheError if meta.json is unreadable, says that the data set was not built, or names another tokenizer than the cache root
-    holds now. Also raises it if meta.json is missing and `verify` is "sha256".
+    Raises NielsCacheError if meta.json is unreadable, has an unknown token_dtype, says that the data set was not built, or names another
+    tokenizer than the cache root holds now. Also raises it if meta.json is missing and `verify` is "sha256".
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
@@ -166,6 +169,10 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
             raise NielsCacheError(f"{path}: no such file, so the sha256 of these files is unknown; open them without verify=")
         return None
     meta = check_form(read_meta(str(path)), path)
+    try:
+        token_dtype_of(meta)
+    except NielsCacheError as error:
+        raise NielsCacheError(f"{path}: {error}; rebuild this data set") from error
     if is_foreign(meta) and verify == "sha256":
         raise NielsCacheError(f"{path}: {UNVERIFIABLE}; open it without verify=")
     if meta.get("built") is False:

@@ -18,7 +18,7 @@ from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, idx_name, tokens_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Tokens, idx_name, token_dtype_of, tokens_name
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -60,7 +60,7 @@ def example_target_mask(
     return mask
 
 
-def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
     """Return meta.json (or None), the mapped tokens, and the start of each example, all of one build of a data set.
 
     Raises NielsCacheError if a file is missing, malformed, or not the one that meta.json lists, or if the data set was never built or was
@@ -69,10 +69,10 @@ def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tu
     return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
 
 
-def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
-    tokens = MappedTokens([tokens_path]).shards[0]
+    tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
         paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
         names = {path.name for path in paths}
@@ -92,14 +92,15 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
 
     Raises NielsCacheError if the value is not a token id, if the given id and meta.json disagree, or if neither has an id.
     """
-    given = None if given is None else check_token_id(f"{role}_id", given)
+    dtype = token_dtype_of(meta)
+    given = None if given is None else check_token_id(f"{role}_id", given, dtype=dtype)
     known = ((meta or {}).get("special_token_ids") or {}).get(role)
     where = Path(tokens_path).parent / META_NAME
     if given is None:
         if known is None:
             meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
             raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
-        return check_token_id(f"{where}: {role}", known)
+        return check_token_id(f"{where}: {role}", known, dtype=dtype)
     if known not in (None, given):
         raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
     return given

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE, Family
+from niels_cache_runtime.format.layout import Family, max_vocab_size, token_dtype_of
 from niels_cache_runtime.format.meta_keys import FORM_OF, FORMS, is_count
 
 UNVERIFIABLE = "another program wrote this meta.json; it lists no files and has no hash of its own, so nothing can be verified"
-TOKEN_DTYPE_NAMES = ("uint16-le", "uint16", "<u2")  # names that other programs use for the one supported dtype
 
 _OWN_KEYS = ("schema_version", "meta_sha256", "files")
 _COUNTS: dict[Family, tuple[str, str]] = {"pretrain": ("train_tokens", "val_tokens"), "sft": ("train_examples", "val_examples")}
@@ -40,12 +39,13 @@ def foreign_family(meta: Mapping[str, Any]) -> Family:
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     """Return the foreign `meta`, without the keys that have our names but values of a different form.
 
-    Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are not little-endian uint16.
+    Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are neither little-endian uint16
+    nor little-endian uint32.
     """
-    if meta["token_dtype"] not in TOKEN_DTYPE_NAMES:
-        raise ForeignMetaError(
-            f"{path}: token_dtype is {meta['token_dtype']!r:.80}; tokens must be little-endian uint16 ({' or '.join(TOKEN_DTYPE_NAMES)})"
-        )
+    try:
+        most = max_vocab_size(token_dtype_of(meta))
+    except NielsCacheError as error:
+        raise ForeignMetaError(f"{path}: {error}") from error
     ids = meta.get("special_token_ids")
     counts = _COUNTS[foreign_family(meta)]
     lacking = [key for key in (*_NEEDED, *counts) if key not in meta]
@@ -57,10 +57,10 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     for key, value in numbers.items():
         if not is_count(value):
             raise ForeignMetaError(f"{path}: {key} is {value!r:.80}, expected a whole number")
-    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= MAX_UINT16_VOCAB_SIZE:
+    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= most:
         raise ForeignMetaError(
             f"{path}: vocab_size is {numbers['vocab_size']} and the eot id {numbers['special_token_ids.eot']}; "
-            f"the id must be below the size, and the size at most {MAX_UINT16_VOCAB_SIZE:,}"
+            f"the id must be below the size, and the size at most {most:,} for {meta['token_dtype']}"
         )
     return {key: value for key, value in meta.items() if key not in FORM_OF or FORMS[FORM_OF[key]](value)}
 

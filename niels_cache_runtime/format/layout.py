@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 
 Split = Literal["train", "val"]
 Family = Literal["pretrain", "sft"]
 
-SCHEMA_VERSION = 1
+Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
+
+SCHEMA_VERSION = 2  # the newest that is read; `schema_version_of` says which one a cache has
 SPLITS: tuple[Split, Split] = ("train", "val")
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
@@ -24,7 +27,7 @@ TOKEN_DTYPES: dict[str, np.dtype] = {
     "uint16-le": np.dtype("<u2"),
     "uint32-le": np.dtype("<u4"),
 }  # by their names in meta.json, narrow first
-TOKEN_DTYPE = np.dtype("<u2")
+TOKEN_DTYPE = np.dtype("<u2")  # of files without a meta.json
 TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
@@ -43,21 +46,35 @@ def token_dtype_name(vocab_size: int) -> str:
     Raises NielsCacheError if `vocab_size` is above MAX_VOCAB_SIZE.
     """
     for name, dtype in TOKEN_DTYPES.items():
-        if vocab_size <= min(1 << 8 * dtype.itemsize, MAX_VOCAB_SIZE):
+        if vocab_size <= max_vocab_size(dtype):
             return name
     raise NielsCacheError(f"a vocabulary of {vocab_size:,} ids is too large; a cache holds ids below {MAX_VOCAB_SIZE:,}")
+
+
+def max_vocab_size(dtype: np.dtype) -> int:
+    """Return how many ids tokens of this dtype can have. It is 2^31 for uint32, so that int32 holds every id as well."""
+    return min(1 << 8 * dtype.itemsize, MAX_VOCAB_SIZE)
 
 
 def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
     """Return the dtype of the tokens of a cache with this meta.json. Without a meta.json, it is uint16.
 
-    Raises NielsCacheError for a dtype that no cache has.
+    A meta.json of another program may use the names of numpy, such as "uint32" or "<u4". Raises NielsCacheError for a dtype that no cache
+    has.
     """
     name = TOKEN_DTYPE_NAME if meta is None else meta.get("token_dtype", TOKEN_DTYPE_NAME)
-    try:
-        return TOKEN_DTYPES[name]
-    except (KeyError, TypeError) as error:
-        raise NielsCacheError(f"token_dtype is {name!r:.80}; tokens are {' or '.join(TOKEN_DTYPES)}") from error
+    found = next((dtype for own, dtype in TOKEN_DTYPES.items() if name in (own, dtype.name, dtype.str)), None)
+    if found is None:
+        raise NielsCacheError(f"token_dtype is {name!r:.80}; tokens are {' or '.join(map(repr, TOKEN_DTYPES))}")
+    return found
+
+
+def schema_version_of(meta: Mapping[str, Any]) -> int:
+    """Return the schema_version of a cache with this meta.json: 2 if its tokens are uint32, otherwise 1.
+
+    A version of niels-cache that knows only uint16 refuses schema_version 2. Without this number, it would misread the tokens.
+    """
+    return 2 if meta.get("token_dtype") == "uint32-le" else 1
 
 
 def shard_name(index: int) -> str:
@@ -98,7 +115,7 @@ def documents_name(split: Split) -> str:
 
 
 def tokens_name(split: Split) -> str:
-    """Return the name of the headerless uint16 file that holds the tokens of all SFT examples of the split, example after example."""
+    """Return the name of the headerless file that holds the tokens of all SFT examples of the split, example after example."""
     return f"{split}_tokens.bin"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import check_foreign, is_foreign, warn_unverifiable
-from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, schema_version_of, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 
 Meta = dict[str, Any]
@@ -67,11 +67,11 @@ def is_content(path: str) -> bool:
 def write_meta(path: str, meta: Meta) -> None:
     """Write `meta` as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
-    The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, it is
-    added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError for more than 32 MiB,
-    which no reader accepts, and OSError if the disk refuses.
+    The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, the one
+    that fits the tokens is added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError
+    for more than 32 MiB, which no reader accepts, and OSError if the disk refuses.
     """
-    record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
+    record = {"schema_version": schema_version_of(meta), **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
     content = canonical_json(record).encode()
     if len(content) > MOST_META_BYTES:
@@ -127,6 +127,11 @@ def load_meta(path: str) -> Meta:
         raise NielsCacheError(
             f"{path}: schema_version {meta['schema_version']} is newer than {SCHEMA_VERSION}, the newest this version reads; "
             "upgrade niels-cache or rebuild this data set"
+        )
+    if meta["schema_version"] < (needed := schema_version_of(meta)):
+        raise NielsCacheError(
+            f"{path}: token_dtype {meta['token_dtype']} needs schema_version {needed}, but it has {meta['schema_version']}, so an older "
+            "version would misread the tokens; rebuild this data set"
         )
     if _is_own_sha256(content, meta.get("meta_sha256")):
         return meta

@@ -65,7 +65,7 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
 
 META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("kind", "text", EVERY, "The kind of the folder; for an index, `index/` and the kind of the index"),
-    MetaKey("schema_version", "a whole number", EVERY, "1. A reader refuses a newer one"),
+    MetaKey("schema_version", "a whole number", EVERY, "1, or 2 if the tokens are uint32. A reader refuses a newer one"),
     MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
     MetaKey("files", "a table", EVERY, "For each of the other files in the folder: its relative path, with its `bytes` and `sha256`"),
     MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`) and has no files"),
@@ -81,7 +81,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("split_rule", "text or null", _FAMILIES, "The rule that divided train and val, in one line"),
     MetaKey("decontaminate", "a table", ("pretrain",), "If copies of val were removed from train: `kind`, `threshold`, code version"),
     # Tokens
-    MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`"),
+    MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),
     MetaKey("tokenizer_sha256", "text or null", _FAMILIES, "sha256 of the tokenizer's model; readers compare it with `tokenizer/`"),
     MetaKey("special_token_ids", "a table", ("tokenizer", *_FAMILIES), "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one"),

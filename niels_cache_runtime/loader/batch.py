@@ -1,7 +1,7 @@
 """Batches for training, made of rows from one or several sources.
 
-Tokens are read source by source, put into one array of two-byte tokens, and widened once on the device. This costs one gather (one indexed
-read) for each source in the batch. The loader chooses the samples of a batch.
+Tokens are read source by source, put into one array of the widest dtype among them, and widened once on the device. This costs one gather
+(one indexed read) for each source in the batch. The loader chooses the samples of a batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.gather import PairMaker, send
-from niels_cache_runtime.format.layout import IGNORE_INDEX
+from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.source import Boundaries, Rows, Source
@@ -147,12 +147,15 @@ class BatchMaker:
             source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)
         n, groups = len(located), list(located.groups())
-        tokens = np.empty((n, self._T + 1), dtype=np.uint16)
         targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
         continues = np.zeros(n, dtype=np.bool_)
         starts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        for source, epoch, places in groups:
-            rows = self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
+        read = [
+            self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
+            for source, epoch, places in groups
+        ]
+        tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for rows in read)))
+        for (_, _, places), rows in zip(groups, read, strict=True):
             tokens[places] = rows.tokens
             if targets is not None and rows.targets is not None:
                 targets[places] = rows.targets

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.format.layout import Tokens
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -34,11 +35,11 @@ class Boundaries:
 class Rows:
     """Samples that were read.
 
-    tokens: (n, T+1) uint16. boundaries: None unless requested.
+    tokens: (n, T+1) uint16 or uint32. boundaries: None unless requested.
     targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that it should learn all of them.
     """
 
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     boundaries: Boundaries | None = None
     targets: NDArray[np.bool_] | None = None
 

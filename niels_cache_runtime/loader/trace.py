@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Tokens
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.source import Source
 
@@ -48,7 +49,7 @@ class BatchTrace:
 
     samples: numbers of the samples in the run. dataset_ids: index into `names` and `folders`.
     epochs, numbers: the epoch of each row's source, and the number of the sample in that source.
-    tokens: uint16 token ids.
+    tokens: token ids, uint16, or uint32 if a data set of the batch holds uint32.
     files: int64, index into the entry of `file_names` for the row's source. offsets: int64, in tokens from the start of the file.
     documents: int64, number of the document in the split. document_offsets: int64, in tokens from the start of the document.
 
@@ -63,7 +64,7 @@ class BatchTrace:
     dataset_ids: NDArray[np.int64]
     epochs: NDArray[np.int64]
     numbers: NDArray[np.int64]
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     documents: NDArray[np.int64]

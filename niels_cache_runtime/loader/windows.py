@@ -23,7 +23,7 @@ from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import IDX_DTYPE, doc_ends_name
+from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.documents import find_boundaries
 from niels_cache_runtime.loader.source import Origins, Rows
@@ -34,8 +34,8 @@ _PROBE_BYTES = 4096
 class PretrainWindows:
     """A `source.Source` of windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`. They are the same in every epoch.
 
-    folder: the folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). If its parent folder has a meta.json,
-        the shards are compared with it. A folder without meta.json works too.
+    folder: the folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder has a
+        meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
     T: inputs per window. Sample i is the tokens [i*stride, i*stride + T] of the stream, both ends included.
     stride: tokens from the start of one window to the start of the next. The default is T: then every token that is read, except the first,
         is a target exactly once.
@@ -59,6 +59,7 @@ class PretrainWindows:
         self.meta = split.meta
         self.files = split.shards
         self._doc_ends = split.doc_ends
+        self._dtype = split.tokens.dtype
         self._shards = split.tokens.shards
         self._stream_ends = np.cumsum(split.tokens.shard_lengths)
         self._stream_starts = self._stream_ends - split.tokens.shard_lengths
@@ -86,6 +87,8 @@ class PretrainWindows:
         if self.meta is not None and not is_foreign(self.meta):
             return content_sha256(listed_of_split(self.meta, self._path, doc_ends=True))
         known = hashlib.sha256()
+        if self._dtype != TOKEN_DTYPE:
+            known.update(f"{self._dtype}\n".encode())
         names = [os.path.basename(path) for path in self.files]
         arrays: list[NDArray[Any]] = [*self._shards]
         if self._doc_ends is not None:
@@ -131,7 +134,7 @@ class PretrainWindows:
             )
         return numbers * self.stride
 
-    def _read_tokens(self, starts: NDArray[np.int64]) -> NDArray[np.uint16]:
+    def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
         """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
         if self._back_to_back:
             return self._reader.read(starts)
@@ -139,14 +142,14 @@ class PretrainWindows:
         crosses = starts + self.T >= self._stream_ends[shards]
         if not crosses.any():
             return self._reader.read(starts + self._gaps[shards])
-        rows = np.empty((len(starts), self.T + 1), dtype=np.uint16)
+        rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
         inside = ~crosses
         rows[inside] = self._reader.read((starts + self._gaps[shards])[inside])
         for row in np.flatnonzero(crosses).tolist():
             self._copy_pieces(rows[row], int(starts[row]), int(shards[row]))
         return rows
 
-    def _copy_pieces(self, row: NDArray[np.uint16], start: int, shard: int) -> None:
+    def _copy_pieces(self, row: Tokens, start: int, shard: int) -> None:
         """Fill `row` with the tokens from `start` in the stream. Read them from `shard`, and then from the shards after it."""
         done, offset = 0, start - int(self._stream_starts[shard])
         while done < len(row):

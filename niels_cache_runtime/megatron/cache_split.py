@@ -19,10 +19,10 @@ from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.format.meta import build_id
 from niels_cache_runtime.megatron.indexed import (
     DTYPE_CODES,
+    DTYPE_OF_CACHE,
     HEADER,
     LENGTHS_DTYPE,
     MAGIC,
@@ -42,13 +42,14 @@ class CacheSplit:
     """The documents of a split's folder, such as `cache/pretrain/NAME/train`. Each document, with its end-of-text token, is one sequence.
 
     `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64, `tokens`, `dtype` and `fingerprint` have the same meaning as in
-    `IndexedDataset`. They are what MegatronGPTDataset reads. The object can be pickled: a copy opens the folder again, and raises an error
-    if it holds another build. Builds are compared by meta.json, or without a meta.json by the files (see `IndexedDataset`).
+    `IndexedDataset`. They are what MegatronGPTDataset reads. The format has no uint32, so uint32 tokens of a cache appear as int32. The
+    bytes are the same, because every id is below 2^31.
+
+    The object can be pickled: a copy opens the folder again, and raises an error if it holds another build. Builds are compared by
+    meta.json, or without a meta.json by the files (see `IndexedDataset`).
 
     Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
     """
-
-    dtype = TOKEN_DTYPE
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = os.path.abspath(folder)
@@ -60,6 +61,7 @@ class CacheSplit:
         if not len(ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
         self._mapped, self._ends = split.tokens, ends
+        self.dtype = DTYPE_OF_CACHE[split.tokens.dtype]
         # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.
         vouched = split.meta is not None and not is_foreign(split.meta)
         self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
@@ -76,7 +78,7 @@ class CacheSplit:
     @cached_property
     def sequence_pointers(self) -> NDArray[np.int64]:
         """The start of each sequence, in bytes."""
-        return (self._ends.astype(np.int64) - self.sequence_lengths) * TOKEN_BYTES
+        return (self._ends.astype(np.int64) - self.sequence_lengths) * self.dtype.itemsize
 
     @cached_property
     def tokens(self) -> NDArray[Any]:
@@ -86,7 +88,7 @@ class CacheSplit:
         """
         stream, shards = self._mapped.stream, self._mapped.shards
         if stream is not None or len(shards) == 1:
-            return shards[0] if stream is None else stream
+            return (shards[0] if stream is None else stream).view(self.dtype)
         raise NielsCacheError(
             f"{self.folder}: {len(shards)} shards that cannot be mapped as one; build it with shard_bytes that are a multiple of "
             f"{mmap.PAGESIZE}, or export it"
@@ -96,7 +98,7 @@ class CacheSplit:
     def fingerprint(self) -> str:
         """The fingerprint that an IndexedDataset of these documents has."""
         header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
-        size = int(self._ends[-1]) * TOKEN_BYTES
+        size = int(self._ends[-1]) * self.dtype.itemsize
         return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
 
     def _sections(self) -> Iterator[memoryview]:

@@ -39,6 +39,10 @@ _NAMES_BY_CODE = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
 DTYPES = {code: np.dtype(name) for code, name in _NAMES_BY_CODE.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+DTYPE_OF_CACHE: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype("<u2"): np.dtype("<u2"),
+    np.dtype("<u4"): np.dtype("<i4"),
+}  # the format has no uint32; ids are below 2^31
 
 _PROBES = 64
 PROBE_BYTES = 4096

@@ -1,10 +1,10 @@
 """A writer of Megatron-LM's IndexedDataset: the bytes are those of megatron-core's IndexedDatasetBuilder.
 
 `IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths, document indices and modes in temporary files
-beside the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies tokens unchanged, or links to
-them if a part is exactly one shard, and it takes lengths from doc_ends, in blocks. So memory does not grow with the number of sequences.
-Files appear when they are complete. The .bin appears first, so an .idx always belongs to its .bin. A document ends with its end-of-text
-token (EOT), as in the cache. This module does not need the id of EOT.
+beside the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies the bytes of tokens, or links
+to them if a part is exactly one shard; uint32 tokens are int32 there, with the same bytes. It takes lengths from doc_ends, in blocks. So
+memory does not grow with the number of sequences. Files appear when they are complete. The .bin appears first, so an .idx always belongs to
+its .bin. A document ends with its end-of-text token (EOT), as in the cache. This module does not need the id of EOT.
 """
 
 import fcntl
@@ -24,11 +24,12 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, cut_documents, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,
     DTYPE_CODES,
+    DTYPE_OF_CACHE,
     HEADER,
     LENGTHS_DTYPE,
     MAGIC,
@@ -217,6 +218,7 @@ class Part:
     """One .bin and .idx of a split, with a range of whole documents and their tokens.
 
     The part has the documents first_document to end_document - 1 and the tokens first_token to end_token - 1 of the split.
+    dtype: the dtype of a token in .bin, uint16 or int32.
     """
 
     prefix: str
@@ -224,6 +226,7 @@ class Part:
     end_document: int
     first_token: int
     end_token: int
+    dtype: np.dtype[Any] = TOKEN_DTYPE
 
     @property
     def documents(self) -> int:
@@ -231,7 +234,7 @@ class Part:
 
     @property
     def bin_bytes(self) -> int:
-        return (self.end_token - self.first_token) * TOKEN_BYTES
+        return (self.end_token - self.first_token) * self.dtype.itemsize
 
     @property
     def idx_bytes(self) -> int:
@@ -249,7 +252,7 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
     Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than max_bytes or
     longer than an int32 can count.
     """
-    return _plan(prefix, folder, _open(folder)[1], max_bytes=max_bytes, key=key)
+    return _plan(prefix, folder, *_open(folder), max_bytes=max_bytes, key=key)
 
 
 def write_indexed(
@@ -272,7 +275,7 @@ def write_indexed(
     not set, and if a file cannot be written.
     """
     split, ends = _open(folder)
-    parts = _plan(prefix, folder, ends, max_bytes=max_bytes, key=key)
+    parts = _plan(prefix, folder, split, ends, max_bytes=max_bytes, key=key)
     if not force:
         for part in parts:
             refuse_existing(part.prefix)
@@ -287,7 +290,7 @@ def write_indexed(
             with open(output.idx_path, "wb") as file:
                 write_index(
                     file,
-                    TOKEN_DTYPE,
+                    part.dtype,
                     sequences=part.documents,
                     lengths=lambda part=part: sequence_lengths(folder, ends, part.first_document, part.end_document),  # type: ignore[misc]
                     entries=part.documents + 1,
@@ -308,11 +311,14 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
     return split, ends
 
 
-def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None) -> list[Part]:
-    max_tokens = check_positive("max_bytes", max_bytes) // TOKEN_BYTES
+def _plan(
+    prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None
+) -> list[Part]:
+    dtype = DTYPE_OF_CACHE[split.tokens.dtype]
+    max_tokens = check_positive("max_bytes", max_bytes) // dtype.itemsize
     for _ in sequence_lengths(folder, ends):  # `sequence_lengths` raises for a document that is too long
         pass
-    cuts = cut_documents(folder, ends, max_tokens)
+    cuts = cut_documents(folder, ends, max_tokens, token_bytes=dtype.itemsize)
     ending = "" if key is None else f"_{key}_document"
     return [
         Part(
@@ -321,6 +327,7 @@ def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, m
             end_document=end_document,
             first_token=first_token,
             end_token=end_token,
+            dtype=dtype,
         )
         for number, (first_document, end_document, first_token, end_token) in enumerate(cuts)
     ]

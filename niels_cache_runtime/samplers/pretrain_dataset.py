@@ -17,22 +17,21 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 
 class PretrainTokenStreamDataset:
     """A sampler of windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
 
-    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). If its parent folder has a
-        meta.json, the shards are compared with it. A folder without meta.json works too.
+    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder
+        has a meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
-    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory and widened on the device.
+    device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares sizes with meta.json; "sha256" reads every shard and compares its content.
 
     `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
     belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the folder or its shards are missing or empty, if a shard has an odd number of bytes or is not the one that
+    Raises NielsCacheError if the folder or its shards are missing or empty, if a shard is not a whole number of tokens or not the one that
     meta.json lists, if the data set was never built or was built with another tokenizer than the cache has now, or if T is below 1 or too
     large for every shard.
     """
@@ -49,7 +48,7 @@ class PretrainTokenStreamDataset:
         if longest < T + 1:
             raise NielsCacheError(
                 f"{shards_dir}: T={T} needs a shard of {T + 1} tokens, but the longest has {longest}; "
-                f"use T <= {longest - 1}, or rebuild with shard_bytes >= {(T + 1) * TOKEN_BYTES} if the split is that long"
+                f"use T <= {longest - 1}, or rebuild with shard_bytes >= {(T + 1) * mapped.dtype.itemsize} if the split is that long"
             )
         windows = np.maximum(mapped.shard_lengths - T, 0)
         window_ends = np.cumsum(windows)

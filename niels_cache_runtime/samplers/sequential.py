@@ -34,7 +34,7 @@ from niels_cache_runtime.cache.opening import (
 )
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Tokens, doc_ends_name, idx_name, list_shards, shard_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
@@ -51,18 +51,18 @@ class _TokenFile:
 
     path: Path
     length: int
-    shard: NDArray[np.uint16] | None
+    shard: Tokens | None
 
 
 class DatasetLoader:
     """Chunks of batch * seq_len tokens from the files of a folder, in order, divided among ranks, endless.
 
     batch, seq_len: rows of a batch of this rank, and tokens per row. process_rank, num_processes: this rank, and the number of ranks.
-    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16), of `.npy` files (one dimension of any integer type),
-        or of both. Files are read in the order of their names, shards in the order of their numbers. All other files are ignored: `.npy`
-        files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent folder has a
-        meta.json, the shards are compared with it.
-    device: the device of batches. For CUDA, tokens are copied as uint16 from pinned memory to the device, and widened there.
+    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16 or uint32), of `.npy` files (one dimension of any
+        integer type), or of both. Files are read in the order of their names, shards in the order of their numbers. All other files are
+        ignored: `.npy` files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent
+        folder has a meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
+    device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares the shards' sizes with meta.json; "sha256" reads the shards and compares their content.
 
     A file of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one list.
@@ -81,7 +81,7 @@ class DatasetLoader:
     same position. It raises an error if the folder now holds another build.
 
     Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks, if a
-    shard has an odd number of bytes or is not the one that meta.json lists, or if a `.npy` file is damaged.
+    shard is not a whole number of tokens or not the one that meta.json lists, or if a `.npy` file is damaged.
     """
 
     def __init__(
@@ -216,9 +216,10 @@ class DatasetLoader:
         meta, content = None, None
         if shards or not arrays or verify != "size":  # if there are only files of another project, a meta.json beside them is not ours
             meta = open_meta(folder.parent, verify=verify)
+        dtype = token_dtype_of(meta)
         if meta is not None and is_foreign(meta):
             if not arrays:
-                found = sum(path.stat().st_size for path in shards) // TOKEN_BYTES
+                found = sum(path.stat().st_size for path in shards) // dtype.itemsize
                 check_meta_count(meta, folder.parent, f"{folder.name}_tokens", found)
         elif meta is not None:
             listed = listed_of_split(meta, folder, doc_ends=False)
@@ -229,7 +230,7 @@ class DatasetLoader:
             if meta is not None and folder.name in SPLITS:
                 raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
             raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
-        mapped = iter(zip(shards, MappedTokens(shards).shards, strict=True))
+        mapped = iter(zip(shards, MappedTokens(shards, dtype=dtype).shards, strict=True))
         files = []
         for path in sorted([*shards, *arrays], key=lambda path: path.name):
             if path in arrays:
@@ -240,7 +241,7 @@ class DatasetLoader:
         return meta, content, files
 
     def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
-        """Return a copy of the tokens start to end - 1 of a file, as uint16 if the file holds uint16, otherwise as int64."""
+        """Return a copy of the tokens start to end - 1 of a file. Shards and uint16 `.npy` files keep their dtype; others become int64."""
         if file.shard is not None:
             return file.shard[start:end].copy()
         if self._mapped is None or self._mapped[0] is not file:

@@ -33,7 +33,8 @@ _SCAN_TOKENS = 1 << 22
 class SFTExampleDataset:
     """A sampler of whole examples from the two files of an SFT split, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
 
-    tokens_path: a headerless file of little-endian uint16. idx_path: an int64 .npy file, the start of each example in tokens.
+    tokens_path: a headerless file of little-endian uint16 or uint32, as the meta.json beside it says; without meta.json, uint16.
+    idx_path: an int64 .npy file, the start of each example in tokens.
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
     asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens.

@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import foreign_family
 from niels_cache_runtime.format.layout import (
-    MAX_UINT16_VOCAB_SIZE,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
-    TOKEN_DTYPE,
-    TOKEN_DTYPE_NAME,
+    TOKEN_DTYPES,
     Split,
+    Tokens,
     doc_ends_name,
     idx_name,
     list_shards,
+    max_vocab_size,
     shard_name,
+    token_dtype_of,
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta
@@ -64,24 +64,25 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
 
     sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
-    vocab_size, eot = _known_or_not(meta)
-    yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size))
+    dtype = token_dtype_of(meta)
+    vocab_size, eot = _known_or_not(meta, dtype)
+    yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
     for split in SPLITS:
-        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles))
+        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles), dtype=dtype)
 
 
-def _known_or_not(meta: Meta) -> tuple[int, int | None]:
+def _known_or_not(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
     """Return the vocabulary size and the EOT id (end-of-text token). Both may be unknown (null in meta.json) for imported tokens.
 
-    If the size is unknown, MAX_UINT16_VOCAB_SIZE is returned, so any id is inside the vocabulary. If the EOT id is unknown, None is
-    returned, and no document must end with EOT.
+    If the size is unknown, the largest that the dtype allows is returned. If the EOT id is unknown, None is returned, and no document must
+    end with EOT.
     """
     imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
     ids = meta.get("special_token_ids")
     no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
     no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
-    return MAX_UINT16_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
+    return max_vocab_size(dtype) if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
 class MetaPart:
@@ -107,7 +108,7 @@ class SpecialIds:
         self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
         self._buffers = threading.local()
 
-    def unusual(self, tokens: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    def unusual(self, tokens: Tokens) -> NDArray[np.bool_]:
         """Return which tokens have an id that is not ordinary. The result is valid until the next call in this thread."""
         buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
         if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the comparison
@@ -117,12 +118,12 @@ class SpecialIds:
             unusual |= tokens >= self._end
         return unusual
 
-    def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    def find(self, tokens: Tokens) -> tuple[NDArray[np.int64], Tokens]:
         """Return the places of ids that are not ordinary, in order, and the ids at these places."""
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
 
-    def too_large(self, ids: NDArray[np.uint16]) -> int:
+    def too_large(self, ids: Tokens) -> int:
         """Return the largest of `ids` if it is outside the vocabulary, otherwise -1."""
         largest = int(ids.max()) if len(ids) else -1
         return largest if largest >= self.vocab_size else -1
@@ -133,21 +134,21 @@ class SpecialIds:
 
 
 class _PretrainSplit:
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds) -> None:
-        self._meta, self._split, self._ids = meta, split, ids
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
+        self._meta, self._split, self._ids, self._dtype = meta, split, ids, dtype
         self._folder_exists = (folder / split).is_dir()
         self._listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
         self._numbered = [f"{split}/{shard_name(index)}" for index in range(len(self._listed))]
         self._sizes = {path: sizes[path] for path in self._numbered if path in sizes}
-        self._token_count = sum(self._sizes.values()) // TOKEN_BYTES
+        self._token_count = sum(self._sizes.values()) // dtype.itemsize
         self._ends_path = doc_ends_name(split)
         self._ends, self._ends_problem = read_offsets(
             folder, self._ends_path, "doc_ends", meta, sizes, token_count=self._token_count, needed=self._token_count > 0
         )
         position, self._shards = 0, {}
         for path, size in self._sizes.items():
-            self._shards[path] = _Shard(ids, self._ends if meta.get("append_eot") is True else None, position)
-            position += size // TOKEN_BYTES
+            self._shards[path] = _Shard(ids, self._ends if meta.get("append_eot") is True else None, position, dtype)
+            position += size // dtype.itemsize
         self.inputs = frozenset({*self._listed, self._ends_path})
         self.looks: dict[str, Look] = {path: shard.look_at for path, shard in self._shards.items()}
 
@@ -158,7 +159,7 @@ class _PretrainSplit:
             yield f"{split}/", "no such folder; an empty split needs an empty folder"
         if self._listed != set(self._numbered):
             yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
-        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"))
+        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"), self._dtype)
         if self._ends_problem is not None:
             yield self._ends_problem
         if self._ends is not None and documents != len(self._ends):
@@ -183,13 +184,13 @@ class _Shard:
         need not end with EOT.
     """
 
-    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int) -> None:
-        self._ids, self._ends, self._position = ids, ends, position
+    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int, dtype: np.dtype) -> None:
+        self._ids, self._ends, self._position, self._dtype = ids, ends, position, dtype
         self.too_large = -1
         self.sentinels = self.eot_tokens = self.unclosed = 0
 
     def look_at(self, block: memoryview) -> None:
-        tokens = tokens_of(block)
+        tokens = tokens_of(block, self._dtype)
         unusual, closed = self._ids.unusual(tokens), 0
         if self._ends is not None:
             _, last_tokens = self._ends.within(self._position + 1, len(tokens))
@@ -205,21 +206,28 @@ class _Shard:
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
 
 
-def tokens_of(block: memoryview) -> NDArray[np.uint16]:
-    """Return the whole tokens of a block. If a file has an odd byte at its end, the check of its size reports it."""
-    return np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
+def tokens_of(block: memoryview, dtype: np.dtype) -> Tokens:
+    """Return the whole tokens of a block. If a part of a token is left at the end of a file, the check of its size reports it."""
+    return np.frombuffer(block, dtype=dtype, count=len(block) // dtype.itemsize)
 
 
-def _pretrain_meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
-    yield from meta_problems(meta, vocab_size)
+def size_problem(size: int, dtype: np.dtype) -> str | None:
+    """Return one clause if a file of `size` bytes is not a whole number of tokens, otherwise None."""
+    return f"{size} bytes are not a whole number of {dtype} tokens" if size % dtype.itemsize else None
+
+
+def _pretrain_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+    yield from meta_problems(meta, vocab_size, dtype)
     if not isinstance(meta.get("append_eot"), bool):
         yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
 
 
-def meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+def meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
     """Yield problems of meta.json about tokens. The rules are the same for pretrain and SFT data sets."""
-    if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
-        yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
+    if meta.get("token_dtype") not in TOKEN_DTYPES:
+        yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {' or '.join(map(repr, TOKEN_DTYPES))}"
+    if vocab_size > (most := max_vocab_size(dtype)):
+        yield META_NAME, f"vocab_size is {vocab_size}, but {dtype} tokens hold ids below {most}"
     ids = {role: special_id(meta, role) for role, token in meta["special_token_ids"].items() if token is not None}
     for role, token in ids.items():
         if not 0 <= token < vocab_size:
@@ -253,10 +261,10 @@ def as_problem(error: NielsCacheError, folder: Path) -> Problem:
     return path, problem
 
 
-def _shard_size_problems(sizes: dict[str, int], shard_bytes: int) -> Iterator[Problem]:
+def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype) -> Iterator[Problem]:
     for index, (path, size) in enumerate(sizes.items()):
-        if size % TOKEN_BYTES:
-            yield path, f"{size} bytes are not a whole number of uint16 tokens"
+        if problem := size_problem(size, dtype):
+            yield path, problem
         elif index < len(sizes) - 1 and size != shard_bytes:
             yield path, f"has {size} bytes; all shards except the last must have shard_bytes={shard_bytes}"
         elif size > shard_bytes:
@@ -304,7 +312,8 @@ class _ForeignSplit:
         self._family = foreign_family(meta)
         found = list_shards(folder / split) if self._family == "pretrain" else [folder / tokens_name(split)]
         self._files = [name for name in (path.relative_to(folder).as_posix() for path in found) if name in sizes]
-        self._tokens = sum(sizes[name] for name in self._files) // TOKEN_BYTES
+        self._dtype = token_dtype_of(meta)
+        self._tokens = sum(sizes[name] for name in self._files) // self._dtype.itemsize
         self._needed = (tokens_name(split), idx_name(split)) if self._family == "sft" else ()
         self._missing = [name for name in self._needed if name not in sizes]
         self._largest = dict.fromkeys(self._files, -1)
@@ -313,15 +322,15 @@ class _ForeignSplit:
 
     def _looking_at(self, name: str) -> Look:
         def look(block: memoryview) -> None:
-            self._largest[name] = max(self._largest[name], int(tokens_of(block).max(initial=0)))
+            self._largest[name] = max(self._largest[name], int(tokens_of(block, self._dtype).max(initial=0)))
 
         return look
 
     def size_problems(self) -> Iterator[Problem]:
         """Yield the problems that can be found from sizes alone."""
         for name in self._files:
-            if self._sizes[name] % TOKEN_BYTES:
-                yield name, f"{self._sizes[name]} bytes are not a whole number of uint16 tokens"
+            if problem := size_problem(self._sizes[name], self._dtype):
+                yield name, problem
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
         if self._missing and len(self._missing) == len(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_BYTES, Split, idx_name, tokens_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, idx_name, token_dtype_of, tokens_name
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import Look
 from niels_cache_runtime.verify.invariants import (
@@ -18,6 +18,7 @@ from niels_cache_runtime.verify.invariants import (
     meta_problems,
     number,
     read_offsets,
+    size_problem,
     special_id,
     tokens_of,
     total_problems,
@@ -30,37 +31,38 @@ def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Pa
 
     sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
+    dtype = token_dtype_of(meta)
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
-    yield MetaPart(lambda: meta_problems(meta, ids.vocab_size))
+    yield MetaPart(lambda: meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
-        yield _SftSplit(meta, folder, split, sizes, ids=ids)
+        yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
 class _SftSplit:
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds) -> None:
-        self._meta, self._split, self._ids = meta, split, ids
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
+        self._meta, self._split, self._ids, self._dtype = meta, split, ids, dtype
         self._path, idx_path = tokens_name(split), idx_name(split)
         self._size = sizes.get(self._path, 0)
-        self._token_count = self._size // TOKEN_BYTES
+        self._token_count = self._size // dtype.itemsize
         self._starts, self._starts_problem = read_offsets(
             folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
         )
-        self._messages = _Messages(ids, self._starts, token_count=self._token_count)
+        self._messages = _Messages(ids, self._starts, token_count=self._token_count, dtype=dtype)
         self.inputs = frozenset({self._path, idx_path})
         self.looks: dict[str, Look] = {self._path: self._messages.look_at} if self._path in sizes else {}
 
     def problems(self) -> Iterator[Problem]:
         if self._path not in self._meta["files"]:
             yield META_NAME, f"lists no {self._path}"
-        if self._size % TOKEN_BYTES:
-            yield self._path, f"{self._size} bytes are not a whole number of uint16 tokens"
+        if problem := size_problem(self._size, self._dtype):
+            yield self._path, problem
         if self._starts_problem is not None:
             yield self._starts_problem
         if self._starts is not None:
             yield from total_problems(self._meta, f"{self._split}_examples", len(self._starts))
         yield from self._ids.too_large_problems(self._path, self._messages.too_large)
-        for problem in self._messages.problems():
-            yield self._path, problem
+        for found in self._messages.problems():
+            yield self._path, found
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
 
@@ -72,8 +74,8 @@ class _Messages:
         conversation, this is not detected.
     """
 
-    def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int) -> None:
-        self._ids, self._starts, self._token_count = ids, starts, token_count
+    def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int, dtype: np.dtype) -> None:
+        self._ids, self._starts, self._token_count, self._dtype = ids, starts, token_count, dtype
         self._asst = ids.roles[ROLES.index("asst")]
         self._position = 0
         self._last_is_eot = False  # whether the block before this one ended with EOT
@@ -82,14 +84,14 @@ class _Messages:
         self.too_large = -1
 
     def look_at(self, block: memoryview) -> None:
-        tokens = tokens_of(block)
+        tokens = tokens_of(block, self._dtype)
         places, ids = self._ids.find(tokens)
         self.too_large = max(self.too_large, self._ids.too_large(ids))
         if self._starts is not None and len(tokens):
             self._look_at_messages(self._starts, tokens, places, ids)
         self._position += len(tokens)
 
-    def _look_at_messages(self, starts: OffsetFile, tokens: NDArray[np.uint16], places: NDArray[np.int64], ids: NDArray[np.uint16]) -> None:
+    def _look_at_messages(self, starts: OffsetFile, tokens: Tokens, places: NDArray[np.int64], ids: Tokens) -> None:
         first, begins = starts.within(self._position, len(tokens))
         _, last_tokens = starts.within(self._position + 1, len(tokens))
         if self._position + len(tokens) == self._token_count and len(starts):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.sft import example_target_mask
+from niels_cache_runtime.format.layout import Tokens
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
@@ -46,7 +47,7 @@ class KeptExamples:
 
 
 def keep_examples(
-    tokens: NDArray[np.uint16],
+    tokens: Tokens,
     starts: NDArray[np.int64],
     *,
     T: int,
@@ -89,7 +90,7 @@ def keep_examples(
 
 
 def _find_targets(
-    tokens: NDArray[np.uint16], starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
+    tokens: Tokens, starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], _Places]:
     """Find the targets in the kept part of each example. Return three arrays (K,), one value for each example.
 

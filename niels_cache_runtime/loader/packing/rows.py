@@ -25,7 +25,7 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_f
 from niels_cache_runtime.cache.sft import example_target_mask, open_pair, resolve_id, resolve_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import TOKEN_DTYPE, idx_name, tokens_name
+from niels_cache_runtime.format.layout import Tokens, idx_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
@@ -282,7 +282,7 @@ class PackedExamples:
         ends = np.append(segments.columns[1:], 0)  # the start of the next example, or 0 if that example is in another row
         return np.where(ends > 0, ends, self.T + 1) - segments.columns
 
-    def _gather(self, segments: _Segments) -> NDArray[np.uint16]:
+    def _gather(self, segments: _Segments) -> Tokens:
         """Return (n, T+1) tokens, padded with EOT."""
         n, width = len(segments.filled), self.T + 1
         sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
@@ -290,7 +290,7 @@ class PackedExamples:
         rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may index beyond the last token
         for row in np.flatnonzero(segments.filled < width).tolist():
             rows[row, segments.filled[row] :] = self.eot_id
-        return rows.astype(TOKEN_DTYPE, copy=False)
+        return rows
 
     def _boundaries(self, segments: _Segments, padded: NDArray[np.int64]) -> Boundaries:
         rows = np.concatenate([segments.rows, padded])
