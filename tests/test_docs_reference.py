@@ -17,6 +17,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
 from tests.golden.imports import described_names
+from tests.parts_project import PartsProject, build
 from tests.small_project import small_project
 from tests.tiny import sentences
 
@@ -56,7 +57,11 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
     prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
     import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
-    return [read_meta(str(path)) for path in (tiny_model.parent / META_NAME, *sorted(project.root.rglob(META_NAME)))]
+    pages = PartsProject(project.root.parent / "in_parts", tiny_model)
+    pages.write([20, 20])
+    build(pages.graph(2, "val_tokens = 50"))
+    found = [path for root in (project.root, pages.folder) for path in sorted(root.rglob(META_NAME))]
+    return [read_meta(str(path)) for path in (tiny_model.parent / META_NAME, *found)]
 
 
 def test_every_key_that_is_written_is_in_the_table_and_every_key_of_the_table_is_written(metas: list[Meta]) -> None:

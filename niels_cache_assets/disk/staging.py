@@ -27,6 +27,7 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKENIZER_MODEL_NAME,
     doc_ends_name,
+    documents_folder,
     documents_name,
     examples_name,
     idx_name,
@@ -36,7 +37,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-_NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
+_NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, examples_name)
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 

@@ -19,7 +19,7 @@ Family = Literal["pretrain", "sft"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
 
-SCHEMA_VERSION = 2  # the newest that is read; `schema_version_of` says which one a cache has
+SCHEMA_VERSION = 3  # the newest that is read; `schema_version_of` says which one a cache has
 SPLITS: tuple[Split, Split] = ("train", "val")
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
@@ -70,10 +70,13 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
 
 
 def schema_version_of(meta: Mapping[str, Any]) -> int:
-    """Return the schema_version of a cache with this meta.json: 2 if its tokens are uint32, otherwise 1.
+    """Return the schema_version of a cache with this meta.json: 3 if it was joined from parts, 2 if its tokens are uint32, otherwise 1.
 
-    A version of niels-cache that knows only uint16 refuses schema_version 2. Without this number, it would misread the tokens.
+    An older version of niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, or find the short
+    shards of parts damaged.
     """
+    if meta.get("kind") == "pretrain" and "parts" in meta:
+        return 3
     return 2 if meta.get("token_dtype") == "uint32-le" else 1
 
 
@@ -112,6 +115,14 @@ def doc_ends_name(split: str) -> str:
 def documents_name(split: Split) -> str:
     """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every document of the split."""
     return f"{split}_documents.parquet"
+
+
+def documents_folder(split: str) -> str:
+    """Return the name of the folder that replaces `documents_name` if the split was joined from parts: one such Parquet file for each part.
+
+    The ordinals in such a file begin at 0 in each part.
+    """
+    return f"{split}_documents"
 
 
 def tokens_name(split: Split) -> str:

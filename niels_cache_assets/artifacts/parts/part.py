@@ -1,0 +1,85 @@
+"""One part of a data set: its share of the files, tokenized and written as a cache of its own, `pretrain/.parts/NAME/part-00017`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from niels_cache_assets.artifacts.base import Work, Written
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.build_cache import OnProgress, Provenance
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.disk.space import Need, pretrain_need
+from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.plan import PlannedPart, is_compressed
+from niels_cache_assets.parts.stream import PartStream, require_unchanged
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.splits import UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(OfPlan):
+    """A part of a data set."""
+
+    number: int
+
+    @property
+    def member(self) -> str:
+        return part_name(self.number)
+
+    @property
+    def key(self) -> str:
+        return f"part/{self.name}/{self.member}"
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part in the plan."""
+        return self.plan.parts[self.number]
+
+    @cached_property
+    def stream(self) -> PartStream:
+        """The stream of the part, without the documents that the val part has taken."""
+        return self.stream_of(self.planned, skip=self._taken)
+
+    @property
+    def _taken(self) -> int:
+        if not self.has_val_part:
+            return 0
+        val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return int(val.current()["part"]["taken"][self.number])
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]
+
+    def need(self) -> Need | None:
+        is_packed = any(is_compressed(file.name) for file in self.planned.files)
+        text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
+        return pretrain_need(train_tokens=self.planned.train_tokens, val_tokens=0, text_bytes=text_bytes, exact=False)
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
+        budget = self.planned.train_tokens
+        return PretrainBuild(
+            items=Feed(self.stream.documents, context),
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            max_train_tokens=UNLIMITED if budget is None else budget,
+            max_val_tokens=0,
+            shard_bytes=self.build.shard_bytes,
+            seed=self.planned.seed(self.build.seed),
+            shuffle_buffer=self.source.shuffle_buffer or None,
+            threads=self.build.threads,
+            needs_train=False,
+            provenance=provenance,
+            progress=progress,
+        )
+
+    def write(self, work: Work) -> Written:
+        require_unchanged(self.stream.files)
+        written = super().write(work)
+        budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
+        short = 0 if budget is None else budget - tokens
+        part = {"number": self.number, "plan": self.planned.plan, "short": short}
+        return replace(written, meta={**written.meta, "part": part})
