@@ -9,8 +9,8 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, plan_parts, proposed_shard_bytes
 from niels_cache_assets.parts.shares import contiguous_runs, shares
-from niels_cache_assets.parts.stream import HashRule
 from niels_cache_assets.sources.types import ListedFile
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from tests.parts_project import NAME, PartsProject, build
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from niels_cache_runtime.format.layout import parts_root
+
 PLAN_NAME = "plan.json"
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
@@ -11,7 +13,7 @@ PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data s
 
 def parts_dir(root: str | Path, name: str) -> Path:
     """Return the folder with the plan and the parts of a data set."""
-    return Path(root) / "pretrain" / ".parts" / name
+    return parts_root(root) / name
 
 
 def part_name(number: int) -> str:

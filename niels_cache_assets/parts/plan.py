@@ -61,7 +61,7 @@ class Plan:
     def of(cls, meta: Meta) -> Plan:
         """Return the plan in the content of its file. Raises NielsCacheError if the content has a different form."""
         try:
-            files = [ListedFile(**entry) for entry in meta["files"]]
+            files = [ListedFile(**entry) for entry in meta["listed"]]
             parts = tuple(
                 PlannedPart(
                     number=number,
@@ -94,7 +94,7 @@ class Plan:
 
 
 def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | None, val_tokens: int | None) -> dict[str, Any]:
-    """Return the keys `files` and `parts` of a plan. Each part has a contiguous run of the files of each split, balanced by bytes.
+    """Return the keys `listed` and `parts` of a plan. Each part has a contiguous run of the files of each split, balanced by bytes.
 
     Raises NielsCacheError if there are fewer files than parts, or if a part gets no token of a budget.
     """
@@ -117,7 +117,7 @@ def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | N
                 f"{part_name(of_parts.index(0))} has so few bytes that it gets no share of the {sum(of_parts):,} {name}; lower parts"
             )
     return {
-        "files": [file._asdict() for file in files],
+        "listed": [file._asdict() for file in files],
         "parts": [
             {"files": run, **{name: None if of_parts is None else of_parts[number] for name, of_parts in budgets.items()}}
             for number, run in enumerate(runs)

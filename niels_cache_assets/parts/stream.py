@@ -1,56 +1,22 @@
 """The documents of one part: its files in order, the head that val has taken left out, and the split of each document.
 
-With val_frac, a document is val if a hash of the seed, its file and its row is small enough. So nothing is counted before, and no document
-changes its split if the data set grows. Cost of this rule: about a microsecond for each document.
+With val_frac, a hash decides which documents are val (sources/val_share.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
 from niels_cache_assets.sources.types import FileReader, ListedFile, StreamContext
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
-
-_TRAIN, _VAL = SPLITS.index("train"), SPLITS.index("val")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HashRule:
-    """The rule that divides documents by a hash. It puts about the share `val_frac` of them into val."""
-
-    val_frac: float
-    seed: int
-
-    def is_val(self, file: str, row: int) -> bool:
-        """Return whether a document goes to val."""
-        return self._is_below(hashlib.sha256(self._prefix(file)), row)
-
-    def val_mask(self, batch: DocumentBatch) -> np.ndarray:
-        """Return bool (documents,), True for the documents that go to val."""
-        found = np.zeros(len(batch), dtype=bool)
-        first = 0
-        for file, group in groupby(batch.file.tolist()):
-            prefix = hashlib.sha256(self._prefix(file))
-            stop = first + sum(1 for _ in group)
-            found[first:stop] = [self._is_below(prefix, row) for row in batch.row[first:stop].tolist()]
-            first = stop
-        return found
-
-    def _prefix(self, file: str) -> bytes:
-        return f"{self.seed}\0{file}\0".encode("utf-8", "surrogatepass")
-
-    def _is_below(self, prefix: hashlib._Hash, row: int) -> bool:
-        digest = prefix.copy()
-        digest.update(str(row).encode())
-        return int.from_bytes(digest.digest()[:8]) < self.val_frac * 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +59,7 @@ class PartStream:
         if split is not None:
             return replace(batch, split=np.full(len(batch), SPLITS.index(split), np.int8))
         assert self.rule is not None
-        chosen = np.where(self.rule.val_mask(batch), _VAL, _TRAIN).astype(np.int8)
-        return replace(batch, split=np.where(batch.split == NO_SPLIT, chosen, batch.split))
+        return self.rule.split(batch)
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:

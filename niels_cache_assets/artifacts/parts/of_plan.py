@@ -14,7 +14,8 @@ from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.stream import HashRule, PartStream
+from niels_cache_assets.parts.stream import PartStream
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
@@ -98,4 +99,4 @@ class OfPlan(Pretrain):
             return super().split_rule()
         if self.source.seeded_val_frac is not None:
             return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
-        return f"{super().split_rule()}, divided among {self.source.parts} parts by bytes"
+        return super().split_rule()

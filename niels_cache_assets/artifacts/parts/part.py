@@ -15,6 +15,7 @@ from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.stream import PartStream, require_unchanged
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED
@@ -58,6 +59,10 @@ class Part(OfPlan):
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
         text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
         return pretrain_need(train_tokens=self.planned.train_tokens, val_tokens=0, text_bytes=text_bytes, exact=False)
+
+    def split_rule(self) -> str:
+        budget = self.planned.train_tokens
+        return super().split_rule() if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         budget = self.planned.train_tokens

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -48,9 +48,13 @@ class Sealed(OfPlan):
         """Return the artifact of the val part."""
         return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
 
+    def steps(self) -> list[Artifact]:
+        """Return everything that is built before this cache, in order, except the tokenizer."""
+        val = [self.val_part()] if self.has_val_part else []
+        return [self.parts_plan, *val, *map(self.part, range(self.source.parts))]
+
     def inputs(self) -> Sequence[str]:
-        val = [f"val_part/{self.name}"] if self.has_val_part else []
-        return [*super().inputs(), *val, *(f"part/{self.name}/{part_name(number)}" for number in range(self.source.parts))]
+        return ["tokenizer", *(step.key for step in self.steps())]
 
     def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
         return {**super().identity_with(tokenizer_sha256, revision), "seal": CODE_VERSION}
@@ -116,6 +120,13 @@ class Sealed(OfPlan):
             used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
             return f"was built with tokenizer {used}, but the cache now holds {now}"
         return "was built with other settings or by another code version"
+
+    def progress_of_parts(self) -> str:
+        """Return how many parts exist, and how many are being built, in words. Costs a look at the folder of each part."""
+        folders = [self.part(number).directory for number in range(self.source.parts)]
+        built = sum((folder / META_NAME).exists() for folder in folders)
+        running = sum(writer_of(folder) is not None for folder in folders)
+        return f"{built} of {len(folders)} parts are built{f', {running} are being built' if running else ''}"
 
     def _shortfall(self, members: Sequence[Member]) -> str | None:
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}

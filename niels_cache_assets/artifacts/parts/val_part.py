@@ -19,6 +19,7 @@ from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.parts.layout import VAL_NAME
 from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.parts.stream import require_unchanged
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
@@ -63,6 +64,9 @@ class ValPart(OfPlan):
 
     def need(self) -> Need | None:
         return pretrain_need(train_tokens=0, val_tokens=self.source.val_tokens, text_bytes=None, exact=False)
+
+    def split_rule(self) -> str:
+        return budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
 
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)

@@ -1,0 +1,150 @@
+"""Everything that reads a cache reads a joined one too: verify, status, exports, mixtures; and data sets of the hub come in parts."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.exchange.formats import FORMATS
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.verify import find_folders, notes, verify_cache
+from tests.exports import contents, export
+from tests.hub_builds import Build, build_from
+from tests.hub_repositories import card, json_lines, parquet
+from tests.loopback_hub import LoopbackHub
+from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.test_parts import lineage
+from tests.tiny import sentences
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([9, 2, 30, 14, 7, 1, 21, 11])
+    return project
+
+
+def test_verify_knows_parts_and_reads_each_byte_once(project: PartsProject) -> None:
+    found = project.graph(3, "val_tokens = 60")
+    build(found)
+    root = found.root
+    names = [path.name for path in find_folders(root)]
+    assert names[-4:] == ["part-00000", "part-00001", "part-00002", "val"]
+    totals: list[tuple[int, int]] = []
+    assert verify_cache(root, progress=lambda done, total: totals.append((done, total))) == []
+    read = [path for path in root.rglob("*") if path.suffix in (".bin", ".parquet", ".npy", ".model")]
+    inodes = {path.stat().st_ino: path.stat().st_size for path in read}
+    assert totals[-1] == (sum(inodes.values()), sum(inodes.values()))
+    assert not [line for line in notes(root) if "parts" in line]
+
+
+def test_verify_finds_a_damaged_part_and_one_in_the_wrong_place(project: PartsProject) -> None:
+    found = project.graph(3)
+    build(found)
+    folder = found[parts_of(found)[0]].directory
+    os.rename(folder, folder.with_name("part-00009"))
+    assert "part-00000" in str(verify_cache(found.root)[0])
+    os.rename(folder.with_name("part-00009"), folder)
+    build(project.graph(3, root="other"), [key for key in found.order() if key != f"pretrain/{NAME}"])
+    damaged = project.graph(3, root="other")[parts_of(found)[1]].directory / "train/shard_00000.bin"
+    damaged.write_bytes(b"\xff" * damaged.stat().st_size)
+    (finding,) = verify_cache(project.folder / "other")
+    assert "part-00001" in str(finding)
+    assert verify_cache(found.root) == []
+
+
+def test_status_and_list_tell_how_many_parts_are_built(
+    project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project.graph(3)
+    build(found, found.order()[:3])
+    assert "1 of 3 parts" in found.dataset_state(NAME).advice
+    monkeypatch.chdir(project.folder)
+    for command in ("status", "list"):
+        main([command, "--config", "cache.toml", "--cache-dir", "cache"])
+        assert "1 of 3 parts" in " ".join(capsys.readouterr().out.split())
+    build(found)
+    assert found.dataset_state(NAME).state == "in sync"
+    assert project.graph(4).dataset_state(NAME).state == "other settings"
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_an_export_of_a_joined_cache_is_that_of_one_build(project: PartsProject, format: str, tmp_path: Path) -> None:
+    exported = []
+    for parts, root in ((1, "one"), (3, "joined")):
+        build(project.graph(parts, root=root))
+        export(project.cache(root), format, tmp_path / f"of {root}" / "out")
+        files = contents(tmp_path / f"of {root}")
+        exported.append({name: each for name, each in files.items() if not name.endswith((".json", ".py", ".md", ".lock"))})
+    assert exported[0]
+    assert exported[0] == exported[1]
+
+
+def test_a_mixture_keeps_out_the_val_of_a_member_in_parts(project: PartsProject) -> None:
+    mixture = 'val_frac = 0.3\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    build(project.graph(3, mixture))
+    val = {(each.file, each.row) for each in lineage(project.cache(), "val")}
+    mixed = project.cache().with_name("mix")
+    read = {(each.file.removeprefix(f"{NAME}/"), each.row) for split in SPLITS for each in lineage(mixed, split)}
+    assert len(val) > 10
+    assert len(read) > 30
+    assert not val & read
+
+
+def test_a_mixture_over_a_member_in_parts_with_budgets_is_refused(project: PartsProject) -> None:
+    mixture = 'val_tokens = 30\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    with pytest.raises(NielsCacheError, match=r"pages.*in parts"):
+        build(project.graph(3, mixture), ["tokenizer", "pretrain/mix"])
+
+
+def test_sft_data_sets_have_no_parts(tmp_path: Path) -> None:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text('[sft.chats]\nsource = "chat_jsonl"\nfiles = ["a.jsonl"]\nparts = 2\n')
+    with pytest.raises(NielsCacheError, match=r"chats.*parts"):
+        load_registry(config=str(config))
+
+
+def rows(count: int, seed: int) -> list[dict[str, object]]:
+    return [{"id": f"{seed}-{row}", "text": text} for row, text in enumerate(sentences(count, seed=seed))]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, tiny_model: Path, kind: str) -> None:
+    write = {"parquet": parquet, "jsonl": json_lines}[kind]
+    files = {f"data/{number}.{kind}": write(rows(10 + 7 * number, number)) for number in range(5)}
+    hub.repositories["owner/pages"] = {"README.md": card({"default": {"train": "data/*"}}), **files}
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tokenizer").symlink_to(tiny_model.parent)
+    table = {"source": "huggingface", "dataset": "owner/pages", "val_frac": 0.0, "shuffle_buffer": 0}
+    (one, joined), _ = build_from(hub, root, [Build(table, name="one"), Build({**table, "parts": 3}, name="joined")])
+    assert "error" not in joined, joined
+    same = ("train_doc_ends.npy", "val_doc_ends.npy")
+    assert {name: joined["files"][name] for name in same} == {name: one["files"][name] for name in same}
+    keys = ("train_tokens", "documents", "dataset_revision", "characters")
+    metas = [json.loads(each["meta"]) for each in (joined, one)]
+    assert {key: metas[0][key] for key in keys} == {key: metas[1][key] for key in keys}
+    plan = json.loads((root / "pretrain/.parts/joined/plan.json").read_text())
+    assert [file["name"] for file in plan["listed"]] == sorted(files)
+    assert [file["bytes"] for file in plan["listed"]] == [len(files[name]) for name in sorted(files)]
+    assert plan["dataset_revision"] == hub.commit("owner/pages")
+    listed = [number for number, (_, path, _) in enumerate(hub.requests) if "paths-info" in path or "/tree/" in path]
+    assert listed
+
+
+def test_upstreams_own_splits_stay(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:
+    files = {f"data/{split}-{number}.parquet": parquet(rows(9 + number, number)) for split in ("train", "val") for number in range(3)}
+    splits = {"train": "data/train-*", "validation": "data/val-*"}
+    hub.repositories["owner/pages"] = {"README.md": card({"default": splits}), **files}
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tokenizer").symlink_to(tiny_model.parent)
+    table = {"source": "huggingface", "dataset": "owner/pages", "val_split": "validation", "shuffle_buffer": 0}
+    (one, joined), _ = build_from(hub, root, [Build(table, name="one"), Build({**table, "parts": 2}, name="joined")])
+    assert "error" not in joined, joined
+    for name in ("train_doc_ends.npy", "val_doc_ends.npy"):
+        assert joined["files"][name] == one["files"][name]
