@@ -1,8 +1,9 @@
 """The runtime's figures in one run: batches, other projects' loaders, document fields, opening, resuming, packing.
 
-    python benchmarks/loader.py [--quick] [--no-peers] [--only four batches fields peers opening resuming packing] [--freed-mib 30]
+    python benchmarks/loader.py [--quick] [--no-peers] [--only four wide batches fields peers opening resuming packing] [--freed-mib 30]
 
 Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard; `four`: a quarter of them in 4 shards.
+`wide`: the same quarter as uint16 and as uint32, with ids that need it.
 Warm in the page cache; documents of 600 tokens on average. Compared code takes turns in short rounds, so a busy machine slows
 all of it; a time is the median of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y,
 at random places; it and `fill_` count with torch's threads or with one, whichever is faster. "one copy" widens as many tokens, in one
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ from niels_cache_runtime.format.layout import (
     META_NAME,
     TOKEN_BYTES,
     TOKEN_DTYPE,
+    TOKEN_DTYPES,
     dataset_dir,
     doc_ends_name,
     idx_name,
@@ -137,6 +139,19 @@ def write_cache(folder: Path, *, tokens: int, shard_tokens: int) -> Path:
     lengths = torch.empty(2 * tokens // DOCUMENT_TOKENS).exponential_(1 / DOCUMENT_TOKENS, generator=generator).long() + 1
     ends = lengths.cumsum(0).numpy()
     np.save(folder / doc_ends_name("train"), np.append(ends[ends < tokens], tokens).astype(DOC_ENDS_DTYPE))
+    return split
+
+
+def write_wide_cache(folder: Path, narrow: Path) -> Path:
+    """Write the split `narrow` with uint32 tokens, and with a meta.json that says so (except the hashes). Return the split's folder."""
+    split = folder / "train"
+    split.mkdir(parents=True)
+    shutil.copy(narrow.parent / doc_ends_name("train"), folder)
+    for path in list_shards(narrow):
+        (np.fromfile(path, dtype=TOKEN_DTYPE).astype(TOKEN_DTYPES["uint32-le"]) + 100_000).tofile(split / path.name)
+    paths = [folder / doc_ends_name("train"), *list_shards(split)]
+    files = {path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": "0" * 64} for path in paths}
+    write_meta(str(folder / META_NAME), {"kind": "pretrain", "built": True, "token_dtype": "uint32-le", "files": files})
     return split
 
 
@@ -256,6 +271,25 @@ def batches(caches: Mapping[str, Path], scale: Scale, wanted_of: Mapping[tuple[i
                         wanted="",
                         ratio=times(found["one copy"] / found[name]),
                     )
+
+
+def wide(narrow: Path, split: Path, scale: Scale) -> Iterator[Row]:
+    # Both sides take nearly the same time. In rounds shorter than a time slice of the system, a busy machine disturbs few of them.
+    scale = replace(scale, rounds=10 * scale.rounds, calls=max(1, scale.calls // 10))
+    for B, T in WANTED:
+        ways: dict[str, Way] = {}
+        for dtype, folder in (("uint16", narrow), ("uint32", split)):
+            ways[f"get_batch {dtype}"] = get_batch_way(folder, B=B, T=T)
+            ways[f"loader {dtype}"] = loader_way(folder, B=B, T=T)
+        found = mean_seconds(ways, scale)
+        for name in ("get_batch", "loader"):
+            of_wide, of_narrow = found[f"{name} uint32"], found[f"{name} uint16"]
+            yield Row(
+                what=f"{name} ({B}, {T}), 4 shards, uint32 against uint16",
+                measured=f"{of_wide * 1e6:.0f} us, {of_narrow * 1e6:.0f} us",
+                wanted="within 1.5x",
+                ratio=times(of_wide / of_narrow),
+            )
 
 
 def fields(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
@@ -422,7 +456,7 @@ def packing(work: Path, scale: Scale) -> Iterator[Row]:
 
 # The run
 
-PARTS = ("four", "batches", "fields", "peers", "opening", "resuming", "packing")
+PARTS = ("four", "wide", "batches", "fields", "peers", "opening", "resuming", "packing")
 
 
 def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
@@ -439,11 +473,16 @@ def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
         twelfth = -(-scale.tokens // 12 // PAGE_TOKENS) * PAGE_TOKENS  # whole pages, as a build writes full shards
         sizes = {"12 shards": twelfth, "1 shard": scale.tokens}
         caches = {name: write_cache(work / name[:2].strip(), tokens=scale.tokens, shard_tokens=size) for name, size in sizes.items()}
-    if "four" in parts:
+    if {"four", "wide"} & set(parts):
         quarter = scale.tokens // 4 // PAGE_TOKENS * PAGE_TOKENS
         split = write_cache(work / "four", tokens=quarter, shard_tokens=-(-quarter // 4 // PAGE_TOKENS) * PAGE_TOKENS)
         assert len(list_shards(split)) == 4
-        yield from batches({"4 shards": split}, scale, WANTED_OF_FOUR)
+        if "four" in parts:
+            yield from batches({"4 shards": split}, scale, WANTED_OF_FOUR)
+        if "wide" in parts:
+            of_uint32 = write_wide_cache(work / "wide", split)
+            yield from wide(split, of_uint32, scale)
+            shutil.rmtree(of_uint32.parent)
         shutil.rmtree(split.parent)
     if "batches" in parts:
         yield from batches(caches, scale, WANTED)

@@ -1,5 +1,6 @@
 """Tiny caches written by hand with numpy: what the runtime reads, without the code that normally writes it."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from niels_cache_runtime.format.layout import (
     TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
+    TOKEN_DTYPES,
     doc_ends_name,
     idx_name,
     shard_name,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import content_sha256, sha256_file, sha256_text, write_meta
+from niels_cache_runtime.format.meta import content_sha256, read_meta, sha256_file, sha256_text, write_meta
 
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 VOCAB_SIZE = 50
 IDS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
 TOKENIZER_SHA256 = sha256_text("a tokenizer")
+WIDE = 100_000  # what `widened` adds to an id, so that it does not fit uint16
 
 
 def write_tokens(path: Path, tokens: Sequence[int] | np.ndarray) -> None:
@@ -110,6 +113,25 @@ def write_sft(folder: Path, **fields: Any) -> Path:
     return folder
 
 
+def widened(tokens: Any) -> np.ndarray:
+    """The ids that `write_wide` writes for these: special ids stay, all others are beyond uint16."""
+    ids = np.asarray(tokens).astype(np.int64)
+    return np.where(ids > EOT, ids + WIDE, ids)
+
+
+def write_wide(folder: Path, into: Path) -> Path:
+    """The data set of `folder` with uint32 tokens, as many as before, with `widened` ids."""
+    shutil.copytree(folder, into)
+    for path in into.rglob("*.bin"):
+        widened(np.fromfile(path, TOKEN_DTYPE)).astype(TOKEN_DTYPES["uint32-le"]).tofile(path)
+    of_files = ("files", "content_sha256", "meta_sha256", "schema_version", "dataset_name")
+    meta = {key: value for key, value in read_meta(str(folder / META_NAME)).items() if key not in of_files}
+    if "shard_bytes" in meta:
+        meta["shard_bytes"] *= 2
+    write_meta_of(into, **{**meta, "token_dtype": "uint32-le", "vocab_size": meta["vocab_size"] + WIDE})
+    return into
+
+
 def write_cache(root: Path) -> Path:
     """A whole cache root: tokenizer, one pretrain and one SFT data set, and one that was never built."""
     tokenizer = root / "tokenizer"
@@ -146,6 +168,4 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:
     """Change fields of a meta.json as a build with a mistake would: with a valid meta_sha256."""
-    from niels_cache_runtime.format.meta import read_meta
-
     write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})

@@ -36,7 +36,7 @@ def test_numbers_are_those_of_torch_randint_and_so_is_the_generator_after(count:
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-@pytest.mark.parametrize("dtype", [np.uint16, np.int64])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
 def test_x_and_y_are_the_rows_without_their_last_and_first_token(shape: tuple[int, int], dtype: type) -> None:
     rows = rows_of(shape, 7, dtype)
     x, y = PairMaker(CPU).pairs(rows)

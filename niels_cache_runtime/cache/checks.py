@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPE, max_vocab_size
+from niels_cache_runtime.format.layout import max_vocab_size
 
 MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
 
@@ -35,7 +35,7 @@ def check_positive(name: str, value: Any) -> int:
     return check_whole(name, value, least=1, most=MOST)
 
 
-def check_token_id(name: str, value: Any, *, dtype: np.dtype = TOKEN_DTYPE) -> int:
+def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
     """Return `value` as an int that can be the id of a token of this dtype. Raises NielsCacheError, naming the setting, otherwise."""
     return check_whole(name, value, most=max_vocab_size(dtype) - 1)
 

@@ -63,7 +63,7 @@ class TokenLoader(IterableDataset[Batch]):
         weight may be 0. Required for several sources. After any number of samples, each source is less than one sample away from its share.
     shuffle: with False, each source is read in its own order.
     rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
-    device: the device of batches. Tokens travel to CUDA as two bytes each and are widened there.
+    device: the device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
     stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
     epochs: the number of epochs in one iteration. An iteration ends before the first sample of a source that was already read `epochs`
         times. The next iteration continues from there. None means that iteration never ends.

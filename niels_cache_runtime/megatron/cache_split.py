@@ -19,6 +19,7 @@ from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import build_id
 from niels_cache_runtime.megatron.indexed import (
     DTYPE_CODES,
@@ -50,6 +51,8 @@ class CacheSplit:
 
     Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
     """
+
+    dtype: np.dtype[Any] = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = os.path.abspath(folder)
