@@ -41,7 +41,6 @@ from niels_cache_runtime.cache.mmap import map_example_starts
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     META_NAME,
-    TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPES,
     dataset_dir,
@@ -57,7 +56,7 @@ from peers.compare import PeersMissing, compare
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[[], object]
-PAGE_TOKENS = mmap.PAGESIZE // TOKEN_BYTES
+PAGE_TOKENS = mmap.PAGESIZE // TOKEN_DTYPE.itemsize
 DOCUMENT_TOKENS = 600
 PACKED_T = 1024
 WANTED = {(8, 512): (6, 5), (32, 1024): (10, 8), (64, 2048): (12, 10)}  # (B, T): get_batch and loader against the usual way
@@ -166,7 +165,7 @@ def write_sparse_cache(folder: Path, *, shards: int, shard_bytes: int) -> Path:
         os.truncate(path, shard_bytes)
         files[f"train/{path.name}"] = {"bytes": shard_bytes, "sha256": f"{index:064x}"}
     ends = folder / doc_ends_name("train")
-    np.save(ends, np.array([shards * shard_bytes // TOKEN_BYTES], dtype=DOC_ENDS_DTYPE))
+    np.save(ends, np.array([shards * shard_bytes // TOKEN_DTYPE.itemsize], dtype=DOC_ENDS_DTYPE))
     files[ends.name] = {"bytes": ends.stat().st_size, "sha256": "0" * 64}
     write_meta(str(folder / META_NAME), {"kind": "pretrain", "built": True, "files": files})
     return split
@@ -460,7 +459,7 @@ PARTS = ("four", "wide", "batches", "fields", "peers", "opening", "resuming", "p
 
 
 def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
-    need = scale.tokens * TOKEN_BYTES * (4 if "peers" in parts else 2)
+    need = scale.tokens * TOKEN_DTYPE.itemsize * (4 if "peers" in parts else 2)
     for what, free in (
         ("disk below " + tempfile.gettempdir(), shutil.disk_usage(work).free),
         ("memory", psutil.virtual_memory().available),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from niels_cache_runtime.cache.opening import open_split
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, TOKEN_DTYPE_NAME, doc_ends_name, shard_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, TOKEN_DTYPE, TOKEN_DTYPE_NAME, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
 from niels_cache_runtime.format.reading import available_threads
 from niels_cache_runtime.verify import verify_dataset
@@ -35,7 +35,7 @@ DOCUMENT_TOKENS = 600
 def write_cache(folder: Path, *, mib: int, shards: int) -> None:
     """Write a pretrain cache of random documents, all of it in train."""
     generator = torch.Generator().manual_seed(0)
-    per_shard = mib * (1 << 20) // shards // TOKEN_BYTES
+    per_shard = mib * (1 << 20) // shards // TOKEN_DTYPE.itemsize
     ends: list[np.ndarray] = []
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
@@ -59,7 +59,7 @@ def write_cache(folder: Path, *, mib: int, shards: int) -> None:
         "token_dtype": TOKEN_DTYPE_NAME,
         "vocab_size": VOCAB_SIZE,
         "special_token_ids": {"sys": 3, "usr": 4, "asst": 5, "eot": EOT},
-        "shard_bytes": per_shard * TOKEN_BYTES,
+        "shard_bytes": per_shard * TOKEN_DTYPE.itemsize,
         "train_tokens": per_shard * shards,
         "val_tokens": 0,
         "documents": {"train": len(documents), "val": 0},

@@ -1,7 +1,7 @@
 """The asset package, which turns text into token caches.
 
-It reads sources as streams, tokenizes them with one tokenizer, and writes uint16 shards. The lineage of the tokens and the sha256 of each
-file are stored with the shards.
+It reads sources as streams, tokenizes them with one tokenizer, and writes shards of uint16 or uint32 tokens. The lineage of the tokens and
+the sha256 of each file are stored with the shards.
 """
 
 from typing import TYPE_CHECKING, Any

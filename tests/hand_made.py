@@ -13,7 +13,6 @@ from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
     TOKEN_DTYPES,
@@ -76,7 +75,14 @@ def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Pat
     counts = {split: len(documents[split]) for split in SPLITS}
     write_meta_of(
         folder,
-        **{"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES, **totals, **fields},
+        **{
+            "kind": "pretrain",
+            "append_eot": True,
+            "documents": counts,
+            "shard_bytes": shard_tokens * TOKEN_DTYPE.itemsize,
+            **totals,
+            **fields,
+        },
     )
     return folder
 
@@ -89,7 +95,7 @@ def write_stream(
     size = shard_tokens or len(tokens)
     write_shards(folder / "train", [tokens[i : i + size] for i in range(0, len(tokens), size)])
     np.save(folder / doc_ends_name("train"), np.array(doc_ends or [len(tokens)], dtype=DOC_ENDS_DTYPE))
-    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=size * TOKEN_BYTES, train_tokens=len(tokens))
+    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=size * TOKEN_DTYPE.itemsize, train_tokens=len(tokens))
     return str(folder / "train")
 
 

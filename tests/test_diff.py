@@ -19,7 +19,7 @@ from niels_cache_assets.show.differences import tokens as tokens_module
 from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.show.split_tokens import SplitTokens
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Split
 from niels_cache_runtime.format.meta import write_meta
 from tests.depth import cases
 from tests.messages import missing
@@ -231,7 +231,7 @@ def test_a_difference_is_found_in_any_block_and_across_shards(
 ) -> None:
     monkeypatch.setattr(tokens_module, "_BLOCK_TOKENS", 100)
     folder = b / "pretrain/notes"
-    stream = SplitTokens(folder, "pretrain", "train")
+    stream = SplitTokens(folder, "pretrain", "train", dtype=TOKEN_DTYPE)
     whole = stream.read(0, len(stream)).copy()
     shard = SHARD_BYTES // 2
     assert len(whole) > 3 * shard

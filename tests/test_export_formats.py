@@ -1,5 +1,6 @@
 """Every export is what the other project reads: its own reader where it installs, its layout elsewhere."""
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,20 +12,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.exchange import megatron
+from niels_cache_assets.exchange import formats, megatron
 from niels_cache_assets.exchange.datatrove import human_tokens
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.megatron import indexed_writer
 from tests import megatron_core
-from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache
+from tests.exports import WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, TOKENIZER_SHA256
 from tests.messages import missing
 from tests.saying import Saying
 
 DATATROVE = "compares with datatrove, which is not installed"
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
+
+LARGE = {"train": random_documents(300, seed=1, vocab_size=100_000), "val": random_documents(40, seed=2, vocab_size=100_000)}
 
 
 @pytest.fixture
@@ -43,31 +46,67 @@ def test_every_format_gives_the_same_tokens_back(cache: Path, tmp_path: Path, fo
     assert not [path.name for path in (tmp_path / "out").rglob(".*")]
 
 
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """The same with ids that need 32 bits."""
+    return write_documents_cache(tmp_path / "wide" / "notes", LARGE, **WIDE)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_gives_tokens_of_32_bits_back(wide: Path, tmp_path: Path, format: str) -> None:
+    limit = {} if format == "nanogpt" else {"max_bytes": 6_000}
+    plan = export(wide, format, tmp_path / "out" / "x", **limit)
+    for split in SPLITS:
+        assert max(stream_of(LARGE[split])) > 1 << 16
+        assert read_back(format, tmp_path / "out" / "x", split, name="notes", token_bytes=4) == stream_of(LARGE[split])
+    assert format == "nanogpt" or 900 < max(file.tokens or 0 for file in plan.files) <= 1_500, "the limit counts four bytes for each"
+
+
+def test_the_usual_size_of_a_file_is_a_number_of_tokens_or_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for format in ("llmc", "npy"):
+        monkeypatch.setattr(f"niels_cache_assets.exchange.{format}.SHARD_TOKENS", 1_000)
+        monkeypatch.setitem(formats._MAX_TOKENS, format, 1_000)
+    monkeypatch.setitem(formats._MAX_BYTES, "megatron", 2_000)
+    most: dict[str, list[int]] = {}
+    for name, fields in (("narrow", {}), ("wide", WIDE)):
+        cache = write_documents_cache(tmp_path / name / "notes", DOCUMENTS, **fields)
+        for format in ("llmc", "npy", "megatron"):
+            plan = planned(cache, format, tmp_path / name / "out" / "x")
+            most.setdefault(format, []).append(max(file.tokens or 0 for file in plan.files))
+    assert most["llmc"] == most["npy"] == [1_000, 1_000]
+    assert 900 < most["megatron"][0] <= 1_000
+    assert 400 < most["megatron"][1] <= 500
+
+
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
     shard_tokens=st.integers(1, 40),
     file_tokens=st.integers(9, 60),
     format=st.sampled_from([name for name in FORMATS if name != "nanogpt"]),
+    token_bytes=st.sampled_from([2, 4]),
 )
 def test_tokens_come_back_however_shards_and_files_are_cut(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shard_tokens: int, file_tokens: int, format: str
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shard_tokens: int, file_tokens: int, format: str, token_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     documents = [[*range(10, 9 + length), EOT] for length in lengths]
-    cache = write_documents_cache(folder / "cut", {"train": documents, "val": documents[:1]}, shard_tokens=shard_tokens)
-    plan = export(cache, format, folder / "out" / "x", max_bytes=file_tokens * TOKEN_BYTES)
+    fields = WIDE if token_bytes == 4 else {}
+    cache = write_documents_cache(folder / "cut", {"train": documents, "val": documents[:1]}, shard_tokens=shard_tokens, **fields)
+    plan = export(cache, format, folder / "out" / "x", max_bytes=file_tokens * token_bytes)
     assert max(file.tokens or 0 for file in plan.files) <= file_tokens
-    assert read_back(format, folder / "out" / "x", "train", name="cut") == stream_of(documents)
+    assert read_back(format, folder / "out" / "x", "train", name="cut", token_bytes=token_bytes) == stream_of(documents)
 
 
 # megatron
 
 
-def test_megatron_core_reads_what_is_exported_document_by_document(cache: Path, tmp_path: Path) -> None:
+def test_megatron_core_reads_what_is_exported_document_by_document(cache: Path, wide: Path, tmp_path: Path) -> None:
     core = megatron_core.load().indexed
-    export(cache, "megatron", tmp_path / "data" / "notes", splits=("train",), key="text")
-    theirs = core.IndexedDataset(str(tmp_path / "data" / "notes_text_document"))
-    assert [document.tolist() for document in theirs] == DOCUMENTS["train"]
+    for folder, documents, dtype in ((cache, DOCUMENTS, np.uint16), (wide, LARGE, np.int32)):
+        export(folder, "megatron", tmp_path / "data" / dtype.__name__, splits=("train",), key="text")
+        theirs = core.IndexedDataset(str(tmp_path / "data" / f"{dtype.__name__}_text_document"))
+        assert theirs.index.dtype == dtype
+        assert [document.tolist() for document in theirs] == documents["train"]
     assert theirs.document_indices.tolist() == list(range(len(DOCUMENTS["train"]) + 1))
 
 
@@ -122,17 +161,29 @@ def test_datatroves_readers_see_the_same_tokens_and_positions(cache: Path, tmp_p
         assert sample["positions"].tolist() == expected
 
 
-def test_datatroves_writer_writes_the_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datatroves_readers_see_tokens_of_32_bits(wide: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datatrove.utils.dataset", reason=DATATROVE)
+    export(wide, "datatrove", tmp_path / "out")
+    theirs = datasets.DatatroveFolderDataset(str(tmp_path / "out" / "train"), 31, filename_pattern="*.ds", token_size=4)
+    stream = stream_of(LARGE["train"])
+    assert len(theirs) == len(stream) // 32 > 100
+    assert [token for index in range(len(theirs)) for token in theirs[index]["input_ids"].tolist()] == stream[: len(theirs) * 32]
+
+
+@pytest.mark.parametrize("token_size", [2, 4])
+def test_datatroves_writer_writes_the_same_bytes(
+    cache: Path, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_size: int
+) -> None:
     pytest.importorskip("datatrove", reason=DATATROVE)
     _stand_in_for_tokenizers(monkeypatch)
     from datatrove.pipeline.tokens.tokenizer import TokenizedFile, get_output_filename
 
-    export(cache, "datatrove", tmp_path / "out", splits=("val",))
+    export(cache if token_size == 2 else wide, "datatrove", tmp_path / "out", splits=("val",))
     name = get_output_filename("notes", 0, "unshuffled")
     file = TokenizedFile(
-        str(tmp_path / "theirs"), name, save_final_metadata=True, tokenizer_name_or_path=f"sha256:{TOKENIZER_SHA256}", token_size=2
+        str(tmp_path / "theirs"), name, save_final_metadata=True, tokenizer_name_or_path=f"sha256:{TOKENIZER_SHA256}", token_size=token_size
     )
-    for document in DOCUMENTS["val"]:
+    for document in (DOCUMENTS if token_size == 2 else LARGE)["val"]:
         file.write(document, None)
     file.close()
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
@@ -179,6 +230,28 @@ def test_llmc_has_eot_before_each_document_and_shards_of_whole_size(cache: Path,
     stream = np.concatenate([np.fromfile(tmp_path / file.name, dtype="<u2")[512:] for file in train]).tolist()
     assert stream == stream_of([[EOT, *document[:-1]] for document in DOCUMENTS["train"]])
     assert plan.notes[0].startswith(f"EOT ({EOT}) is before")
+
+
+def test_train_llama3_of_llmc_reads_tokens_of_32_bits(wide: Path, tmp_path: Path) -> None:
+    """As its _load_data_shard reads a file: magic and version of the header, then all of the rest as uint32."""
+    plan = export(wide, "llmc", tmp_path)
+    assert Saying("llm.c", "train_llama3.py", "uint32") in plan.notes
+    content = (tmp_path / "notes_train_000000.bin").read_bytes()
+    header, tokens = np.frombuffer(content[:1024], dtype=np.int32), np.frombuffer(content[1024:], dtype=np.uint32)
+    assert header[:3].tolist() == [20240801, 7, len(tokens)]
+    assert tokens.tolist() == stream_of([[EOT, *document[:-1]] for document in LARGE["train"]])
+
+
+def test_nanogpt_reads_tokens_of_32_bits_with_the_line_that_is_printed(wide: Path, tmp_path: Path) -> None:
+    """Its get_batch maps the file of the split again for each batch."""
+    plan = export(wide, "nanogpt", tmp_path / "data")
+    size, read = plan.lines
+    assert size.startswith("meta_vocab_size = 100000 ")
+    names: dict[str, Any] = {"os": os, "np": np, "data_dir": str(tmp_path / "data")}
+    for split in SPLITS:
+        exec(read, {**names, "split": split}, names)
+        x = torch.stack([torch.from_numpy((names["data"][start : start + 16]).astype(np.int64)) for start in (0, 5)])
+        assert x.tolist() == [stream_of(LARGE[split])[start : start + 16] for start in (0, 5)]
 
 
 def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path) -> None:
@@ -245,6 +318,8 @@ class SmallGPT(torch.nn.Module):
 def test_nanogpt_gets_no_line_where_the_vocabulary_is_unknown(tmp_path: Path) -> None:
     plan = export(write_documents_cache(tmp_path / "cache" / "x", DOCUMENTS, vocab_size=None), "nanogpt", tmp_path / "data")
     assert plan.lines == ()
+    wide = planned(write_documents_cache(tmp_path / "wide" / "x", LARGE, **{**WIDE, "vocab_size": None}), "nanogpt", tmp_path / "data")
+    assert len(wide.lines) == 1, "how to read uint32"
     assert plan.notes[-1].endswith("unknown")
 
 
@@ -262,11 +337,15 @@ def test_npy_files_of_both_splits_in_one_folder_are_what_build_nanogpt_reads(cac
         assert torch.cat(tokens).tolist() == stream_of(DOCUMENTS[split])
 
 
-def test_npy_files_are_those_of_numpy_and_our_loader_reads_them_like_the_cache(cache: Path, tmp_path: Path) -> None:
-    plan = export(cache, "npy", tmp_path / "out", max_bytes=2_000)
+@pytest.mark.parametrize("token_bytes", [2, 4])
+def test_npy_files_are_those_of_numpy_and_our_loader_reads_them_like_the_cache(
+    cache: Path, wide: Path, tmp_path: Path, token_bytes: int
+) -> None:
+    cache, documents = (cache, DOCUMENTS) if token_bytes == 2 else (wide, LARGE)
+    plan = export(cache, "npy", tmp_path / "out", max_bytes=1_000 * token_bytes)
     train = [plan.folder / file.name for file in plan.files if file.name.startswith("train/")]
     assert len(train) >= 3
-    stream = np.array(stream_of(DOCUMENTS["train"]), dtype="<u2")
+    stream = np.array(stream_of(documents["train"]), dtype=f"<u{token_bytes}")
     for index, path in enumerate(train):
         np.save(tmp_path / "numpy.npy", stream[index * 1000 : (index + 1) * 1000])
         assert path.read_bytes() == (tmp_path / "numpy.npy").read_bytes()
@@ -315,3 +394,17 @@ def test_a_setting_that_a_format_cannot_keep_is_refused(
     with pytest.raises(NielsCacheError, match=message):
         export(cache, format, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "wrong", "message"),
+    [
+        ("npy", {"max_bytes": 3}, "at least 4"),
+        ("llmc", {"max_bytes": 2**34}, r"llm\.c .*int32.* 8589934588"),
+        ("olmo", {"max_bytes": 2**35}, r"OLMo-core.* uint32.* 17179869180"),
+        ("olmo", {"max_bytes": 8}, r"has (\d+) tokens, \d+ bytes: raise max_bytes"),
+    ],
+)
+def test_limits_count_the_bytes_of_the_caches_tokens(wide: Path, tmp_path: Path, format: str, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        export(wide, format, tmp_path / "out", **wrong)

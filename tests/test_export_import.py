@@ -10,11 +10,11 @@ import torch
 from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES, doc_ends_name, list_shards
 from niels_cache_runtime.format.meta import Meta, sha256_file
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.exports import export, random_documents, stream_of, write_documents_cache
+from tests.exports import WIDE, export, random_documents, stream_of, write_documents_cache
 from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
 from tests.messages import missing
 from tests.saying import Saying
@@ -38,8 +38,8 @@ def imported(folder: Path, *, vocabulary: Vocabulary = UNKNOWN, shard_bytes: int
     return meta
 
 
-def tokens_of(folder: Path, split: str) -> list[int]:
-    return [token for path in list_shards(folder / split) for token in np.fromfile(path, dtype=TOKEN_DTYPE).tolist()]
+def tokens_of(folder: Path, split: str, dtype: np.dtype = TOKEN_DTYPE) -> list[int]:
+    return [token for path in list_shards(folder / split) for token in np.fromfile(path, dtype=dtype).tolist()]
 
 
 def test_an_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None:
@@ -60,9 +60,62 @@ def test_an_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64])
 def test_every_dtype_becomes_uint16(tmp_path: Path, dtype: Any) -> None:
     documents = [[100, 2], [3], [4, 5, 6]]
-    imported(tmp_path / "a", train=write_indexed(tmp_path / "x", documents, dtype=dtype))
+    meta = imported(tmp_path / "a", train=write_indexed(tmp_path / "x", documents, dtype=dtype))
+    assert meta["token_dtype"] == "uint16-le"
     assert tokens_of(tmp_path / "a", "train") == stream_of(documents)
     assert np.load(tmp_path / "a" / doc_ends_name("train")).tolist() == [2, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("largest", "vocabulary", "dtype"),
+    [
+        (65_535, UNKNOWN, "uint16-le"),
+        (65_536, UNKNOWN, "uint32-le"),
+        (2**31 - 1, UNKNOWN, "uint32-le"),
+        (9, Vocabulary(special_ids={"eot": 100_257}), "uint32-le"),
+        (9, Vocabulary(vocab_size=65_536), "uint16-le"),
+        (9, Vocabulary(vocab_size=65_537), "uint32-le"),
+        (99_999, Vocabulary(vocab_size=100_000, special_ids={"eot": 99_999}), "uint32-le"),
+    ],
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_vocabulary_or_else_the_largest_token_decides_the_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, vocabulary: Vocabulary, dtype: str, split: str
+) -> None:
+    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._TOKENS", 2)
+    documents = {name: [[5, 6], [7, 8, 9], [largest if name == split else 9]] for name in SPLITS}
+    prefixes = {name: write_indexed(tmp_path / name, documents[name], dtype=np.int32) for name in SPLITS}
+    meta = imported(tmp_path / "a", vocabulary=vocabulary, **prefixes)
+    assert (meta["token_dtype"], meta["vocab_size"]) == (dtype, vocabulary.vocab_size)
+    for name in SPLITS:
+        assert tokens_of(tmp_path / "a", name, TOKEN_DTYPES[dtype]) == stream_of(documents[name])
+
+
+def test_a_wide_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None:
+    documents = {"train": random_documents(400, seed=1, vocab_size=100_000), "val": random_documents(30, seed=2, vocab_size=100_000)}
+    cache = write_documents_cache(tmp_path / "cache" / "notes", documents, **WIDE)
+    export(cache, "megatron", tmp_path / "x")
+    vocabulary = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=100_000, special_ids=IDS)
+    meta = imported(tmp_path / "back", vocabulary=vocabulary, shard_bytes=4000, **{split: tmp_path / f"x_{split}" for split in SPLITS})
+    before = read_meta(str(cache / "meta.json"))
+    for key in ("token_dtype", "train_tokens", "val_tokens", "documents", "content_sha256", "vocab_size", "schema_version"):
+        assert read_meta(str(tmp_path / "back" / "meta.json"))[key] == before[key]
+    assert meta["append_eot"] is True
+
+
+def test_a_wider_dtype_may_be_asked_for_and_a_narrow_one_must_hold_all(tmp_path: Path) -> None:
+    prefix = write_indexed(tmp_path / "x", [[5, 65_535]], dtype=np.int32)
+    narrow = imported(tmp_path / "narrow", train=prefix)
+    wide = import_megatron({"train": prefix}, tmp_path / "wide", vocabulary=UNKNOWN, shard_bytes=1 << 10, token_dtype="uint32-le")
+    assert (narrow["token_dtype"], wide["token_dtype"]) == ("uint16-le", "uint32-le")
+    assert narrow["fingerprint"] != wide["fingerprint"]
+    assert tokens_of(tmp_path / "wide", "train", TOKEN_DTYPES["uint32-le"]) == [5, 65_535]
+    large = write_indexed(tmp_path / "y", [[5, 65_536]], dtype=np.int32)
+    for vocabulary, message in ((UNKNOWN, "token 1 is 65536; .*uint16"), (Vocabulary(vocab_size=65_537), "too narrow .* 65,537")):
+        with pytest.raises(NielsCacheError, match=message):
+            import_megatron({"train": large}, tmp_path / "z", vocabulary=vocabulary, shard_bytes=1 << 10, token_dtype="uint16-le")
+    with pytest.raises(NielsCacheError, match=r"shard_bytes is 1026; .*multiple of 4"):
+        import_megatron({"train": large}, tmp_path / "z", vocabulary=UNKNOWN, shard_bytes=1026)
 
 
 def test_blocks_of_tokens_and_documents_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +180,13 @@ def test_training_reads_a_cache_of_an_unknown_vocabulary(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("documents", "dtype", "vocabulary", "message"),
     [
-        ([[7], [70_000]], np.int32, UNKNOWN, r"x\.bin: token 1 is 70000; .* 65536"),
+        ([[7], [70_000]], np.int32, Vocabulary(vocab_size=70_000), r"x\.bin: token 1 is 70000; .* 70000"),
+        ([[7], [2**31]], np.int64, UNKNOWN, r"x\.bin: token 1 is 2147483648; .*uint32, below 2147483648"),
         ([[7, 8], [-1]], np.int64, UNKNOWN, r"x\.bin: token 2 is -1; .*uint16"),
         ([[7, 50]], np.uint16, KNOWN, r"x\.bin: token 1 is 50; .* 50"),
         ([[7, IDS["usr"], EOT]], np.uint16, KNOWN, r"not imported, .*train/shard_00000\.bin: .* 1 role"),
         ([[]], np.uint16, UNKNOWN, "tokens for train"),
-        ([[7]], np.uint16, Vocabulary(vocab_size=70_000), "vocab_size=70000: .*1 to 65536"),
+        ([[7]], np.uint16, Vocabulary(vocab_size=2**31 + 1), "vocab_size=2147483649: .*1 to 2147483648"),
         ([[7]], np.uint16, Vocabulary(vocab_size=50, special_ids={"eot": 50}), "eot=50: .*0 to 49"),
     ],
 )

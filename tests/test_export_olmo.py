@@ -14,11 +14,12 @@ from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from tests import olmo_core
-from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.exports import OLMO_IMPORTS, WIDE, contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE
 from tests.saying import Saying
 
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
+LARGE = {"train": random_documents(100, seed=1, vocab_size=100_000), "val": random_documents(20, seed=2, vocab_size=100_000)}
 LENGTH = 64  # of a sequence, which its packing wants to be a power of 2; no document is longer
 
 
@@ -46,13 +47,19 @@ def npy(plan: ExportPlan, folder: Path) -> ExportPlan:
 
 
 @pytest.fixture(scope="module")
-def answers(plan: ExportPlan, npy: ExportPlan, folder: Path) -> list[Any]:
-    """OLMo-core's, for both exports. It overwrites the .csv.gz of what it reads, which is therefore a copy."""
+def wide(folder: Path) -> ExportPlan:
+    """An export whose ids need 32 bits."""
+    return export(write_documents_cache(folder / "cache" / "wide", LARGE, **WIDE), "olmo", folder / "wide")
+
+
+@pytest.fixture(scope="module")
+def answers(plan: ExportPlan, npy: ExportPlan, wide: ExportPlan, folder: Path) -> list[Any]:
+    """OLMo-core's, for all exports. It overwrites the .csv.gz of what it reads, which is therefore a copy."""
     shutil.copytree(folder / "out", folder / "read")
     lines = [line.replace(str(folder / "out"), str(folder / "read")) for line in plan.lines]
     (line,) = [line for line in plan.lines if line.startswith("val = ")]
     of_npy = [*plan.lines[:2], line.replace(str(folder / "out" / "notes_val"), str(folder / "npy" / "val"))]
-    asked = {"work": lines, "other": of_npy}
+    asked = {"work": lines, "other": of_npy, "wide_work": list(wide.lines)}
     requests = [{"lines": lines, "sequence_length": LENGTH, "work_dir": str(folder / work)} for work, lines in asked.items()]
     return olmo_core.read(*requests, folder=folder)
 
@@ -83,6 +90,16 @@ def test_its_windows_are_the_caches_tokens(plan: ExportPlan, theirs: Any, split:
     assert len(expected) * LENGTH + left == len(stream_of(DOCUMENTS[split]))
     assert len(expected) > (80 if split == "train" else 8)
     assert theirs["splits"][split]["vocab_size"] == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_its_windows_have_tokens_of_32_bits(wide: ExportPlan, answers: list[Any], split: Split) -> None:
+    assert all(line.endswith("dtype=NumpyDatasetDType.uint32)") for line in wide.lines[2:])
+    theirs, stream = answers[2]["splits"][split], stream_of(LARGE[split])
+    assert [token for window in theirs["windows"] for token in window] == stream[: len(stream) // LENGTH * LENGTH]
+    assert max(stream) > 1 << 16
+    (ends,) = theirs["documents_by_eos"].values()
+    assert len(ends) == len(LARGE[split])
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -132,7 +149,7 @@ def test_it_runs_with_versions_of_its_own_and_our_torch(theirs: Any) -> None:
 
 def test_files_of_npy_are_not_for_it(npy: ExportPlan, answers: list[Any]) -> None:
     """The reason for this format: it takes the header for tokens, and says nothing."""
-    theirs, found = answers
+    theirs, found, _ = answers
     assert any("OLMo-core" in note for note in npy.notes)
     windows = found["splits"]["val"]["windows"]
     assert windows[0] == np.frombuffer(b"\x93NUMPY", dtype="<u2").tolist() + windows[0][3:]

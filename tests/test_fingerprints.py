@@ -103,7 +103,14 @@ def fingerprints(registry: Registry) -> dict[str, str]:
         if name in {**PRETRAIN, **SFT}:
             found[name] = fingerprint_of(
                 cache_identity(
-                    registry, source, registry.build, tokenizer_sha256="0" * 64, revision="1", siblings=registry.pretrain, prepared=None
+                    registry,
+                    source,
+                    registry.build,
+                    tokenizer_sha256="0" * 64,
+                    vocab_size=16_000,
+                    revision="1",
+                    siblings=registry.pretrain,
+                    prepared=None,
                 )
             )
     return {

@@ -30,7 +30,7 @@ from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.types import Mark
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, TOKEN_DTYPES
 from tests.messages import missing
 from tests.test_cache_determinism import conversations, digests
 from tests.tiny import sentences
@@ -173,8 +173,9 @@ def tokens(count: int) -> np.ndarray:
     return np.arange(count, dtype=TOKEN_DTYPE)
 
 
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("stop", [0, 1, 31, 32, 33, 64, 100])
-def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int) -> None:
+def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int, dtype: np.dtype) -> None:
     """Both are what they are in one go, wherever they stopped: before, in, at the end of, and behind a shard of 32 tokens."""
     written: list[tuple[Files, dict[str, bytes]]] = []
     for folder in (tmp_path / "once", tmp_path / "twice"):
@@ -182,9 +183,9 @@ def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int) ->
         files: Files = {}
         resume_at = 0
         for end in (100,) if folder.name == "once" else (stop, 100):
-            shards = ShardWriter(folder, "train", shard_bytes=64, files=files, resume_at=resume_at)
+            shards = ShardWriter(folder, "train", dtype=dtype, shard_bytes=32 * dtype.itemsize, files=files, resume_at=resume_at)
             ends = NpyWriter(folder, "ends.npy", DOC_ENDS_DTYPE, files, resume_at=resume_at)
-            shards.write(tokens(100)[resume_at:end])
+            shards.write(tokens(100).astype(dtype)[resume_at:end])
             ends.write(tokens(100)[resume_at:end])
             sizes = Sizes()
             shards.checkpoint(sizes)

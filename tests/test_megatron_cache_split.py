@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
 from niels_cache_runtime.megatron import (
     CacheSplit,
@@ -27,7 +27,7 @@ from niels_cache_runtime.megatron import (
 from niels_cache_runtime.megatron.indexed import PROBE_BYTES
 from tests.exports import random_documents, write_documents_cache
 
-PAGE = mmap.PAGESIZE // TOKEN_BYTES
+PAGE = mmap.PAGESIZE // TOKEN_DTYPE.itemsize
 SETTINGS: dict[str, Any] = {"num_samples": 40, "sequence_length": 16, "seed": 1}
 
 

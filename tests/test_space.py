@@ -34,8 +34,8 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def test_what_is_needed_follows_from_budgets_and_from_text_where_they_are_known() -> None:
-    def need(train: int | None, val: int | None, text: int | None, *, exact: bool = False) -> tuple[int, bool] | None:
-        found = pretrain_need(train_tokens=train, val_tokens=val, text_bytes=text, exact=exact)
+    def need(train: int | None, val: int | None, text: int | None, *, exact: bool = False, token_bytes: int = 2) -> tuple[int, bool] | None:
+        found = pretrain_need(train_tokens=train, val_tokens=val, token_bytes=token_bytes, text_bytes=text, exact=exact)
         return None if found is None else (found.bytes, found.certain)
 
     assert need(1000, 10, None) == (2020, False)  # a stream of unknown length may end before
@@ -45,6 +45,8 @@ def test_what_is_needed_follows_from_budgets_and_from_text_where_they_are_known(
     assert need(1000, 10, 400) == (200, False)  # the source ends before the budget
     assert need(None, None, 400, exact=True) == (200, False)
     assert need(None, None, None) is None
+    assert need(1000, 10, None, token_bytes=4) == (4040, False)
+    assert need(1000, 10, 400, token_bytes=4) == (400, False)
 
 
 def test_a_build_that_surely_does_not_fit_is_refused_and_a_guess_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

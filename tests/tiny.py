@@ -1,5 +1,6 @@
 """Small things many tests need: a tokenizer that trains in a moment, and text to train it on that the tests make themselves."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +20,24 @@ def sentences(count: int, *, seed: int = 0, words: int = 12) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(len(WORDS), (count, words), generator=generator).tolist()
     return [" ".join(WORDS[index] for index in row).capitalize() + "." for row in draws]
+
+
+class WideTokenizer:
+    """Duck-typed, with 100,000 ids. A letter of ASCII has many ids, below and above 65,536: its place in the text chooses one of them."""
+
+    vocab_size = 100_000
+
+    def special_token_ids(self) -> dict[str, int]:
+        return {"sys": 1, "usr": 99_997, "asst": 99_998, "eot": 99_999}
+
+    def encode(self, text: str) -> list[int]:
+        return [_FIRST_ID + _IDS_OF_A_LETTER * ord(letter) + place % _IDS_OF_A_LETTER for place, letter in enumerate(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr((token - _FIRST_ID) // _IDS_OF_A_LETTER) for token in ids)
+
+
+_FIRST_ID, _IDS_OF_A_LETTER = 100, 780  # of "~", the last letter: 98,380 to 99,159
 
 
 def train_tiny_tokenizer(folder: Path) -> Path:

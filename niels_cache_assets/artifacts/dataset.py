@@ -15,7 +15,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache import OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, write_unbuilt
+from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
@@ -31,7 +31,7 @@ from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
-from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.format.place import check_place, place_problem
 
@@ -78,6 +78,11 @@ class Dataset(Artifact):
     def tokenizer(self) -> SentencePieceTokenizer:
         """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
+
+    @property
+    def token_bytes(self) -> int:
+        """The size of a token of the cache. Raises NielsCacheError if [build] token_dtype is too narrow for the tokenizer."""
+        return TOKEN_DTYPES[chosen_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
@@ -133,15 +138,16 @@ class Dataset(Artifact):
         return self.prepared.meta["dataset_revision"] if self.prepared else self.source.revision(self.siblings)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.tokenizer.model_sha256, revision)
+        return self.identity_with(self.tokenizer.model_sha256, self.tokenizer.vocab_size, revision)
 
-    def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         """Return everything that decides the bytes of the cache if this tokenizer is used."""
         return cache_identity(
             self.registry,
             self.source,
             self.build,
             tokenizer_sha256=tokenizer_sha256,
+            vocab_size=vocab_size,
             revision=revision,
             siblings=self.siblings,
             prepared=self.prepared,

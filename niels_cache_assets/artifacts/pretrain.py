@@ -29,7 +29,11 @@ class Pretrain(Dataset):
     def need(self) -> Need | None:
         exact = self.prepared is not None and self.prepared.duplicates is None  # the amount of text that a drop list removes is unknown
         return pretrain_need(
-            train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens, text_bytes=self.text_bytes, exact=exact
+            train_tokens=self.source.train_tokens,
+            val_tokens=self.source.val_tokens,
+            token_bytes=self.token_bytes,
+            text_bytes=self.text_bytes,
+            exact=exact,
         )
 
     def split_rule(self) -> str:
@@ -58,6 +62,7 @@ class Pretrain(Dataset):
             seed=self.build.seed,
             shuffle_buffer=source.builder_shuffle or None,
             threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
             decontaminate=source.decontaminate,
             decontaminate_threshold=source.decontaminate_threshold,
             val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,

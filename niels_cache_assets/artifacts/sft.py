@@ -21,7 +21,7 @@ class Sft(Dataset):
     version = CODE_VERSIONS["sft"]
 
     def need(self) -> Need | None:
-        return sft_need(self.text_bytes)
+        return sft_need(self.text_bytes, token_bytes=self.token_bytes)
 
     def split_rule(self) -> str:
         return f"seeded {self.source.val_frac:g} of {self.source.split_unit}s to val, seed {self.build.seed}"
@@ -36,6 +36,7 @@ class Sft(Dataset):
             split_by=self.source.split_unit,
             on_invalid="drop",
             threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
             provenance=provenance,
             progress=progress,
         )

@@ -146,7 +146,7 @@ def _(dataset: Dataset) -> Judgement:
     if judged[0] != "built":
         return judged
     try:
-        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta["dataset_revision"]))
+        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
         return "other settings" if isinstance(dataset, Sealed) else "no corpus", str(error)
     if not same:

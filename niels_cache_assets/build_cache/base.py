@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from niels_cache_assets.build_cache.resuming import Counts, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
@@ -16,7 +18,8 @@ from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, Family
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
 CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # raise one by hand if a change writes different bytes for the same input
@@ -76,6 +79,7 @@ class CacheBuild(ABC):
     seed: int
     on_collision: Literal["drop", "raise"] = "drop"
     threads: int | None = None
+    token_dtype: str | None = None
     provenance: Provenance = field(default_factory=Provenance)
     report: SourceReport | None = None
     progress: OnProgress | None = None
@@ -103,6 +107,16 @@ class CacheBuild(ABC):
         return view_tokenizer(self.tokenizer)
 
     @cached_property
+    def dtype_name(self) -> str:
+        """The name of the dtype of the tokens, as in meta.json."""
+        return chosen_token_dtype(self.view.vocab_size, self.token_dtype)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the tokens."""
+        return TOKEN_DTYPES[self.dtype_name]
+
+    @cached_property
     def feed(self) -> Feed[Any]:
         """The items as a Feed."""
         return self.items if isinstance(self.items, Feed) else Feed.of(self.items, self.report or SourceReport())
@@ -113,7 +127,12 @@ class CacheBuild(ABC):
         `split_rule` is used if the provenance has no split rule.
         """
         provenance = self.provenance
-        identity = {"settings": self.settings, "tokenizer_sha256": self.view.model_sha256, "code_version": CODE_VERSIONS[self.family]}
+        identity = {
+            "settings": self.settings,
+            "tokenizer_sha256": self.view.model_sha256,
+            "code_version": CODE_VERSIONS[self.family],
+            **token_dtype_identity(self.dtype_name),
+        }
         return {
             "kind": self.family,
             "built": True,
@@ -123,7 +142,7 @@ class CacheBuild(ABC):
             "source": provenance.source,
             "split_rule": provenance.split_rule or split_rule,
             "seed": self.seed,
-            "token_dtype": TOKEN_DTYPE_NAME,
+            "token_dtype": self.dtype_name,
             "tokenizer_sha256": self.view.model_sha256,
             "vocab_size": self.view.vocab_size,
             "special_token_ids": self.view.special_ids,
@@ -146,6 +165,26 @@ class CacheBuild(ABC):
             meta, resumed = self.write(partial, resume)
             write_meta(str(partial / META_NAME), meta)
         return resumed
+
+
+def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
+    """Return the name of the dtype of a cache's tokens: `wanted`, or the narrowest one that holds every id below `vocab_size`.
+
+    Raises NielsCacheError for an unknown dtype, and for one that is too narrow for the vocabulary.
+    """
+    narrowest = token_dtype_name(vocab_size)
+    if wanted is None:
+        return narrowest
+    if wanted not in TOKEN_DTYPES:
+        raise NielsCacheError(f"token_dtype is {wanted!r:.80}; choose from {', '.join(TOKEN_DTYPES)}, or leave it out")
+    if TOKEN_DTYPES[wanted].itemsize < TOKEN_DTYPES[narrowest].itemsize:
+        raise NielsCacheError(f"token_dtype is {wanted!r}, which is too narrow for the tokenizer's {vocab_size:,} ids; leave it out")
+    return wanted
+
+
+def token_dtype_identity(name: str) -> dict[str, str]:
+    """Return the entry of the dtype in a fingerprint. It is empty for uint16, so that caches of older versions stay current."""
+    return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 
 def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:

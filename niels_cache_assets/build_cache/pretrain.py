@@ -48,6 +48,7 @@ def build_pretrain_cache(
     append_eot: bool = True,
     on_collision: Literal["drop", "raise"] = "drop",
     threads: int | None = None,
+    token_dtype: str | None = None,
     decontaminate: Decontaminate = "off",
     decontaminate_threshold: float = 0.8,
     val_texts: Iterable[str | Document] | None = None,
@@ -65,6 +66,9 @@ def build_pretrain_cache(
     has a report itself). `progress` is called after every chunk. `out_dir` is replaced in one step at the end. Returns the number of tokens
     that an interrupted build had made; 0 if nothing was resumed.
 
+    `token_dtype`: "uint16-le" or "uint32-le", the type of a token on disk. None: uint16-le for a vocabulary of at most 65,536 ids,
+    uint32-le for a larger one.
+
     With `resume`, an interrupted or killed build continues, and gives the same bytes. `texts` must then yield the same documents again. An
     iterable yields them from the beginning, and those that are done are skipped. A Feed can also begin at a later position.
 
@@ -74,9 +78,9 @@ def build_pretrain_cache(
     begins. So every document of val must come before the first document of train, whether it has a split or goes to val by budget.
     Alternatively, give the documents of val as `val_texts`. These are encoded and indexed before the build, but not written.
 
-    Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has a document, for
-    a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for errors
-    of the disk. The last good cache then stays unchanged.
+    Raises NielsCacheError for budgets, shard_bytes, a token_dtype or a tokenizer that cannot work, for a source that ends before train has
+    a document, for a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of
+    train, and for errors of the disk. The last good cache then stays unchanged.
     """
     build = PretrainBuild(
         items=texts,
@@ -90,6 +94,7 @@ def build_pretrain_cache(
         append_eot=append_eot,
         on_collision=on_collision,
         threads=threads,
+        token_dtype=token_dtype,
         decontaminate=decontaminate,
         decontaminate_threshold=decontaminate_threshold,
         val_texts=val_texts,
@@ -142,7 +147,7 @@ class PretrainBuild(CacheBuild):
             shuffle_buffer=self.shuffle_buffer,
             threads=self.threads,
         )
-        require_shard_bytes(self.shard_bytes)
+        require_shard_bytes(self.shard_bytes, self.dtype)
         if self.shuffle_buffer is not None and self.shuffle_buffer < 1:
             raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
         self._new_splitter()  # checks the tokenizer and the budgets
@@ -183,7 +188,9 @@ class PretrainBuild(CacheBuild):
         finished = journal.finished if journal is not None else {}
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
-            PretrainWriter(partial, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished) as writer,
+            PretrainWriter(
+                partial, dtype=self.dtype, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished
+            ) as writer,
             open_guard(self.decontaminate, self.decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
         ):
             counts = state.ended if state is not None else None
@@ -205,7 +212,7 @@ class PretrainBuild(CacheBuild):
 
     @property
     def _encoding(self) -> dict[str, Any]:
-        return {"append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
+        return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
     def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
         return encode_documents(documents, self.view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)

@@ -28,7 +28,6 @@ from niels_cache_assets.streaming.intake import as_conversations, require_whole_
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -50,7 +49,7 @@ class _State:
 class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
-    tokens: uint16, one conversation after the other. lengths: int64, tokens per conversation.
+    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation.
     """
 
     conversations: list[Conversation]
@@ -71,6 +70,7 @@ def build_sft_cache(
     on_invalid: Literal["raise", "drop"] = "raise",
     on_collision: Literal["drop", "raise"] = "drop",
     threads: int | None = None,
+    token_dtype: str | None = None,
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
@@ -80,11 +80,12 @@ def build_sft_cache(
 
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
-    replaced in one step. `report`, `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
+    replaced in one step. `token_dtype`, `report`, `progress`, `resume` and the return value have the same meaning as for
+    build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
-    any usable example, for a val_frac outside [0, 1), for a tokenizer that cannot work, and for errors of the disk. The last good cache
-    then stays unchanged.
+    any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
+    last good cache then stays unchanged.
     """
     build = SftBuild(
         items=examples,
@@ -96,6 +97,7 @@ def build_sft_cache(
         on_invalid=on_invalid,
         on_collision=on_collision,
         threads=threads,
+        token_dtype=token_dtype,
         provenance=provenance or Provenance(),
         report=report,
         progress=progress,
@@ -118,6 +120,7 @@ class SftBuild(CacheBuild):
         if not 0 <= self.val_frac < 1:
             raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
         self.view.require(ROLE_KEYS)
+        assert self.dtype  # raises for a dtype that cannot hold the vocabulary
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class SftBuild(CacheBuild):
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
-        with SftSpool(partial, state=state.spool if state is not None else None) as spool:
+        with SftSpool(partial, dtype=self.dtype, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -214,7 +217,7 @@ class SftBuild(CacheBuild):
         lengths = encoded.lengths[stays]
         ends = np.cumsum(lengths + 2)
         starts = ends - lengths - 2
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, TOKEN_DTYPE)
+        tokens = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
         content = np.ones(len(tokens), dtype=bool)
         content[starts] = content[ends - 1] = False
         tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]

@@ -99,7 +99,7 @@ def _share(option: str, table: str, key: str, help: str, default: float) -> Flag
 
 FLAGS: tuple[Flag, ...] = (
     _count("--seed", "build", "seed", "seed for shuffles and splits", defaults.SEED),
-    _count("--shard-bytes", "build", "shard_bytes", "size of a full shard in bytes, an even number", defaults.SHARD_BYTES),
+    _count("--shard-bytes", "build", "shard_bytes", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
     _count("--threads", "build", "threads", "encoding threads; the bytes do not depend on it (default: all cores)"),
     _text("--tokenizer-model", "tokenizer", "model", "import this SentencePiece model instead of training one", metavar="FILE"),
     _count("--vocab-size", "tokenizer", "vocab_size", "number of pieces, including special tokens", defaults.VOCAB_SIZE),

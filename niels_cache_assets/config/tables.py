@@ -65,6 +65,9 @@ class BuildSettings(_Table):
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
+    token_dtype: Literal["uint16-le", "uint32-le"] | None = Field(
+        None, description="Type of a token on disk; None: uint16-le for a vocabulary of at most 65,536 ids, uint32-le for a larger one"
+    )
     threads: int | None = Field(
         None, ge=1, le=256, description="Threads that encode text; None uses every core. The number never changes the bytes"
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.identity import held_out_identity
@@ -23,12 +24,14 @@ def cache_identity(
     build: BuildSettings,
     *,
     tokenizer_sha256: str | None,
+    vocab_size: int | None,
     revision: str | None,
     siblings: Mapping[str, PretrainSource],
     prepared: PreparedCorpus | None,
 ) -> dict[str, Any]:
     """Return everything that decides the bytes of a cache.
 
+    `vocab_size`: the size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
     `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
     read instead of the source. Then the content of the corpus and its drop list count, but not how they were made.
     """
@@ -43,6 +46,7 @@ def cache_identity(
         "revision": revision if prepared is None else None,
         "code_version": CODE_VERSIONS[source.family],
         **_decontamination(source),
+        **_token_dtype(build.token_dtype, vocab_size),
         **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
     }
 
@@ -51,6 +55,11 @@ def _decontamination(source: Source) -> dict[str, Any]:
     if not isinstance(source, PretrainSource):
         return {}
     return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
+
+
+def _token_dtype(wanted: str | None, vocab_size: int | None) -> dict[str, str]:
+    name = wanted if vocab_size is None else chosen_token_dtype(vocab_size, wanted)
+    return {} if name is None else token_dtype_identity(name)
 
 
 def is_prepared(source: Source) -> TypeGuard[PretrainSource]:

@@ -45,7 +45,7 @@ class PretrainConfig(FamilyConfig):
     train_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of train; the stream ends when it is met. {_BUDGET}")
     val_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of val, met before train starts; 0 for no val. {_BUDGET}")
     shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer; 0 keeps the input order. {_REGISTRY}")
-    shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, an even number. {_REGISTRY}")
+    shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, a whole number of tokens. {_REGISTRY}")
 
 
 class SftConfig(FamilyConfig):

@@ -20,7 +20,6 @@ from rich.filesize import decimal as file_size
 
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 _BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
 _MOST_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
@@ -49,24 +48,26 @@ class Need:
     fewer: bool = False
 
 
-def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_bytes: int | None, exact: bool) -> Need | None:
+def pretrain_need(
+    *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, text_bytes: int | None, exact: bool
+) -> Need | None:
     """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
-    A budget of None stands for the whole source. `text_bytes`: the bytes of the source's text, None if unknown. `exact`: whether the source
-    certainly has so many bytes; if False, the number is only an upper bound.
+    A budget of None stands for the whole source. `token_bytes`: the size of a token. `text_bytes`: the bytes of the source's text, None if
+    unknown. `exact`: whether the source certainly has so many bytes; if False, the number is only an upper bound.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
         certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MOST_BYTES_PER_TOKEN
-        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=certain, fewer=True)
+        return Need(bytes=budget * token_bytes, why=f"{budget:,} tokens", certain=certain, fewer=True)
     if text_bytes is None or of_text is None:
         return None
-    return Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {file_size(text_bytes)} of text", certain=False)
+    return Need(bytes=of_text * token_bytes, why=f"the tokens of {file_size(text_bytes)} of text", certain=False)
 
 
-def sft_need(text_bytes: int | None) -> Need | None:
-    """Return the disk space that an SFT cache needs, or None if it is unknown.
+def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
+    """Return the disk space that an SFT cache needs, or None if it is unknown. `token_bytes`: the size of a token.
 
     Tokens count twice, because for a time they are both in the spool and in the splits.
     """
@@ -74,7 +75,7 @@ def sft_need(text_bytes: int | None) -> Need | None:
         return None
     tokens = text_bytes // _BYTES_PER_TOKEN
     return Need(
-        bytes=2 * tokens * TOKEN_BYTES, why=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,", certain=False
+        bytes=2 * tokens * token_bytes, why=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,", certain=False
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES, shard_name
+from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.meta import sha256_file
 
 Files = dict[str, dict[str, Any]]
@@ -35,10 +35,13 @@ class Sizes(dict[str, int]):
 _NPY_HEADER_BYTES = 128
 
 
-def require_shard_bytes(shard_bytes: int) -> None:
-    """Raise NielsCacheError unless shards of `shard_bytes` bytes hold whole uint16 tokens."""
-    if shard_bytes < TOKEN_BYTES or shard_bytes % TOKEN_BYTES:
-        raise NielsCacheError(f"shard_bytes is {shard_bytes}; it must be an even number of bytes, at least {TOKEN_BYTES}")
+def require_shard_bytes(shard_bytes: int, dtype: np.dtype) -> None:
+    """Raise NielsCacheError unless shards of `shard_bytes` bytes hold whole tokens of `dtype`."""
+    size = dtype.itemsize
+    if shard_bytes < size or shard_bytes % size:
+        raise NielsCacheError(
+            f"shard_bytes is {shard_bytes}; it must be a multiple of {size}, because a {dtype.name} token has {size} bytes"
+        )
 
 
 class GrowingFile:
@@ -106,25 +109,27 @@ class HashedFile(GrowingFile):
 class ShardWriter:
     """A writer of the token stream of one split, in files of exactly `shard_bytes` bytes. Only the last file may be shorter.
 
-    Without tokens, no file is written. `resume_at`: the number of tokens that are already written; `files` must then contain the finished
-    shards.
+    `dtype`: the dtype of the tokens. Without tokens, no file is written. `resume_at`: the number of tokens that are already written;
+    `files` must then contain the finished shards.
     """
 
-    def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
+    def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
         (root / folder).mkdir(exist_ok=True)
+        self._dtype = dtype
         self._root, self._folder, self._shard_bytes, self._files = root, folder, shard_bytes, files
         self._shard: HashedFile | None = None
-        self._shards, unfinished = divmod(resume_at * TOKEN_BYTES, shard_bytes)
+        self._shards, unfinished = divmod(resume_at * dtype.itemsize, shard_bytes)
         self.tokens = resume_at
         if unfinished:
             self._begin(resume_at=unfinished)
 
     @property
     def bytes(self) -> int:
-        return self.tokens * TOKEN_BYTES
+        return self.tokens * self._dtype.itemsize
 
     def write(self, tokens: np.ndarray) -> None:
-        """Append uint16 tokens (1-D)."""
+        """Append tokens (1-D), which have the writer's dtype."""
+        assert tokens.dtype == self._dtype
         data = np.ascontiguousarray(tokens).data.cast("B")
         self.tokens += len(tokens)
         while len(data):

@@ -1,6 +1,6 @@
 """The files of datatrove: SPLIT/NAME_00000_unshuffled.ds, ... with .ds.index and .ds.metadata. DocumentTokenizer writes the same files.
 
-    .ds            uint16 tokens, no header
+    .ds            uint16 or uint32 tokens, no header
     .ds.index      uint64 for each document: its end in the file, in tokens
     .ds.metadata   text: tokenizer|bytes of a token, tokens, tokens in short form (`1.23 MT`)
 
@@ -15,9 +15,8 @@ import numpy as np
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
-from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file
+MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file: this many bytes of uint16
 INDEX_DTYPE = np.dtype("<u8")
 
 _ENTRIES = 1 << 18  # number of entries of an index that are written at a time
@@ -25,7 +24,8 @@ _ENTRIES = 1 << 18  # number of entries of an index that are written at a time
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Return the units of a split. Each unit is three files for one part. Raises NielsCacheError for a document larger than `max_bytes`."""
-    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
+    size = split.dtype.itemsize
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size, token_bytes=size)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
 
 
@@ -39,15 +39,15 @@ def human_tokens(tokens: int) -> str:
 
 
 def _unit(split: ExportSplit, name: str, first_document: int, end_document: int, first: int, end: int) -> Unit:
-    tokens, documents = end - first, end_document - first_document
-    metadata = f"{_tokenizer(split)}|{TOKEN_BYTES}\n{tokens}\n{human_tokens(tokens)}".encode()
+    tokens, documents, size = end - first, end_document - first_document, split.dtype.itemsize
+    metadata = f"{_tokenizer(split)}|{size}\n{tokens}\n{human_tokens(tokens)}".encode()
 
     def index() -> Iterator[bytes]:
         for start in range(first_document, end_document, _ENTRIES):
             yield (split.doc_ends[start : min(start + _ENTRIES, end_document)] - np.uint64(first)).astype(INDEX_DTYPE).tobytes()
 
     return unit_of(
-        (PlannedFile(name=name, bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
+        (PlannedFile(name=name, bytes=tokens * size, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
         (PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize), index),
         (PlannedFile(name=f"{name}.metadata", bytes=len(metadata)), lambda: [metadata]),
     )

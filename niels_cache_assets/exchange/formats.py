@@ -5,23 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from niels_cache_assets.exchange import datatrove, llmc, megatron, nanogpt, npy, olmo
 from niels_cache_assets.exchange.placing import Place
 from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
 
-# For each format, the default maximum size in bytes of a file of tokens. None means one file for each split.
-MAX_BYTES: dict[str, int | None] = {
-    "megatron": megatron.MAX_BYTES,
-    "nanogpt": None,
-    "llmc": llmc.SHARD_BYTES,
-    "datatrove": datatrove.MAX_BYTES,
-    "olmo": olmo.MAX_BYTES,
-    "npy": npy.SHARD_BYTES,
-}
-FORMATS = tuple(MAX_BYTES)
+FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy")
+
+# The default maximum size of a file of tokens, in bytes or in tokens. A format without a default has one file for each split.
+_MAX_BYTES = {"megatron": megatron.MAX_BYTES, "datatrove": datatrove.MAX_BYTES, "olmo": olmo.MAX_BYTES}
+_MAX_TOKENS = {"llmc": llmc.SHARD_TOKENS, "npy": npy.SHARD_TOKENS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +46,9 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Empty splits are left out with a note, if any split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
     nothing to export, or for a setting that the format does not have.
     """
-    max_bytes = _max_bytes(settings)
     opened = [open_export_split(name, directory, split) for split in settings.splits]
+    dtype = opened[0].dtype
+    max_bytes = _max_bytes(settings, dtype)
     splits = [split for split in opened if split.tokens]
     if not splits:
         empty = ", ".join(split.split for split in opened)
@@ -63,12 +61,14 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     vocab_size, lines = (splits[0].opened.meta or {}).get("vocab_size"), []
     if settings.format == "nanogpt":
         notes.append(nanogpt.vocabulary_note(vocab_size))
-        lines = nanogpt.lines(vocab_size)
+        lines = nanogpt.lines(vocab_size, dtype)
     elif settings.format == "olmo":
         notes += olmo.notes(splits, vocab_size)
         lines = olmo.lines(settings.out, splits, vocab_size)
     elif settings.format == "npy":
         notes.append(npy.READERS_NOTE)
+    elif settings.format == "llmc" and dtype != TOKEN_DTYPE:
+        notes.append(llmc.WIDE_NOTE)
     places = tuple(_place(name, split.split, settings) for split in opened)
     folder, label = settings.out, f"{name}.{settings.format}"
     if settings.format == "megatron":
@@ -107,20 +107,20 @@ def _stem(split: Split, settings: ExportSettings) -> str:
     return f"{settings.out.name}_{split}" if len(settings.splits) > 1 else settings.out.name
 
 
-def _max_bytes(settings: ExportSettings) -> int:
+def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     """Return the size limit. Raises NielsCacheError for a limit that is too small for any file, and for options of a different format."""
-    default = MAX_BYTES[settings.format]
-    if settings.max_bytes is not None and default is None:
+    default = _MAX_BYTES.get(settings.format, _MAX_TOKENS.get(settings.format, 0) * dtype.itemsize)
+    if settings.max_bytes is not None and not default:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
-    if settings.max_bytes is not None and settings.max_bytes < TOKEN_BYTES:
-        raise NielsCacheError(f"max_bytes={settings.max_bytes}: must be at least {TOKEN_BYTES}, one token")
+    if settings.max_bytes is not None and settings.max_bytes < dtype.itemsize:
+        raise NielsCacheError(f"max_bytes={settings.max_bytes}: must be at least {dtype.itemsize}, one token")
     if settings.format != "megatron" and (settings.key is not None or settings.link != "copy"):
         raise NielsCacheError(f"key and link are settings of megatron; {settings.format} has neither")
     if settings.format == "megatron" and settings.out.name in ("", ".."):
         raise NielsCacheError(f"{settings.out}: is a folder; megatron's files need a prefix, such as {settings.out / 'notes'}")
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
         raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
-    return settings.max_bytes or default or 0
+    return settings.max_bytes or default
 
 
 def _eot_note(format: str, split: ExportSplit) -> str:

@@ -29,7 +29,7 @@ from niels_cache_runtime.cache.opening import check_same_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split, Tokens, token_dtype_of
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
@@ -43,9 +43,9 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     split: "train" or "val".
     cache_dir: the folder that holds `pretrain/` and `sft/`; None: the folder in the configuration.
 
-    A pretrain data set without T has a row for each document. `input_ids` are the tokens of the document (uint16, EOT last). With T, each
-    row is a window of T tokens of the stream, and windows do not overlap. `input_ids` and `labels` (T,) have the same tokens, because
-    models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
+    A pretrain data set without T has a row for each document. `input_ids` are the tokens of the document (uint16 or uint32 as in the cache,
+    EOT last). With T, each row is a window of T tokens of the stream, and windows do not overlap. `input_ids` and `labels` (T,) have the
+    same tokens, because models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
 
     An SFT data set has a row for each example. `input_ids` are at most the first T tokens of the example. `labels` are made when a row is
     read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded.
@@ -99,9 +99,10 @@ def _find(cache: Cache, name: str) -> CacheDataset:
 def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     """Return the columns as views of the memory map."""
     stream = split.stream
+    of_token = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
-        return pa.table({"input_ids": pa.chunked_array(chunks, type=pa.large_list(pa.uint16()))})
+        return pa.table({"input_ids": pa.chunked_array(chunks, type=pa.large_list(of_token))})
     total = int(stream.offsets[-1])
     if total < T:
         raise NielsCacheError(f"{split.folder}: T={T} needs {T} tokens and this split has {total}")
@@ -109,11 +110,11 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     chunks = [
         pa.FixedSizeListArray.from_arrays(_values(tokens[offsets[0] : offsets[-1]]), T) for tokens, offsets in _pieces(stream, windows)
     ]
-    column = pa.chunked_array(chunks, type=pa.list_(pa.uint16(), T))
+    column = pa.chunked_array(chunks, type=pa.list_(of_token, T))
     return pa.table({"input_ids": column, "labels": column})
 
 
-def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[Tokens, NDArray[np.int64]]]:
     """Yield (tokens, offsets of some rows in these tokens) for all rows between `offsets` (rows + 1,), in order.
 
     All rows that lie inside one piece of the stream are yielded together, without a copy. A row that crosses to the next piece is yielded
@@ -139,10 +140,10 @@ def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[N
         row += 1
 
 
-def _values(tokens: NDArray[np.uint16]) -> pa.Array:
+def _values(tokens: Tokens) -> pa.Array:
     """Return an Arrow array that uses the memory of `tokens`, and keeps it mapped."""
-    tokens = np.asarray(tokens, dtype=np.uint16)  # copies if the byte orders of machine and file differ
-    return pa.Array.from_buffers(pa.uint16(), len(tokens), [None, pa.py_buffer(tokens)])
+    tokens = np.asarray(tokens, dtype=tokens.dtype.newbyteorder("="))  # copies if the byte orders of machine and file differ
+    return pa.Array.from_buffers(pa.from_numpy_dtype(tokens.dtype), len(tokens), [None, pa.py_buffer(tokens)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. The runtime writes the files.
+"""The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. uint32 tokens become int32.
 
-The runtime's writer loads torch, so it is imported only where it is called. The other formats do not need torch.
+The runtime writes the files. Its writer loads torch, so it is imported only where it is called. The other formats do not need torch.
 """
 
 from pathlib import Path
@@ -8,7 +8,6 @@ from typing import Literal
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
-from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 512 * 1000**3  # size of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
@@ -20,7 +19,7 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
 
     files: list[PlannedFile] = []
     for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
-        tokens = part.bin_bytes // TOKEN_BYTES
+        tokens = part.end_token - part.first_token
         files.append(PlannedFile(name=f"{part.prefix}.bin", bytes=part.bin_bytes, tokens=tokens, documents=part.documents))
         files.append(PlannedFile(name=f"{part.prefix}.idx", bytes=part.idx_bytes))
 

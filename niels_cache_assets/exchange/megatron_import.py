@@ -2,7 +2,8 @@
 
 Each split of the cache is made from one PREFIX. If a document has several sequences, they are joined. Megatron's files contain neither the
 tokenizer nor the vocabulary nor EOT. The caller gives these values, or they are recorded as unknown. Cost: each token is read, checked and
-written once, and read again by the runtime's verifier before the new cache replaces the old one. Memory does not grow with tokens or
+written once, and read again by the runtime's verifier before the new cache replaces the old one. If the vocabulary is unknown and tokens
+have more than 16 bits, they are read once more before, to find the dtype that holds all of them. Memory does not grow with tokens or
 documents.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.lineage_files import LineageWriter
@@ -26,21 +28,22 @@ from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
-    MAX_UINT16_VOCAB_SIZE,
+    MAX_VOCAB_SIZE,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
     TOKEN_DTYPE,
-    TOKEN_DTYPE_NAME,
+    TOKEN_DTYPES,
     Split,
+    Tokens,
     doc_ends_name,
     documents_name,
+    max_vocab_size,
 )
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 from niels_cache_runtime.megatron.indexed import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 
-Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in total
+Progress = Callable[[str, int, int], None]  # "looking at", "importing" or "verifying"; bytes done, bytes in total
 
 _DOCUMENTS = 1 << 16  # number of documents that are processed together
 _TOKENS = 1 << 18
@@ -60,9 +63,9 @@ class Vocabulary:
 
     def check(self) -> None:
         """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside it."""
-        if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_UINT16_VOCAB_SIZE:
-            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_UINT16_VOCAB_SIZE}, because tokens are uint16")
-        largest = (self.vocab_size or MAX_UINT16_VOCAB_SIZE) - 1
+        if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
+            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, the most ids of a cache")
+        largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
         if self.eot is not None and not 0 <= self.eot <= largest:
             raise NielsCacheError(f"eot={self.eot}: must be from 0 to {largest}, inside the vocabulary")
 
@@ -73,6 +76,7 @@ def import_megatron(
     *,
     vocabulary: Vocabulary,
     shard_bytes: int,
+    token_dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Meta:
     """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json. A PREFIX for train is required.
@@ -82,19 +86,24 @@ def import_megatron(
     documents without EOT at the end and the number of EOTs inside documents. If EOT is not given, facts hold the id that all documents end
     with, if there is such an id.
 
+    token_dtype: "uint16-le" or "uint32-le". None: uint32-le if the vocabulary has more than 65,536 ids; if it is unknown, uint32-le if a
+    token needs it; otherwise uint16-le.
+
     Raises the errors of `require_prefixes`. Raises NielsCacheError for files that cannot be read, are multimodal or hold no token; for a
-    token that does not fit into uint16 or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the
+    token that does not fit into the dtype or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the
     result.
     """
-    require_shard_bytes(shard_bytes)
     vocabulary.check()
     require_prefixes(prefixes)
     opened = {split: _open(prefix) for split, prefix in prefixes.items()}
     if "train" not in opened or not len(opened["train"].tokens):
         raise NielsCacheError(f"{prefixes.get('train', out_dir)}: holds no tokens for train; nothing was imported")
     total = sum(indexed.tokens.nbytes for indexed in opened.values())
+    dtype_name = _dtype_name(opened, vocabulary, token_dtype, total, progress)
+    dtype = TOKEN_DTYPES[dtype_name]
+    require_shard_bytes(shard_bytes, dtype)
     tokens = sum(len(indexed.tokens) for indexed in opened.values())
-    need = Need(bytes=tokens * TOKEN_BYTES, why=f"{tokens:,} tokens", certain=True)
+    need = Need(bytes=tokens * dtype.itemsize, why=f"{tokens:,} tokens", certain=True)
     require_room(Path(out_dir), need, log=lambda message: None)
     with telling(need), atomic_directory(out_dir) as partial:
         files: Files = {}
@@ -103,12 +112,12 @@ def import_megatron(
         for split in SPLITS:
             indexed = opened.get(split)
             counts[split] = _Counts()
-            writer = _SplitWriter(partial, split, shard_bytes=shard_bytes, files=files)
+            writer = _SplitWriter(partial, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
             for size in writer.write(indexed, vocabulary, counts[split]):
                 done += size
                 if progress is not None:
                     progress("importing", done, total)
-        meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, shard_bytes=shard_bytes)
+        meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, dtype_name=dtype_name, shard_bytes=shard_bytes)
         write_meta(str(partial / META_NAME), meta)
 
         def on_verified(done: int, total: int) -> None:
@@ -160,10 +169,43 @@ def _open(prefix: str | Path) -> IndexedDataset:
     return indexed
 
 
+def _dtype_name(
+    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, wanted: str | None, total: int, progress: Progress | None
+) -> str:
+    """Return the name of the dtype of the new cache's tokens. Tokens are read only if nothing else decides it."""
+    if vocabulary.vocab_size is not None:
+        return chosen_token_dtype(vocabulary.vocab_size, wanted)
+    least = chosen_token_dtype((vocabulary.eot or 0) + 1, wanted)
+    narrow = max_vocab_size(TOKEN_DTYPE) - 1
+    if wanted is not None or TOKEN_DTYPES[least] != TOKEN_DTYPE:
+        return least
+    done = 0
+    for indexed in opened.values():
+        if np.iinfo(indexed.dtype).max <= narrow:
+            continue
+        for tokens in _blocks(indexed):
+            if tokens.max() > narrow:
+                return chosen_token_dtype(MAX_VOCAB_SIZE, None)
+            done += tokens.nbytes
+            if progress is not None:
+                progress("looking at", done, total)
+    return least
+
+
+def _blocks(indexed: IndexedDataset) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of a .bin in blocks. Raises NielsCacheError if it cannot be read."""
+    try:
+        with open(indexed.bin_path, "rb") as file:
+            while block := file.read(_TOKENS * indexed.dtype.itemsize):
+                yield np.frombuffer(block, dtype=indexed.dtype)
+    except OSError as error:
+        raise NielsCacheError(f"{indexed.bin_path}: cannot be read: {error.strerror or error}; copy the file again") from error
+
+
 class _SplitWriter:
-    def __init__(self, root: Path, split: Split, *, shard_bytes: int, files: Files) -> None:
-        self._root, self._split, self._files = root, split, files
-        self._shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files)
+    def __init__(self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files) -> None:
+        self._root, self._split, self._dtype, self._files = root, split, dtype, files
+        self._shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
 
     def write(self, indexed: IndexedDataset | None, vocabulary: Vocabulary, counts: _Counts) -> Iterator[int]:
         """Write the split, which is empty if there is no input. Yield the number of bytes of .bin after each read."""
@@ -173,13 +215,12 @@ class _SplitWriter:
             return
         ends = map_doc_ends(self._root / doc_ends_name(self._split), token_count=len(indexed.tokens))
         try:
-            with open(indexed.bin_path, "rb") as file:
-                while block := file.read(_TOKENS * indexed.dtype.itemsize):
-                    tokens = _as_tokens(np.frombuffer(block, dtype=indexed.dtype), indexed, vocabulary, counts.tokens)
-                    _look_at(tokens, ends, vocabulary.eot, counts)
-                    self._shards.write(tokens)
-                    counts.tokens += len(tokens)
-                    yield len(block)
+            for block in _blocks(indexed):
+                tokens = _as_tokens(block, indexed, vocabulary, counts.tokens, dtype=self._dtype)
+                _look_at(tokens, ends, vocabulary.eot, counts)
+                self._shards.write(tokens)
+                counts.tokens += len(tokens)
+                yield block.nbytes
             self._shards.seal()
         finally:
             self._shards.abandon()
@@ -227,17 +268,17 @@ def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int6
         yield places[:-1], places[1:], np.diff(block)
 
 
-def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabulary, position: int) -> NDArray[np.uint16]:
-    limit = vocabulary.vocab_size or MAX_UINT16_VOCAB_SIZE
+def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabulary, position: int, *, dtype: np.dtype) -> Tokens:
+    limit = vocabulary.vocab_size or max_vocab_size(dtype)
     outside = (tokens < 0) | (tokens >= limit) if limit <= np.iinfo(tokens.dtype).max else tokens < 0
     if outside.any():
         index = int(outside.argmax())
-        reason = f"the vocabulary has {limit}" if vocabulary.vocab_size else f"tokens of a cache are uint16, below {limit}"
+        reason = f"the vocabulary has {limit}" if vocabulary.vocab_size else f"tokens of this cache are {dtype.name}, below {limit}"
         raise NielsCacheError(f"{indexed.bin_path}: token {position + index} is {tokens[index]}; {reason}")
-    return tokens.astype(TOKEN_DTYPE)
+    return tokens.astype(dtype)
 
 
-def _look_at(tokens: NDArray[np.uint16], ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
+def _look_at(tokens: Tokens, ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
     """Count EOT in `tokens`, which are the next tokens of the split."""
     begin = counts.tokens
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
@@ -258,6 +299,7 @@ def _meta(
     counts: Mapping[Split, _Counts],
     files: Files,
     *,
+    dtype_name: str,
     shard_bytes: int,
 ) -> Meta:
     known = {
@@ -278,7 +320,7 @@ def _meta(
         "source": {"kind": "megatron", "prefixes": prefixes},
         "split_rule": "one prefix for each split",
         "seed": None,
-        "token_dtype": TOKEN_DTYPE_NAME,
+        "token_dtype": dtype_name,
         **known,
         "append_eot": _all_end_with_eot(vocabulary, counts),
         "shard_bytes": shard_bytes,
@@ -286,7 +328,15 @@ def _meta(
         "documents": {split: counts[split].documents for split in SPLITS},
         "dropped": {"empty": empty} if empty else {},
         "facts": _facts(vocabulary, counts),
-        "fingerprint": fingerprint_of({"content": content, **known, "shard_bytes": shard_bytes, "code_version": CODE_VERSIONS["pretrain"]}),
+        "fingerprint": fingerprint_of(
+            {
+                "content": content,
+                **known,
+                "shard_bytes": shard_bytes,
+                "code_version": CODE_VERSIONS["pretrain"],
+                **token_dtype_identity(dtype_name),
+            }
+        ),
         "files": files,
         "content_sha256": content,
     }

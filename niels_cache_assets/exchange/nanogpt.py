@@ -1,18 +1,22 @@
-"""The files of nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document.
+"""The files of nanoGPT: train.bin and val.bin, the cache's tokens without a header, EOT after each document.
 
-nanoGPT's data/openwebtext/prepare.py writes files of the same form.
+nanoGPT's data/openwebtext/prepare.py writes files of the same form, with uint16 tokens. nanoGPT reads uint32 tokens after a change of one
+line.
 """
+
+import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
-from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, Split
 
 DEFAULT_VOCAB_SIZE = 50_304  # train.py uses this size if there is no meta.pkl
 
 
 def units(split: ExportSplit) -> list[Unit]:
     """Return one file for the split."""
-    planned = PlannedFile(name=file_name(split.split), bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
+    size = split.tokens * split.dtype.itemsize
+    planned = PlannedFile(name=file_name(split.split), bytes=size, tokens=split.tokens, documents=len(split.doc_ends))
     return [unit_of((planned, lambda: split.blocks(0, split.tokens)))]
 
 
@@ -25,6 +29,13 @@ def vocabulary_note(vocab_size: int | None) -> str:
     return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids without a meta.pkl; the vocabulary of this cache {known}"
 
 
-def lines(vocab_size: int | None) -> list[str]:
-    """Return the line of train.py that sets the vocabulary if there is no meta.pkl. train.py has no option for this."""
-    return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]
+def lines(vocab_size: int | None, dtype: np.dtype) -> list[str]:
+    """Return lines for train.py, which has no options for these values.
+
+    One line sets the vocabulary if there is no meta.pkl. If tokens are not uint16, another line reads them.
+    """
+    found = [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]
+    if dtype != TOKEN_DTYPE:
+        read = f"np.memmap(os.path.join(data_dir, f'{{split}}.bin'), dtype=np.{dtype.name}, mode='r')"
+        found.append(f"data = {read}  # in get_batch of train.py, in place of both np.memmap, which read np.uint16")
+    return found

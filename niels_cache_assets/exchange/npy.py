@@ -1,4 +1,4 @@
-"""Plain .npy files: SPLIT/NAME_SPLIT_000000.npy, ..., with one dimension of uint16.
+"""Plain .npy files: SPLIT/NAME_SPLIT_000000.npy, ..., with one dimension of the cache's dtype, uint16 or uint32.
 
 `numpy.load`, build-nanogpt and our DatasetLoader read these files. Each split has its own folder, because DatasetLoader reads all files of
 a folder. The split is in the file name too, because build-nanogpt has both splits in one folder and finds the split in the file name. EOT
@@ -12,9 +12,8 @@ import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
-from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 
-SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # size of the tokens, without the header
+SHARD_TOKENS = 100_000_000
 READERS_NOTE = (
     "read by numpy.load (mmap_mode too), build-nanogpt and our DatasetLoader; not by OLMo-core, whose .npy have no header "
     "(niels-cache export olmo), nor by nanoGPT, llm.c, modded-nanogpt or Megatron-LM"
@@ -23,23 +22,23 @@ READERS_NOTE = (
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Return the arrays of a split in order. Each has `max_bytes` of tokens; the last array is shorter."""
-    cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
+    cuts = even_cuts(split.tokens, max_bytes // split.dtype.itemsize)
     return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
 
 
 def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
-    header = _header(end - first)
+    header = _header(end - first, split.dtype)
 
     def blocks() -> Iterator[bytes]:
         yield header
         yield from split.blocks(first, end)
 
-    return unit_of((PlannedFile(name=name, bytes=len(header) + (end - first) * TOKEN_BYTES, tokens=end - first), blocks))
+    return unit_of((PlannedFile(name=name, bytes=len(header) + (end - first) * split.dtype.itemsize, tokens=end - first), blocks))
 
 
-def _header(tokens: int) -> bytes:
-    """Return the header that `numpy.save` writes for an array of this many tokens."""
+def _header(tokens: int, dtype: np.dtype) -> bytes:
+    """Return the header that `numpy.save` writes for an array of this many tokens of this dtype."""
     file = io.BytesIO()
-    description = {"descr": np.lib.format.dtype_to_descr(TOKEN_DTYPE), "fortran_order": False, "shape": (tokens,)}
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (tokens,)}
     np.lib.format.write_array_header_1_0(file, description)
     return file.getvalue()

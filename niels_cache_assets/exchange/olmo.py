@@ -1,6 +1,6 @@
 """The files of OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents. dolma and OLMo-core use the same names.
 
-    .npy      uint16 tokens, without a header despite the name: OLMo-core maps the file from its first byte
+    .npy      uint16 or uint32 tokens, without a header despite the name: OLMo-core maps the file from its first byte
     .csv.gz   a line for each document: its start and its end in the file, in tokens
 
 Each split of each data set has its own folder, because OLMo-core's patterns have only `*` and take all files of a folder. A document is
@@ -23,9 +23,8 @@ from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_BYTES
 
-MAX_BYTES = 1 << 30  # dolma writes at most 512 Mi tokens to a file
+MAX_BYTES = 1 << 30  # dolma writes at most 512 Mi tokens to a file: this many bytes of uint16
 MAX_TOKENS = 2**32 - 1  # OLMo-core's padding and mixing data sets keep positions in a file as uint32
 SEQUENCE_LENGTH = 1024  # appears in the lines to paste; users set their own value
 
@@ -37,11 +36,10 @@ _DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of up to 20 digits a line, a b
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Return two planned files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
-    if max_bytes // TOKEN_BYTES > MAX_TOKENS:
-        raise NielsCacheError(
-            f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * TOKEN_BYTES}"
-        )
-    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
+    size = split.dtype.itemsize
+    if max_bytes // size > MAX_TOKENS:
+        raise NielsCacheError(f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * size}")
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size, token_bytes=size)
     return [_unit(split, f"{_folder(split)}/part-{index:05d}", *cut) for index, cut in enumerate(cuts)]
 
 
@@ -59,13 +57,13 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
 def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """Return Python code for the configuration of each split's data set.
 
-    The code sets dtype, because OLMo-core would use uint8 for a vocabulary of up to 256 ids. NumpyFSLDataset does not pad. Other data sets
-    of OLMo-core pad with EOT, as in OLMo-core's configuration for GPT-2. If a number is unknown, the code has an undefined name in its
-    place, so Python refuses the code.
+    The code sets dtype, because OLMo-core would take the narrowest dtype for the vocabulary, such as uint8 for up to 256 ids.
+    NumpyFSLDataset does not pad. Other data sets of OLMo-core pad with EOT, as in OLMo-core's configuration for GPT-2. If a number is
+    unknown, the code has an undefined name in its place, so Python refuses the code.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size
-    given = f"tokenizer=tokenizer, sequence_length={SEQUENCE_LENGTH}, dtype=NumpyDatasetDType.uint16"
+    given = f"tokenizer=tokenizer, sequence_length={SEQUENCE_LENGTH}, dtype=NumpyDatasetDType.{splits[0].dtype.name}"
     return [
         "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",
         f"tokenizer = TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={eos})",
@@ -99,7 +97,10 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
     lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # each start is the previous end; the first start is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return unit_of(
-        (PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
+        (
+            PlannedFile(name=f"{stem}.npy", bytes=tokens * split.dtype.itemsize, tokens=tokens, documents=documents),
+            lambda: split.blocks(first, end),
+        ),
         (PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes), metadata),
     )
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.opening import OpenedSplit, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
+from niels_cache_runtime.format.layout import META_NAME, Split
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 _BLOCK_BYTES = 1 << 18  # fits the processor's cache; blocks of megabytes took at least twice as long
@@ -31,6 +31,11 @@ class ExportSplit:
         return _eot_id(self.opened.meta or {})
 
     @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the tokens, uint16 or uint32."""
+        return self.opened.tokens.dtype
+
+    @property
     def tokens(self) -> int:
         return int(self.opened.tokens.shard_lengths.sum())
 
@@ -40,15 +45,15 @@ class ExportSplit:
         return require_doc_ends(self.folder, self.opened.doc_ends)
 
     def blocks(self, first: int, end: int) -> Iterator[bytes]:
-        """Yield the tokens from `first` to `end` - 1 of the split, as little-endian uint16."""
-        begin = 0
+        """Yield the tokens from `first` to `end` - 1 of the split, with the bytes that they have in the cache."""
+        begin, size = 0, self.dtype.itemsize
         for path, length in zip(self.opened.shards, self.opened.tokens.shard_lengths.tolist(), strict=True):
-            start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * TOKEN_BYTES
+            start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * size
             begin += length
             if left <= 0:
                 continue
             with open(path, "rb") as shard:
-                shard.seek(start * TOKEN_BYTES)
+                shard.seek(start * size)
                 while left:
                     block = shard.read(min(left, _BLOCK_BYTES))
                     if not block:
@@ -64,7 +69,7 @@ class ExportSplit:
         """
         assert self.eot is not None
         if first == 0 and end:
-            last = np.frombuffer(b"".join(self.blocks(self.tokens - 1, self.tokens)), dtype=TOKEN_DTYPE)
+            last = np.frombuffer(b"".join(self.blocks(self.tokens - 1, self.tokens)), dtype=self.dtype)
             if last[0] != self.eot:
                 raise NielsCacheError(
                     f"{self.folder}: ends with token {last[0]} and not with EOT ({self.eot}); run niels-cache verify {self.name}"

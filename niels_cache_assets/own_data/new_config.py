@@ -132,7 +132,7 @@ def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str
         model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
         return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one"
     said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
-    why = "pieces in all, at most 65_536: tokens are uint16"
+    why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
     elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
     text_bytes = None if elsewhere else _text_bytes(proposals)
     if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:

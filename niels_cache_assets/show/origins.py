@@ -25,6 +25,7 @@ from niels_cache_runtime.format.layout import (
     META_NAME,
     TOKENIZER_MODEL_NAME,
     Split,
+    Tokens,
     documents_name,
     examples_name,
     tokenizer_dir,
@@ -65,7 +66,7 @@ class Row:
     dataset: str
     epoch: int
     sample: int
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     files: NDArray[np.int64]
     offsets: NDArray[np.int64]
     documents: NDArray[np.int64]

@@ -22,11 +22,12 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     META_NAME,
-    TOKEN_BYTES,
     Family,
     Split,
+    Tokens,
     idx_name,
     list_shards,
+    token_dtype_of,
 )
 from niels_cache_runtime.format.meta import Meta, build_id, load_meta
 from niels_cache_runtime.format.meta_keys import is_count
@@ -45,18 +46,18 @@ _BLOCK_OFFSETS = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A notable document or example. `what`: why it was picked. `number`: its number in the split. `length`: its number of tokens.
-    `tokens`: (n,) uint16, its first tokens.
+    `tokens`: (n,), its first tokens.
     """
 
     what: str
     number: int
     length: int
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
     """Return at most four different samples, or none if the split is empty. Raise NielsCacheError for missing or unreadable files."""
-    tokens = SplitTokens(directory, family, split)
+    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta))
     ends = tokens.ends
     if not len(ends):
         return []
@@ -95,11 +96,11 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A window, an example or a document to show. tokens: (n,) uint16. is_target: (n,) bool. hidden_tokens, hidden_targets: the number of
-    tokens and targets that are not shown. is_cut_by_budget: whether the token budget cut the document."""
+    """A window, an example or a document to show. tokens: (n,), as in the cache. is_target: (n,) bool. hidden_tokens, hidden_targets: the
+    number of tokens and targets that are not shown. is_cut_by_budget: whether the token budget cut the document."""
 
     title: str
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     is_target: NDArray[np.bool_]
     hidden_tokens: int = 0
     hidden_targets: int = 0
@@ -121,7 +122,7 @@ class Drawn:
         return None
 
 
-def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
+def _of_example(title: str, tokens: Tokens, *, shown: int, ids: Mapping[str, int]) -> Drawn:
     """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role."""
     from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
@@ -140,11 +141,11 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
     """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
 
-    folder = directory / split
-    longest = max((shard.stat().st_size // TOKEN_BYTES for shard in list_shards(folder)), default=0)
+    folder, dtype = directory / split, token_dtype_of(load_meta(str(directory / META_NAME)))
+    longest = max((shard.stat().st_size // dtype.itemsize for shard in list_shards(folder)), default=0)
     dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
     x, _ = dataset.get_batch(B=count, generator=generator)
-    for number, tokens in enumerate(x.numpy().astype(np.uint16), start=1):
+    for number, tokens in enumerate(x.numpy().astype(dtype), start=1):
         title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
         yield Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
 
@@ -180,7 +181,7 @@ def examples(
     """Yield different random examples. Long examples are cut for display."""
     import torch
 
-    stream = SplitTokens(directory, "sft", split)
+    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(load_meta(str(directory / META_NAME))))
     total = len(stream.ends)
     if not total:
         raise NielsCacheError(

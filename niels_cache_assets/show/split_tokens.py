@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
-    TOKEN_BYTES,
     Family,
     Split,
+    Tokens,
     doc_ends_name,
     documents_name,
     examples_name,
@@ -30,22 +29,19 @@ from niels_cache_runtime.format.layout import (
 
 
 class SplitTokens:
-    """The tokens of one split. `shards`: the token files in order, each as (n,) uint16. Raises NielsCacheError for files that are missing
-    or inconsistent.
+    """The tokens of one split. `dtype`: their dtype, uint16 or uint32 (`token_dtype_of` meta.json). `shards`: the token files in order,
+    each (n,) of this dtype. Raises NielsCacheError for files that are missing or inconsistent.
     """
 
-    def __init__(self, folder: Path, family: Family, split: Split) -> None:
+    def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype) -> None:
         self._folder, self._family, self._split = folder, family, split
         self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
-        self.shards = MappedTokens(self._paths).shards
+        self.dtype = dtype
+        self.shards = MappedTokens(self._paths, dtype=dtype).shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
     def __len__(self) -> int:
         return self._shard_ends[-1] if self._shard_ends else 0
-
-    @property
-    def bytes(self) -> int:
-        return len(self) * TOKEN_BYTES
 
     @property
     def lineage(self) -> Path:
@@ -76,18 +72,18 @@ class SplitTokens:
         number, begin = self._shard_at(position)
         return self._paths[number].relative_to(self._folder).as_posix(), position - begin
 
-    def read(self, start: int, count: int) -> NDArray[np.uint16]:
-        """Return (count,) uint16, or fewer tokens at the end of the split. The result is a view if all tokens are in one file, otherwise a
+    def read(self, start: int, count: int) -> Tokens:
+        """Return (count,) tokens, or fewer tokens at the end of the split. The result is a view if all tokens are in one file, otherwise a
         copy.
         """
-        pieces: list[NDArray[np.uint16]] = []
+        pieces: list[Tokens] = []
         number, begin = self._shard_at(start)
         for shard in self.shards[number:]:
             if count <= 0:
                 break
             pieces.append(shard[start - begin : start - begin + count])
             start, count, begin = start + len(pieces[-1]), count - len(pieces[-1]), begin + len(shard)
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=np.uint16), *pieces])
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=self.dtype), *pieces])
 
     def _shard_at(self, position: int) -> tuple[int, int]:
         """Return the number of the shard with this token, and the start of that shard."""

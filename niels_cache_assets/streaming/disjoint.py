@@ -29,7 +29,7 @@ from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, documents_name, list_shards
+from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
@@ -154,7 +154,7 @@ class _Documents:
     """The documents of one split as texts, by ordinal. Files are read only when needed."""
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
-        self._tokens = MappedTokens(list_shards(folder / split))
+        self._tokens = MappedTokens(list_shards(folder / split), dtype=token_dtype_of(meta))
         self._shard_ends = np.cumsum(self._tokens.shard_lengths)
         tokens = int(self._shard_ends[-1]) if len(self._shard_ends) else 0
         path = folder / doc_ends_name(split)
@@ -205,7 +205,7 @@ class _Documents:
                 first += file.metadata.num_rows
         return places
 
-    def _read(self, start: int, end: int) -> NDArray[np.uint16]:
+    def _read(self, start: int, end: int) -> Tokens:
         """Return the tokens from `start` to `end` of the split. A document may span several shards."""
         parts = []
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
@@ -215,7 +215,7 @@ class _Documents:
             parts.append(part)
             start += len(part)
             shard += 1
-        return np.concatenate([*parts, np.empty(0, np.uint16)])
+        return np.concatenate([*parts, np.empty(0, self._tokens.dtype)])
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:

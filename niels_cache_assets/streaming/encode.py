@@ -19,7 +19,6 @@ from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import EncodedDocuments, PositionedChunk
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPE
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed
@@ -73,11 +72,13 @@ def encode_documents(
     *,
     threads: int,
     first: int = 0,
+    dtype: np.dtype,
     append_eot: bool,
     raise_on_collision: bool,
     screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
     """Encode a stream of documents. `feed`: the source of the documents. `first`: the number of documents before the first of them.
+    `dtype`: the dtype of the tokens, which must hold every id of the tokenizer.
 
     Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted. `screen` is called with each
     encoded batch, on the thread that encoded this batch. If `raise_on_collision` is set, NielsCacheError is raised for a text that contains
@@ -85,7 +86,7 @@ def encode_documents(
     """
 
     def encode(chunks: list[PositionedChunk]) -> EncodedDocuments:
-        encoded = _encode_chunks(chunks, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+        encoded = _encode_chunks(chunks, tokenizer, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
     chunks = feed.positioned(document_chunks(documents), first=first)
@@ -93,14 +94,14 @@ def encode_documents(
 
 
 def encode_apart(
-    encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+    encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
 ) -> Iterator[EncodedDocuments]:
     """Encode each chunk of `encoded` again, and yield each chunk alone.
 
     A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
     """
     for chunk in encoded.chunks:
-        yield _encode_chunks([chunk], tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+        yield _encode_chunks([chunk], tokenizer, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
 
 
 def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]:
@@ -172,7 +173,7 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
 
 
 def _encode_chunks(
-    chunks: list[PositionedChunk], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+    chunks: list[PositionedChunk], tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
 ) -> EncodedDocuments:
     documents = DocumentBatch.joined([batch for batch, _ in chunks])
     encoded = encode_texts(documents.text.tolist(), tokenizer)
@@ -190,9 +191,9 @@ def _encode_chunks(
             keep &= ~found
     if not keep.all():
         documents, ids, lengths = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep]
-    tokens = ids.astype(TOKEN_DTYPE)
+    tokens = ids.astype(dtype)
     if append_eot:
-        tokens, lengths = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)), lengths + 1
+        tokens, lengths = np.insert(tokens, np.cumsum(lengths), dtype.type(tokenizer.eot)), lengths + 1
     return EncodedDocuments(documents, tokens, lengths, dropped, chunks)
 
 

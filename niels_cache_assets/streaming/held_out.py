@@ -40,7 +40,7 @@ from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, view_tokenizer
 from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import dataset_dir, documents_name
+from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import available_threads
@@ -160,13 +160,14 @@ class HeldOut:
 
     def _fingerprint(self, name: str, revision: str | None) -> str:
         """Return the fingerprint of the cache that a build of this member would make."""
-        reader = self._siblings[name]
+        reader, tokenizer = self._siblings[name], self._needed_tokenizer(name)
         return fingerprint_of(
             cache_identity(
                 self._registry,
                 self._registry.pretrain[name],
                 self._registry.build,
-                tokenizer_sha256=self._needed_tokenizer(name).model_sha256,
+                tokenizer_sha256=tokenizer.model_sha256,
+                vocab_size=tokenizer.vocab_size,
                 revision=revision,
                 siblings=self._siblings,
                 prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
@@ -188,6 +189,7 @@ class HeldOut:
             view,
             Feed.of((), SourceReport()),
             threads=self._registry.build.threads or available_threads(),
+            dtype=TOKEN_DTYPES[token_dtype_name(view.vocab_size)],
             append_eot=True,
             raise_on_collision=False,
         )

@@ -34,9 +34,9 @@ class WriterState:
 
 
 class _SplitWriter:
-    def __init__(self, root: Path, split: Split, *, shard_bytes: int, files: Files, state: SplitState) -> None:
+    def __init__(self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState) -> None:
         self._root, self._split, self._files = root, split, files
-        self.shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
+        self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
         self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
         self._lineage = LineageWriter(root, documents_name(split), LINEAGE, files)
@@ -83,15 +83,17 @@ class _SplitWriter:
 class PretrainWriter:
     """A writer that writes the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
 
-    `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. `files`: the files
-    that were finished at this checkpoint.
+    `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
+    this checkpoint. `files`: the files that were finished at this checkpoint.
     """
 
-    def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None, files: Files | None = None) -> None:
+    def __init__(
+        self, root: Path, *, dtype: np.dtype, shard_bytes: int, state: WriterState | None = None, files: Files | None = None
+    ) -> None:
         self.files: Files = dict(files or {})
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
-                root, split, shard_bytes=shard_bytes, files=self.files, state=state.splits[split] if state else SplitState()
+                root, split, dtype=dtype, shard_bytes=shard_bytes, files=self.files, state=state.splits[split] if state else SplitState()
             )
             for split in SPLITS
         }

@@ -16,7 +16,7 @@ from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.val_share import val_mask
-from niels_cache_runtime.format.layout import IDX_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, Split, examples_name, idx_name, tokens_name
+from niels_cache_runtime.format.layout import IDX_DTYPE, SPLITS, Split, examples_name, idx_name, tokens_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
@@ -37,14 +37,15 @@ class SpoolState:
 class SftSpool:
     """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
-    `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
+    `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
+    this checkpoint.
     """
 
-    def __init__(self, root: Path, *, state: SpoolState | None = None) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None) -> None:
         state = state or SpoolState()
-        self._root = root
+        self._root, self._dtype = root, dtype
         self._scratch: Files = {}
-        self._tokens = GrowingFile(root, f"{SCRATCH_NAME}/tokens.bin", resume_at=state.tokens * TOKEN_BYTES)
+        self._tokens = GrowingFile(root, f"{SCRATCH_NAME}/tokens.bin", resume_at=state.tokens * dtype.itemsize)
         self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
@@ -83,7 +84,7 @@ class SftSpool:
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
     def write(self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Append conversations. tokens: uint16, one conversation after the other. lengths: int64, tokens per conversation."""
+        """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation."""
         if not conversations:
             return
         self.tokens += len(tokens)
@@ -150,7 +151,7 @@ class SftSpool:
         idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
         out = HashedFile(self._root, tokens_name(split), files)
         spooled = np.fromfile if not self.tokens else np.memmap
-        stream = spooled(self._tokens.path, dtype=TOKEN_DTYPE)
+        stream = spooled(self._tokens.path, dtype=self._dtype)
         read = written = 0
         blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # examples that end in the same range of tokens
         starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()

@@ -17,8 +17,8 @@ UNLIMITED = 2**62  # a budget that no stream meets
 class SplitPart:
     """The documents of a batch that go to one split, in order. A token budget may have cut one of them.
 
-    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: uint16, one document after the other. lengths: (n,) int64, the
-    tokens of each document. The texts are not kept here, so that their memory can be freed before the documents are written.
+    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: of the cache's dtype, one document after the other. lengths: (n,)
+    int64, the tokens of each document. The texts are not kept here, so that their memory can be freed before the documents are written.
     """
 
     source_id: np.ndarray

@@ -16,10 +16,10 @@ from niels_cache_assets.documents import DocumentBatch, Place
 class EncodedDocuments:
     """Encoded documents, with all their tokens in one array.
 
-    `tokens`: uint16, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64, the tokens of
-    each document, including EOT. `dropped`: the number of documents that were dropped since they were read, by reason. `chunks`: the chunks
-    that were read, which still contain the dropped documents. `screened`: whether these documents were already compared with val
-    (decontaminate.py).
+    `tokens`: of the cache's dtype, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64,
+    the tokens of each document, including EOT. `dropped`: the number of documents that were dropped since they were read, by reason.
+    `chunks`: the chunks that were read, which still contain the dropped documents. `screened`: whether these documents were already
+    compared with val (decontaminate.py).
     """
 
     documents: DocumentBatch

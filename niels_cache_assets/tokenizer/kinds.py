@@ -18,7 +18,7 @@ import numpy as np
 
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_UINT16_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKEN_DTYPES, TOKENIZER_MODEL_NAME, token_dtype_name, tokenizer_dir
 from niels_cache_runtime.format.meta import sha256_file
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class SentencePieceTokenizer:
     """A SentencePiece model with four special tokens. Each special token is one id.
 
     `model_path` is a .model file. `special_tokens` maps sys, usr, asst and eot to their strings; the ids are looked up by these strings.
-    Raises NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. Pickling stores the path of
-    the model, not its content.
+    Raises NielsCacheError if the file cannot be read, has more pieces than a cache can hold, or lacks a special token. Pickling stores the
+    path of the model, not its content.
     """
 
     def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
@@ -96,8 +96,9 @@ class SentencePieceTokenizer:
         return self.encode_batch([text], threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Return the ids of each text as a 1-D uint16 array, in the order of `texts`. Uses `threads` threads. Raises the errors of
-        `encode`.
+        """Return the ids of each text as a 1-D array, in the order of `texts`. Uses `threads` threads. Raises the errors of `encode`.
+
+        The arrays have the narrowest token dtype that holds every id: uint16 or uint32.
         """
         tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
         if threads > 1 and len(tasks) > 1:
@@ -109,7 +110,8 @@ class SentencePieceTokenizer:
         for text, ids in zip(texts, arrays, strict=True):
             if np.isin(ids, special).any():
                 raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
-        return [ids.astype(TOKEN_DTYPE) for ids in arrays]
+        dtype = TOKEN_DTYPES[token_dtype_name(self.vocab_size)]
+        return [ids.astype(dtype) for ids in arrays]
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
@@ -225,9 +227,9 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
 
 
 def require_vocab_fits(size: int, where: str) -> None:
-    """Raise NielsCacheError for a vocabulary that does not fit uint16."""
-    if size > MAX_UINT16_VOCAB_SIZE:
-        raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_UINT16_VOCAB_SIZE:,}")
+    """Raise NielsCacheError for a vocabulary that no cache can hold."""
+    if size > MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"{where}: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 
 
 def _encode_flat_of(tokenizer: Any) -> EncodeFlat:

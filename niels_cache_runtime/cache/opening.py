@@ -20,7 +20,6 @@ from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
-    TOKEN_BYTES,
     doc_ends_name,
     list_shards,
     shard_name,
@@ -99,7 +98,7 @@ def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) ->
 
 
 def cut_documents(
-    folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int, *, token_bytes: int = TOKEN_BYTES
+    folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int, *, token_bytes: int
 ) -> list[tuple[int, int, int, int]]:
     """Cut the split into ranges of whole documents with at most `max_tokens` tokens each. A token has `token_bytes` bytes.
 

@@ -31,7 +31,6 @@ TOKEN_DTYPE = np.dtype("<u2")  # of files without a meta.json
 TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
-TOKEN_BYTES = TOKEN_DTYPE.itemsize
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
 MAX_UINT16_VOCAB_SIZE = 65_536
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy

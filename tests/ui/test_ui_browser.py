@@ -72,7 +72,7 @@ def the_graph_is_a_map_and_an_asset_says_what_it_is(person: Person) -> None:
     assert flow == sorted(flow), "from left to right"
     assert person.across("upstream") < flow[1]
     person.open(f"assets/{TRAIN}", view="overview")
-    person.see("headerless uint16")
+    person.see("headerless tokens")
     person.see("TokenLoader")
     person.look("02_description")
 

@@ -31,7 +31,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--max-bytes",
         metavar="N",
         type=whole_number,
-        help="largest size of the tokens in one file (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 200 MB)",
+        help="largest size of the tokens in one file "
+        "(default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 million tokens)",
     )
     parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, like its preprocess_data.py")
     parser.add_argument(

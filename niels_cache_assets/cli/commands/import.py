@@ -81,7 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
             def progress(doing: str, done: int, total: int) -> None:
                 on_step(f"{doing} {arguments.name}", done, total)
 
-            meta = import_megatron(prefixes, directory, vocabulary=vocabulary, shard_bytes=registry.build.shard_bytes, progress=progress)
+            meta = import_megatron(
+                prefixes,
+                directory,
+                vocabulary=vocabulary,
+                shard_bytes=registry.build.shard_bytes,
+                token_dtype=registry.build.token_dtype,
+                progress=progress,
+            )
     except NielsCacheError as error:
         print_error(f"error: {error}")
         return FAILED
@@ -161,6 +168,8 @@ def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
 
 
 def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
+    from niels_cache_runtime.format.layout import token_dtype_of
+
     documents, facts = meta["documents"], meta["facts"]
     lines = [
         f"{name}: {counted(meta['train_tokens'], 'token')} in {counted(documents['train'], 'document')} for train, "
@@ -172,7 +181,8 @@ def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
         lines.append(f"joined: the sequences of {counted(facts['documents_of_several_sequences'], 'document')} that had several")
     sha256, size, eot = meta["tokenizer_sha256"], meta["vocab_size"], meta["special_token_ids"]["eot"]
     lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): commands show ids instead of text'}")
-    lines.append(f"vocabulary: {f'{size:,} ids' if size else 'unknown (--vocab-size): ids were only checked to fit uint16'}")
+    unknown = f"unknown (--vocab-size): ids were only checked to fit {token_dtype_of(meta).name}"
+    lines.append(f"vocabulary: {f'{size:,} ids' if size else unknown}")
     if eot is None:
         hint = f"; every document ends with {facts['every_document_ends_with']}" if "every_document_ends_with" in facts else ""
         lines.append(f"EOT: unknown (--eot){hint}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.show.samples import Drawn
     from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_runtime.format.layout import Tokens
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -131,7 +132,7 @@ def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
     }
 
 
-def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
+def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
     """Return tokens as text. Targets are underlined on a terminal, and in [[ ]] if the output is not a terminal."""
     from rich.text import Text
 

@@ -31,10 +31,10 @@ from niels_cache_runtime.format.layout import FAMILIES, Family, Split
 from niels_cache_runtime.format.meta import Meta, build_id
 
 _SPLITS: dict[Family, str] = {
-    "pretrain": """The {split} split of a data set: headerless uint16 tokens in shards, every document followed by one EOT.
+    "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
 
-`pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
-(where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
+`pretrain/<data set>/{split}/shard_*.bin` (uint16 or uint32, as meta.json says), with `{split}_doc_ends.npy` (where each document ends) and
+`{split}_documents.parquet` (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
 [Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with every
 output, at the top of the metadata of a partition.
 
@@ -43,7 +43,7 @@ output, at the top of the metadata of a partition.
 ```""",
     "sft": """The {split} split of a data set of conversations: tokens and the start of each example.
 
-`sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
+`sft/<data set>/{split}_tokens.bin` (headerless uint16 or uint32; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
 over tokens and offsets.
 [Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with each output,

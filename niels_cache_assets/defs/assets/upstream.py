@@ -95,7 +95,16 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     source, siblings = registry.source(name), with_prepared(registry, root)
     settings = {
         "cache": fingerprint_of(
-            cache_identity(registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None)
+            cache_identity(
+                registry,
+                source,
+                registry.build,
+                tokenizer_sha256=None,
+                vocab_size=None,
+                revision=None,
+                siblings=siblings,
+                prepared=None,
+            )
         ),
         "corpus": corpus_fingerprint(registry, name, revision=None, tokenizer_sha256=None) if is_prepared(source) else None,
     }

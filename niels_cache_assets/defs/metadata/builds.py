@@ -33,7 +33,7 @@ from niels_cache_assets.show.wording import abbreviated, counted, duration, file
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
@@ -221,7 +221,10 @@ def split_schema(family: Family) -> dg.TableSchema:
     """Return the columns in the files of a split, for the definition of its asset."""
     below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
-    columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
+    either = " or ".join(dtype.name for dtype in TOKEN_DTYPES.values())
+    columns = [
+        dg.TableColumn("token", either, description=f"{what}. Little-endian; token_dtype in meta.json says which", constraints=below)
+    ]
     if family == "sft":
         columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
     return dg.TableSchema(columns)
@@ -248,7 +251,7 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
         measures = measure_cache(outcome.directory, family, meta)
     except (NielsCacheError, OSError) as error:
         return Seen(plots=f"cannot be drawn: {error}", said=[], characters_per_token=None)
-    said = [f"{measures.pieces_used:,} of {counted(len(measures.token_counts), 'piece')} are used"]
+    said = [f"{measures.said_of_pieces} are used"]
     ratio = None
     if measures.conversations is not None:
         cut = share_of(measures.cut, measures.items) if measures.cut else "none"

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.show.samples import Sample, pick_samples
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.layout import Family, Split, Tokens
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TABLE_ROWS = 100
@@ -99,7 +97,7 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
     return f"{title}\n\n{fenced(_marked(sample.tokens, tokenizer), 'diff')}"
 
 
-def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> str:
+def _marked(tokens: Tokens, tokenizer: SentencePieceTokenizer) -> str:
     from niels_cache_runtime.cache.sft import assistant_target_mask  # imports torch
 
     ids = tokenizer.special_token_ids()

@@ -27,6 +27,7 @@ from niels_cache_runtime.format.layout import (
     built_names,
     documents_name,
     examples_name,
+    token_dtype_of,
     tokenizer_dir,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -162,14 +163,16 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
         return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
     family = cast("Family", metas[0]["kind"])
-    streams = {split: (SplitTokens(a, family, split), SplitTokens(b, family, split)) for split in SPLITS}
+    dtypes = [token_dtype_of(meta) for meta in metas]
+    streams = {split: (SplitTokens(a, family, split, dtype=dtypes[0]), SplitTokens(b, family, split, dtype=dtypes[1])) for split in SPLITS}
     documents = compare_documents(*(_lineage(path, family) for path in (a, b)), shown=shown) if _have_lineage(metas, family) else None
-    total = sum(min(ours.bytes, theirs.bytes) for ours, theirs in streams.values())
+    token_bytes = max(dtype.itemsize for dtype in dtypes)
+    total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
     done = 0
 
     def compared(tokens: int) -> None:
         nonlocal done
-        done += 2 * tokens
+        done += tokens * token_bytes
         progress(done, total)
 
     return DatasetDifferences(

@@ -82,7 +82,7 @@ def _frequency(measures: CacheMeasures) -> bytes:
     figure = new_figure(3.0)
     axes = figure.subplots()
     part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
-    set_title(axes, f"token frequency by rank: {used:,} of {len(counts):,} pieces are used{part}")
+    set_title(axes, f"token frequency by rank: {measures.said_of_pieces} are used{part}")
     if not used:
         say(axes, "there are no tokens")
         return as_png(figure)

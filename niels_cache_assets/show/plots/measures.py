@@ -14,21 +14,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map_offsets
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
-    MAX_UINT16_VOCAB_SIZE,
     SPLITS,
     Family,
     Split,
+    Tokens,
     doc_ends_name,
     idx_name,
     list_shards,
+    token_dtype_of,
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
+MAX_IDS = 1 << 24  # all larger ids count as one; no tokenizer has so many
 CONTEXT = 1024  # tokens: the T of the examples
 MAX_TURNS = 20  # examples with more turns count as examples with this many
 SHARE_BINS = 20
@@ -56,14 +59,15 @@ class ConversationMeasures:
 class CacheMeasures:
     """The counts of one cache. `items`: the number of documents or examples. `lengths`: a histogram of items by length, with one count for
     each of LENGTH_EDGES. `tokens`: the number of all tokens. `counted`: the number of tokens that were counted. `token_counts`: how often
-    each id occurs in the counted tokens. `cut`: the number of items that are too long for a row of CONTEXT tokens with targets.
-    `conversations`: None unless the cache is SFT.
+    each id below MAX_IDS occurs in the counted tokens. `vocab_size`: None if unknown; then `token_counts` ends at the largest id. `cut`:
+    the number of items that are too long for a row of CONTEXT tokens with targets. `conversations`: None unless the cache is SFT.
     """
 
     lengths: NDArray[np.int64]
     items: int
     cut: int
     token_counts: NDArray[np.int64]
+    vocab_size: int | None
     counted: int
     tokens: int
     conversations: ConversationMeasures | None
@@ -71,6 +75,13 @@ class CacheMeasures:
     @property
     def pieces_used(self) -> int:
         return int(np.count_nonzero(self.token_counts))
+
+    @property
+    def said_of_pieces(self) -> str:
+        """The number of used pieces in words: `380 of 400 pieces`, or `380 ids` for an unknown vocabulary."""
+        if self.vocab_size is None:  # imported tokens
+            return counted(self.pieces_used, "id")
+        return f"{self.pieces_used:,} of {counted(self.vocab_size, 'piece')}"
 
     def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
         """Return the characters per token. `piece_bytes`: the UTF-8 bytes of every id. Special tokens do not count, but the space before
@@ -85,21 +96,22 @@ class CacheMeasures:
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
     """Return the counts of both splits of a finished cache. Raise NielsCacheError for missing or unreadable files."""
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    token_counts = np.zeros(meta["vocab_size"] or MAX_UINT16_VOCAB_SIZE, dtype=np.int64)  # imported tokens may have no known vocabulary
+    vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
+    token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
     conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
     step = max(1, -(-all_tokens // max_tokens))
     cut = 0
     for split in splits:
-        for found in _lengths(directory, family, split):
+        for found in _lengths(directory, family, split, dtype):
             cut += int(np.count_nonzero(found > CONTEXT + 1))
             np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
-        blocks = _examples(directory, split) if conversations else _windows(directory, split)
+        blocks = _examples(directory, split, dtype) if conversations else _windows(directory, split, dtype)
         for number, (tokens, starts) in enumerate(blocks):
             if number % step:
                 continue
-            token_counts += np.bincount(tokens, minlength=len(token_counts))[: len(token_counts)]
+            token_counts = _with_counts(token_counts, tokens, may_grow=vocab_size is None)
             if conversations:
                 conversations.add(tokens, starts)
     return CacheMeasures(
@@ -107,6 +119,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
         items=int(lengths.sum()),
         cut=cut,
         token_counts=token_counts,
+        vocab_size=vocab_size,
         counted=int(token_counts.sum()),
         tokens=all_tokens,
         conversations=conversations.measures() if conversations else None,
@@ -114,18 +127,28 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
 
 
 _NO_STARTS = np.empty(0, dtype=np.int64)
-Block = tuple[NDArray[np.uint16], NDArray[np.int64]]
+Block = tuple[Tokens, NDArray[np.int64]]
 
 
-def _windows(directory: Path, split: Split) -> Iterator[Block]:
-    for shard in MappedTokens(list_shards(directory / split)).shards:
+def _with_counts(counts: NDArray[np.int64], tokens: Tokens, *, may_grow: bool) -> NDArray[np.int64]:
+    """Return `counts` plus the number of times that each id occurs in `tokens`. Ids beyond `counts` are left out unless it may grow."""
+    if tokens.dtype.itemsize > 2:
+        tokens = np.minimum(tokens, MAX_IDS - 1)
+    found = np.bincount(tokens, minlength=len(counts))
+    if may_grow:
+        counts = np.pad(counts, (0, len(found) - len(counts)))
+    return counts + found[: len(counts)]
+
+
+def _windows(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
+    for shard in MappedTokens(list_shards(directory / split), dtype=dtype).shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
             yield shard[first : first + _BLOCK_TOKENS], _NO_STARTS
 
 
-def _examples(directory: Path, split: Split) -> Iterator[Block]:
+def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
     """Yield blocks of whole examples, with the start of each example in its block."""
-    tokens = MappedTokens([directory / tokens_name(split)]).shards[0]
+    tokens = MappedTokens([directory / tokens_name(split)], dtype=dtype).shards[0]
     starts = map_example_starts(directory / idx_name(split), token_count=len(tokens))
     first = 0
     while first < len(starts):
@@ -135,7 +158,7 @@ def _examples(directory: Path, split: Split) -> Iterator[Block]:
         first = end
 
 
-def _lengths(directory: Path, family: Family, split: Split) -> Iterator[NDArray[np.int64]]:
+def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[NDArray[np.int64]]:
     """Yield the lengths of documents or examples in tokens, block by block."""
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
@@ -143,7 +166,7 @@ def _lengths(directory: Path, family: Family, split: Split) -> Iterator[NDArray[
             block = ends[first : first + _BLOCK_OFFSETS].astype(np.int64)
             yield block - np.append(int(ends[first - 1]) if first else 0, block[:-1])
     else:
-        for tokens, starts in _examples(directory, split):
+        for tokens, starts in _examples(directory, split, dtype):
             yield np.append(starts[1:], len(tokens)) - starts
 
 
@@ -154,7 +177,7 @@ class _Conversations:
         self._shares = np.zeros(SHARE_BINS, dtype=np.int64)
         self._targets = 0
 
-    def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
+    def add(self, tokens: Tokens, starts: NDArray[np.int64]) -> None:
         from niels_cache_runtime.cache.sft import example_target_mask  # imports torch, which pretrain does not need here
 
         is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
