@@ -94,6 +94,19 @@ def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, sett
         assert digests(project.cache(root)) == expected
 
 
+def test_parts_hold_wide_tokens_too(project: PartsProject) -> None:
+    wide = 'token_dtype = "uint32-le"'
+    build(project.graph(1, root="one", build=wide))
+    build(project.graph(3, build=wide))
+    assert sealed_meta(project)["token_dtype"] == "uint32-le"
+    assert sealed_meta(project)["schema_version"] == 3
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+    assert verify_cache(project.folder / "cache") == []
+    narrow = build(project.graph(3))
+    assert narrow[f"plan/{NAME}"].state == "cache_hit"
+    assert narrow[f"pretrain/{NAME}"].state == "built"
+
+
 def test_each_part_shuffles_in_its_own_order(project: PartsProject) -> None:
     build(project.graph(1, root="one"))
     build(project.graph(2, "val_frac = 0.0\nshuffle_buffer = 100"))

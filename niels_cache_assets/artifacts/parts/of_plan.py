@@ -11,6 +11,7 @@ from typing import Any
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
+from niels_cache_assets.corpus.cache_identity import dtype_identity
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
@@ -60,13 +61,14 @@ class OfPlan(Pretrain):
         assert self.tokenizer  # fail early: nothing can be built without it
         return self.plan.revision
 
-    def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return {
             "plan": self.plan.fingerprint,
             "member": self.member,
             "special_tokens": self.registry.tokenizer.special_tokens,
             "tokenizer_sha256": tokenizer_sha256,
             "code_version": CODE_VERSIONS["pretrain"],
+            **dtype_identity(self.build, vocab_size),
         }
 
     def finished(self) -> Meta | None:

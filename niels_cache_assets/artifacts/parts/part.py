@@ -58,7 +58,8 @@ class Part(OfPlan):
     def need(self) -> Need | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
         text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
-        return pretrain_need(train_tokens=self.planned.train_tokens, val_tokens=0, text_bytes=text_bytes, exact=False)
+        budget = self.planned.train_tokens
+        return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
@@ -76,6 +77,7 @@ class Part(OfPlan):
             seed=self.planned.seed(self.build.seed),
             shuffle_buffer=self.source.shuffle_buffer or None,
             threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
             needs_train=False,
             provenance=provenance,
             progress=progress,

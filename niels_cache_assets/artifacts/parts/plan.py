@@ -119,7 +119,7 @@ class PartsPlan(Artifact):
         proposed = proposed_shard_bytes(
             files,
             **budgets,
-            token_bytes=TOKEN_DTYPES[token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
+            token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
             shard_bytes=self.build.shard_bytes,
         )
         meta = {

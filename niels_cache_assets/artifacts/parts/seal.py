@@ -56,8 +56,8 @@ class Sealed(OfPlan):
     def inputs(self) -> Sequence[str]:
         return ["tokenizer", *(step.key for step in self.steps())]
 
-    def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
-        return {**super().identity_with(tokenizer_sha256, revision), "seal": CODE_VERSION}
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
 
     def finished(self) -> Meta | None:
         return Dataset.finished(self)

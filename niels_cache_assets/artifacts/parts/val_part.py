@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
@@ -21,23 +21,12 @@ from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.parts.stream import require_unchanged
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
-from niels_cache_runtime.format.reading import available_threads
-
-
-class _How(TypedDict):
-    append_eot: bool
-    raise_on_collision: bool
-
-
-_HOW: _How = {"append_eot": True, "raise_on_collision": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +52,8 @@ class ValPart(OfPlan):
         return f"val_part/{self.name}"
 
     def need(self) -> Need | None:
-        return pretrain_need(train_tokens=0, val_tokens=self.source.val_tokens, text_bytes=None, exact=False)
+        val_tokens = self.source.val_tokens
+        return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.token_bytes, text_bytes=None, exact=False)
 
     def split_rule(self) -> str:
         return budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
@@ -71,11 +61,13 @@ class ValPart(OfPlan):
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
-        view, parts = view_tokenizer(self.tokenizer), self.plan.parts
-        with PretrainWriter(work.directory, shard_bytes=self.build.shard_bytes, state=state.writer, files=journal.finished) as writer:
+        parts, build = self.plan.parts, self._build_of(work)
+        with PretrainWriter(
+            work.directory, dtype=build.dtype, shard_bytes=build.shard_bytes, state=state.writer, files=journal.finished
+        ) as writer:
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
-                state = self._take_head(planned, state, writer, view, work)
+                state = self._take_head(planned, state, writer, build, work)
                 on_disk, sizes = writer.checkpoint()
                 journal.record(
                     asdict(replace(state, writer=on_disk)),
@@ -91,17 +83,6 @@ class ValPart(OfPlan):
             if not writer.tokens("val"):
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
-            build = PretrainBuild(
-                items=(),
-                out_dir=str(self.directory),
-                tokenizer=self.tokenizer,
-                max_train_tokens=UNLIMITED,
-                max_val_tokens=self.source.val_tokens or 0,
-                shard_bytes=self.build.shard_bytes,
-                seed=self.build.seed,
-                shuffle_buffer=None,
-                provenance=self.provenance(work.revision, work.fingerprint),
-            )
             short = (self.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
                 **build.meta(self.split_rule()),
@@ -118,22 +99,37 @@ class ValPart(OfPlan):
             }
         return Written(meta=meta, resumed=resumed)
 
-    def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, view: BuildTokenizer, work: Work) -> _State:
+    def _build_of(self, work: Work) -> PretrainBuild:
+        """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
+        return PretrainBuild(
+            items=(),
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            max_train_tokens=UNLIMITED,
+            max_val_tokens=self.source.val_tokens or 0,
+            shard_bytes=self.build.shard_bytes,
+            seed=self.build.seed,
+            shuffle_buffer=None,
+            threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
+            provenance=self.provenance(work.revision, work.fingerprint),
+        )
+
+    def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the share of one part, and return the state after it."""
         taken, cut, dropped = 0, [*state.cut], Counter(state.dropped)
         if planned.val_tokens:
             stream = self.stream_of(planned)
             require_unchanged(stream.files[:1])  # the part itself checks all of its files
             feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
-            splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=view.eot)
-            threads = self.build.threads or available_threads()
-            with closing(encode_documents(as_documents(feed.open()), view, feed, threads=threads, **_HOW)) as batches:
+            splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
+            with closing(build.encoded(as_documents(feed.open()), feed)) as batches:
                 for batch in batches:
                     alone = [batch]
                     if int(batch.lengths.sum()) >= splitter.remaining["val"]:
                         # The share may end here, so each document is taken alone. Documents after the end belong to the part.
                         documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-                        alone = list(encode_apart(replace(batch, chunks=documents), view, **_HOW))
+                        alone = list(build.encoded_apart(replace(batch, chunks=documents)))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
                         dropped.update(each.dropped)
