@@ -240,12 +240,14 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 def _sync_tree(root: Path) -> None:
     """Flush every file and directory below `root` to the disk (fsync).
 
-    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small.
+    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small. A file with a second
+    link comes from a finished part, which is on the disk, so only its name is flushed, with its directory.
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
-            with naming(path), open(path, "rb") as file:
-                os.fsync(file.fileno())
+            with naming(path), ExitStack() as opened:
+                if os.stat(path).st_nlink == 1:
+                    os.fsync(opened.enter_context(open(path, "rb")).fileno())
         sync(Path(folder))
 
 

@@ -114,11 +114,14 @@ class _Links:
             for path in (*member.shards(split), documents_name(split))
         )
         self._copies = False
+        self._folders: set[Path] = set()
 
     def add(self, member: Member, path: str, name: str) -> None:
         entry = member.meta["files"][path]
         source, link = member.directory / path, self._directory / name
-        link.parent.mkdir(exist_ok=True)
+        if link.parent not in self._folders:
+            link.parent.mkdir(exist_ok=True)
+            self._folders.add(link.parent)
         if not self._copies:
             try:
                 os.link(source, link)

@@ -89,3 +89,56 @@ def test_a_kill_at_any_call_of_the_seal(sealing: Sealing) -> None:
         child.join(60)
         assert child.exitcode == -signal.SIGKILL
         sealing.seal_and_compare()
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([40, 30, 50])
+    return project
+
+
+@pytest.mark.parametrize("key", [f"part/{NAME}/part-00001", f"val_part/{NAME}", f"plan/{NAME}"])
+def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: str) -> None:
+    settings = "train_tokens = 1200\nval_tokens = 150"
+    build(project.graph(3, settings, root="sound"))
+    found = project.graph(3, settings)
+    order = found.order()
+    build(found, order[: order.index(key)])
+    failed = 0
+    for at in range(12):
+        with Disk(found.root, at=at, fault=errno.ENOSPC, lasting=True).installed():
+            try:
+                materialize(found[key], force=True)
+            except NielsCacheError as error:
+                failed += "No space left" in str(error)
+    assert failed > 3
+    build(found)
+    assert digests(project.cache()) == digests(project.cache("sound"))
+    assert verify_cache(found.root) == []
+
+
+def test_a_folder_without_locks_is_named(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(2)
+    build(found, ["tokenizer"])
+
+    def refused(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", refused)
+        with pytest.raises(NielsCacheError, match="locks"):
+            build(found, [f"plan/{NAME}"])
+    build(found)
+    assert verify_cache(found.root) == []
+
+
+def test_a_folder_without_exchange_is_sealed_again_by_two_renames(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(2)
+    build(found)
+    expected = digests(project.cache())
+    monkeypatch.setattr("niels_cache_runtime.format.commit.exchange", lambda first, second: False)
+    for key in (f"part/{NAME}/part-00000", KEY):
+        materialize(found[key], force=True)
+    assert digests(project.cache()) == expected
+    assert verify_cache(found.root) == []
