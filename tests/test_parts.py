@@ -167,6 +167,41 @@ def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
 
 
+def copies(project: PartsProject, *places: tuple[int, int]) -> None:
+    """Add the texts at these places (file, row) to the end of the last file, once as they are and once in capitals."""
+    texts = [json.loads((project.folder / f"texts/f{file:03d}.jsonl").read_text().splitlines()[row])["text"] for file, row in places]
+    with open(project.folder / "texts/f007.jsonl", "a") as last:
+        last.writelines(json.dumps({"id": f"copy-{at}", "text": text}) + "\n" for at, text in enumerate([*texts, *map(str.upper, texts)]))
+
+
+@pytest.mark.parametrize("kind", ["exact", "near"])
+def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
+    copies(project, (0, 0), (0, 1))
+    budgets = f'val_tokens = 120\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
+    build(project.graph(3, budgets))
+    meta = sealed_meta(project)
+    assert meta["dropped"] == {"in_val": 4}
+    assert meta["decontaminate"]["kind"] == kind
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    build(project.graph(3, budgets.replace(kind, "off")))
+    assert not splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert "dropped" in meta
+    assert sealed_meta(project)["dropped"] == {}
+
+
+def test_every_part_is_compared_with_the_val_of_upstream(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
+    copies(project, (0, 0), (1, 1))
+    (project.folder / "val").mkdir()
+    for number in (0, 1):
+        (project.folder / f"texts/f{number:03d}.jsonl").rename(project.folder / f"val/f{number:03d}.jsonl")
+    upstream = 'dataset = "local/pages"\nval_files = ["val/*"]\nshuffle_buffer = 0\ndecontaminate = "exact"'
+    for parts, root in ((1, "one"), (3, "cache")):
+        build(project.graph(parts, upstream, source="huggingface", root=root))
+    assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"in_val": 4}
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+
+
 def test_a_part_whose_files_end_early_is_listed_as_short(project: PartsProject) -> None:
     outcomes = build(project.graph(2, "train_tokens = 1000000"))
     short = [entry["short"] for entry in sealed_meta(project)["parts"]]

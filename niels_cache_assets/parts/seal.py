@@ -79,7 +79,8 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
-        **{key: members[0].meta[key] for key in _OF_ALL},
+        **{key: members[-1].meta[key] for key in _OF_ALL},
+        **{key: members[-1].meta[key] for key in ("decontaminate",) if key in members[-1].meta},
         **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
         **counted,
         "cut": {split: len(ordinals) for split, ordinals in cut.items()},

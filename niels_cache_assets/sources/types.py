@@ -260,8 +260,8 @@ class PretrainSource(Source):
             raise ValueError(f"parts needs a list of files, which the source {self.source} does not have; remove parts")
         if self.prepare:
             raise ValueError("parts cannot be combined with prepare yet; remove one of them")
-        if self.decontaminate != "off":
-            raise ValueError('parts cannot be combined with decontaminate yet; set decontaminate = "off", or remove parts')
+        if self.decontaminate != "off" and self.seeded_val_frac is not None:
+            raise ValueError("parts with decontaminate needs val_tokens or a val of upstream, not val_frac, which finds val too late")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")

@@ -17,6 +17,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.stream import PartStream
 from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
@@ -69,6 +70,7 @@ class OfPlan(Pretrain):
             "tokenizer_sha256": tokenizer_sha256,
             "code_version": CODE_VERSIONS["pretrain"],
             **dtype_identity(self.build, vocab_size),
+            **decontamination_identity(self.source.decontaminate, self.source.decontaminate_threshold, val_is_given=True),
         }
 
     def finished(self) -> Meta | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, islice
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
@@ -12,6 +13,7 @@ from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
+from niels_cache_assets.documents import Document
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.stream import PartStream, require_unchanged
@@ -43,14 +45,26 @@ class Part(OfPlan):
     @cached_property
     def stream(self) -> PartStream:
         """The stream of the part, without the documents that the val part has taken."""
-        return self.stream_of(self.planned, skip=self._taken)
+        return self.stream_of(self.planned, skip=self._taken[self.number])
 
-    @property
-    def _taken(self) -> int:
+    @cached_property
+    def _taken(self) -> list[int]:
+        """How many documents the val part has taken from the head of each part."""
         if not self.has_val_part:
-            return 0
+            return [0] * len(self.plan.parts)
         val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
-        return int(val.current()["part"]["taken"][self.number])
+        taken: list[int] = val.current()["part"]["taken"]
+        return taken
+
+    def _val_documents(self, context: StreamContext) -> Iterator[Document]:
+        """Yield the documents of val of all parts, to compare the train documents of this part with them."""
+        context.log("reading val, to keep its documents out of train")
+        for planned, taken in zip(self.plan.parts, self._taken, strict=True):
+            files = tuple(file for file in planned.files if file.split == "val" or taken)
+            if files:
+                unreported = StreamContext(seed=context.seed, revision=context.revision)
+                batches = self.stream_of(replace(planned, files=files)).documents(unreported)
+                yield from islice(chain.from_iterable(batches), taken or None)
 
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]
@@ -78,6 +92,9 @@ class Part(OfPlan):
             shuffle_buffer=self.source.shuffle_buffer or None,
             threads=self.build.threads,
             token_dtype=self.build.token_dtype,
+            decontaminate=self.source.decontaminate,
+            decontaminate_threshold=self.source.decontaminate_threshold,
+            val_texts=self._val_documents(context) if self.source.decontaminate != "off" else None,
             needs_train=False,
             provenance=provenance,
             progress=progress,
