@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.formats import FORMATS
@@ -14,6 +15,7 @@ from niels_cache_assets.parts.seal import Member, seal
 from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
@@ -215,3 +217,35 @@ def sparse_part(folder: Path, shards: int, shard_bytes: int) -> Member:
     counts = {"documents": {"train": 50, "val": 0}, "characters": {"train": 0, "val": 0}, "cut_document": {"train": None, "val": None}}
     rest = {"dataset_config": None, "train_tokens": tokens["train"], "val_tokens": 0, "dropped": {}, "facts": {}, "files": files}
     return Member(name=folder.name, directory=folder, meta={**meta, **counts, **rest, "part": {"short": 0}, "meta_sha256": "0"})
+
+
+def test_prune_removes_parts_of_earlier_plans_only(
+    project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(project.graph(4, "val_tokens = 60"))
+    found = project.graph(3)
+    with pytest.raises(NielsCacheError, match=NAME):
+        prune_parts(found, NAME)
+    build(found)
+    assert [part.directory.name for part in prune_parts(found, NAME)] == ["part-00003", "val"]
+    assert prune_parts(found, NAME) == []
+    assert {outcome.state for outcome in build(found).values()} == {"cache_hit"}
+    assert verify_cache(found.root) == []
+    one = project.graph(1)
+    build(one)
+    monkeypatch.chdir(project.folder)
+    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["removed"]) == 3
+    assert not (found.root / f"pretrain/.parts/{NAME}").exists()
+    assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
+
+
+def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:
+    build(project.graph(4))
+    found = project.graph(3)
+    build(found)
+    leftover = found.root / f"pretrain/.parts/{NAME}/part-00003"
+    with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
+        prune_parts(found, NAME)
+    assert leftover.exists()
+    assert main(["parts", "prune", "nothing", "--config", str(project.folder / "cache.toml")]) == 2
