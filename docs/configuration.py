@@ -101,7 +101,9 @@ Before the first training, `build-all` checks all data sets: paths, columns and 
 
 ## How do I limit the tokens of a data set?
 
-Set `train_tokens` and `val_tokens` in the table of the data set. Reading ends when both budgets are used.
+`train_tokens` is the maximum number of tokens in train, and `val_tokens` the maximum in val.
+Set them in the table of the data set.
+Reading ends when both splits are full.
 
 ## How are documents split into train and val?
 

@@ -2,8 +2,10 @@
 
 The pages are copied to build/pages with the folders of the repository, so that links between them stay as they are.
 A link to any other file of the repository becomes a link to the repository on the web: REPOSITORY_URL, or none.
+The search finds words that our pages do not use, such as "datasets", because they are added to its index.
 """
 
+import json
 import os
 import posixpath
 import re
@@ -18,6 +20,11 @@ AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 BUILD = ["build", "--clean", "--strict"]
 NOT_SEARCHED = ("CHANGELOG.md", "docs/log.md")  # long, and about everything: they would come first for most words
 COPIED = {".md", ".png", ".svg"}
+SEARCHED_AS = {
+    "data set": "datasets",
+    "near duplicate": "fuzzy duplicates",
+    "weights": "ratio proportions",
+}  # our words: words that users type
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")  # an address on the web has a colon
 _CODE = re.compile(r"(^ *```.*?^ *```[ ]*$|`[^`\n]*`(?!\]))", re.MULTILINE | re.DOTALL)
@@ -63,11 +70,26 @@ def run_zensical(command: list[str], folder: Path, repository: str | None) -> su
     return subprocess.run([program, *command], cwd=folder, env={**os.environ, **places}, check=False, text=True)
 
 
+def add_words_to_search(site: Path) -> None:
+    """Add the words of SEARCHED_AS to the search index of a built site, to each section that has our word."""
+    path = site / "search.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for section in index["items"]:
+        text = f"{section['title']} {section['text']}".lower()
+        section["text"] += "".join(f"<p>{words}</p>" for ours, words in SEARCHED_AS.items() if ours in text)
+    path.write_text(json.dumps(index, ensure_ascii=False), encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     """Copy the pages, then build the site or serve it. Return the exit code of Zensical: a warning, such as a dead link, is an error."""
     repository = os.environ.get("REPOSITORY_URL")
     copy_pages(PAGES, repository)
-    return run_zensical(["serve"] if "--serve" in arguments else BUILD, ROOT, repository).returncode
+    if "--serve" in arguments:
+        return run_zensical(["serve"], ROOT, repository).returncode
+    code = run_zensical(BUILD, ROOT, repository).returncode
+    if code == 0:
+        add_words_to_search(ROOT / "build/site")
+    return code
 
 
 if __name__ == "__main__":

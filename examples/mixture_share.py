@@ -2,6 +2,7 @@
 
     make cache
     python examples/mixture_share.py                    # four small data sets that are made here, 0.4, 0.1, 0.3, 0.2
+    python examples/mixture_share.py --tokenizer gpt2.tiktoken --eot "<|endoftext|>"    # the same with the ranks of GPT-2
     python examples/mixture_share.py wiki=cache/pretrain/wikitext=0.7 web=cache/pretrain/fineweb_edu=0.3        # your own
 
 Checked on every window: y is x one token later. `culled` counts the documents of each data set that deduplication removed
@@ -37,7 +38,7 @@ COLOURS = [f"C{index}" for index in range(10)]
 
 CONFIG = """
 [tokenizer]
-model = {model}
+{tokenizer}
 
 [build]
 shard_bytes = 1048576
@@ -69,15 +70,21 @@ def python_source() -> Iterator[str]:
         yield code
 
 
-def made_here(folder: Path) -> dict[str, str]:
-    """Return name -> split: four caches built in `folder` with the quickstart's tokenizer, without repeated documents."""
+def made_here(folder: Path, *, tokenizer: str | None = None, eot: str | None = None) -> dict[str, str]:
+    """Return name -> split: four caches built in `folder`, without repeated documents.
+
+    `tokenizer`: a file with a tokenizer of any kind (None: that of the quickstart). `eot`: the string of its token after each document.
+    """
     from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
     from niels_cache_assets.registry import load_registry
 
-    model = Path(QUICKSTART, "tokenizer", "spm.model")
+    model = Path(QUICKSTART, "tokenizer", "spm.model") if tokenizer is None else Path(tokenizer)
+    if not model.exists() and tokenizer is not None:
+        sys.exit(f"{model}: no such file; give a SentencePiece model, a tokenizer.json or ranks of tiktoken")
     if not model.exists():
         sys.exit(f"{QUICKSTART}: no tokenizer here; run `make cache` in the repository first, or give caches of your own (--help)")
-    tables = CONFIG.format(model=json.dumps(str(model.absolute())), budgets=BUDGETS)
+    named = "" if eot is None else f"\nspecial_tokens = {{ eot = {json.dumps(eot, ensure_ascii=False)} }}"
+    tables = CONFIG.format(tokenizer=f"model = {json.dumps(str(model.absolute()))}{named}", budgets=BUDGETS)
     for name, texts in made_texts().items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         tables += f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n{BUDGETS}'
@@ -185,12 +192,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, default=100, help="how many to look at (default: %(default)s)")
     parser.add_argument("-T", type=int, default=512, help="tokens a window (default: %(default)s)")
     parser.add_argument("--out", default="cache/mixture_share.png", help="the picture (default: %(default)s)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer of the small data sets (default: that of the quickstart)")
+    parser.add_argument("--eot", metavar="TEXT", help="the string of its token after each document, such as <|endoftext|>")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as made:
         if args.sources:
             folders, weights = parse(args.sources)
         else:
-            folders = made_here(Path(made))
+            try:
+                folders = made_here(Path(made), tokenizer=args.tokenizer, eot=args.eot)
+            except NielsCacheError as error:
+                sys.exit(str(error))
             weights = dict(zip(folders, WEIGHTS, strict=True))
         try:
             show(folders, weights, windows=args.windows, T=args.T, out=args.out)

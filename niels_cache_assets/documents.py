@@ -76,7 +76,7 @@ class DocumentBatch:
 
     @classmethod
     def of(cls, documents: Sequence[Document] | DocumentBatch) -> DocumentBatch:
-        """Return the documents as a DocumentBatch. If they already are one, it is returned unchanged."""
+        """Return the documents as a DocumentBatch. A DocumentBatch is returned unchanged."""
         if isinstance(documents, DocumentBatch):
             return documents
         count = len(documents)
@@ -143,14 +143,18 @@ def _joined_column(columns: Sequence[NDArray[Any] | None], batches: Sequence[Doc
 
 
 class Divider:
-    """A rule that divides a stream of batches into groups. A group ends after `most_items` items, or at `most_characters` characters."""
+    """A rule that divides a stream of batches into groups. A group ends after `most_items` items, or when it has `most_characters`
+    characters.
+    """
 
     def __init__(self, *, most_items: int, most_characters: int) -> None:
         self._most_items, self._most_characters = most_items, most_characters
         self._items = self._characters = 0  # of the group that is not full yet
 
     def cuts(self, characters: NDArray[np.int64]) -> Iterator[tuple[slice, bool]]:
-        """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), of each item of the batch."""
+        """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), the length of each item of the
+        batch.
+        """
         ends = np.cumsum(characters)
         start = before = 0
         while start < len(ends):
@@ -174,7 +178,7 @@ class Conversation(NamedTuple):
     """One SFT example: its messages, and its origin (see Document).
 
     Each message is {"role": "system", "user" or "assistant", "content": text}. The messages are in order. If a data set splits by group,
-    all examples with the same `group` get the same split (in oasst1, a group is a tree of messages).
+    all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
     """
 
     messages: list[Message]
@@ -195,13 +199,13 @@ source.
 class SourceReport:
     """The report of a source about one pass over its items.
 
-    `dropped` counts dropped items by reason. `facts` are entries for meta.json (for example the number of replaced bytes). A source that
+    `dropped` counts dropped items by reason. `facts` are entries for meta.json, such as the number of replaced bytes. A source that
     can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place` is then a new dictionary,
     which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`, and no later rows. A source
     that cannot start in the middle is read from the beginning, and the builder skips the items that it has already written.
 
-    `share` is the share of the source that was read (0 to 1), or None if it is not cheap to compute. `within` is a prefix for file names in
-    `facts`, for a source that is a member of another source. `hints` are possible mistakes in the configuration. If the source gives no
+    `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. If a source is a member of another
+    source, `within` is a prefix for file names in `facts`. `hints` are possible mistakes in the configuration. If the source gives no
     usable item, the error message shows the hints. Hints are never stored in metadata.
     """
 

@@ -1,4 +1,4 @@
-"""Former module paths of this package. Each former path can still be imported for one release; see `niels_cache_runtime.old_paths`.
+"""Former module paths of this package. Each former path can still be imported for one release (see `niels_cache_runtime.old_paths`).
 
 The paths `registry`, `tokenization` and `defs.instance` are not listed here, because the documentation names them. They are files that
 import from the new modules, and they stay.

@@ -7,7 +7,7 @@
     when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
-The lock of a record shows whether the recorded process is alive. The process can end in any way, also by SIGKILL. The lock also works
+The lock of a record shows whether the recorded process is alive. It is released whenever the process ends, also by SIGKILL. It also works
 between containers of one machine, and if a different process now has the same process number. The record names the machine on which the
 lock is valid, and the process to end if necessary. The callers define the job.
 """
@@ -57,11 +57,15 @@ class Process:
         return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
 
     def is_of(self, other: "Process") -> bool:
-        """Return whether a lock that `other` takes is valid for this process. It is valid if both run on one kernel or one machine."""
+        """Return whether a lock that `other` takes is valid for this process. The lock is valid if both processes run on one kernel or one
+        machine.
+        """
         return self.machine == other.machine or (self.boot == other.boot != "")
 
     def end(self) -> None:
-        """End the process by SIGTERM, or by SIGKILL after 5 seconds if it still runs. Do nothing if its number is not valid here."""
+        """End the process by SIGTERM, or by SIGKILL after 5 seconds if the process still runs. Do nothing if its process number is not
+        valid here.
+        """
         here = Process.here()
         if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
             return
@@ -110,10 +114,10 @@ def read_record(path: Path) -> Process | None:
 
 @contextmanager
 def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
-    """Hold the lock of a record and yield True, if the recorded process has ended. Otherwise yield False.
+    """If the recorded process has ended, hold the lock of the record and yield True. Otherwise yield False.
 
     The result is also False if the process belongs to another machine or is not recorded. A copy of a record has no lock. With `copies`,
-    the process in a copy counts as ended; without `copies`, it counts as a process of another machine. If several processes claim a record
+    the process in a copy counts as ended. Without `copies`, it counts as a process of another machine. If several processes claim a record
     at the same time, one of them gets True.
     """
     process = read_record(path)
@@ -160,7 +164,7 @@ def end_with_parent() -> None:
 def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
     """Call `end`, on a thread, when the other end of a pipe closes.
 
-    The other end closes when the only process that holds it closes it, or when that process ends in any way.
+    Only one process holds the other end. The end closes when that process closes it, or when that process ends in any way.
     """
 
     def watch() -> None:
@@ -209,8 +213,8 @@ _SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"
 def signals_afterwards() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back until the block has ended.
 
-    This function replaces the signal handlers. To block the signals in this thread only would not be enough: another thread would receive
-    the signal, and Python would run the handler in this thread. During the block, Python's wakeup descriptor is also removed. Otherwise the
+    This function replaces the signal handlers. Blocking the signals in this thread would not be enough. Another thread would receive the
+    signal, and Python would run the handler in this thread. During the block, Python's wakeup descriptor is also removed. Otherwise the
     reader of that descriptor (see `stop_on_signals`) would wait for a handler that does not run, and end the process.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -247,8 +251,8 @@ def stop_on_signals() -> Iterator[None]:
 
     Dagster sets its own handlers while a step runs, and raises the same exception for both signals. So this function reads the signal from
     Python's wakeup descriptor, which receives every signal. If the block takes longer than `STOP_SECONDS` to end (for example during a slow
-    read in C code), the process ends at once. That is as safe as a kill: a new cache replaces the old cache in one step, and the next build
-    resumes an unfinished build.
+    read in C code), the process ends at once. That is as safe as a kill, because a new cache replaces the old cache in one step, and the
+    next build resumes an unfinished build.
     """
     import logging
 

@@ -1,4 +1,4 @@
-"""A cache folder whose data sets are found by name, for notebooks and small scripts. It shows sizes and leads to batches.
+"""A cache folder whose data sets are found by name, for notebooks and small scripts. The objects show sizes, and make samplers and loaders.
 
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
@@ -30,6 +30,7 @@ from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
+    TOKENIZER_MODEL_NAMES,
     Family,
     Split,
     Tokens,
@@ -202,8 +203,8 @@ class CacheSplit:
 class CacheDataset:
     """One data set: its `meta`, its `folder`, and the splits `train` and `val`.
 
-    Raises NielsCacheError if its meta.json is unreadable, says that the data set was never built, names a different data set than the
-    folder does, or names a different tokenizer than the cache holds.
+    Raises NielsCacheError if its meta.json is unreadable, or says that the data set was never built. Also raises it if meta.json names a
+    different data set than the folder, or a different tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str) -> None:
@@ -230,7 +231,8 @@ class CacheDataset:
 
 
 class CacheFamily(Mapping[str, CacheDataset]):
-    """The data sets of one family by name: `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name can be an attribute.
+    """The data sets of one family (pretrain or SFT) by name. Type `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name
+    can be an attribute.
 
     The names are those of the folders with a meta.json. The folders are listed at each use.
     """
@@ -298,7 +300,8 @@ class CacheFamily(Mapping[str, CacheDataset]):
 class Cache:
     """A cache folder. `pretrain` and `sft` give its data sets by name.
 
-    `tokenizer` is the path of the cache's SentencePiece model, or None if there is no model.
+    `tokenizer` is the path of the cache's model (a SentencePiece model, a tokenizer.json, or the tiktoken.json beside ranks), or None if
+    there is no model.
     """
 
     def __init__(self, root: str) -> None:
@@ -307,7 +310,8 @@ class Cache:
 
     @property
     def tokenizer(self) -> str | None:
-        models = sorted(tokenizer_dir(self.root).glob("*.model"))
+        folder = tokenizer_dir(self.root)
+        models = [*sorted(folder.glob("*.model")), *(folder / name for name in TOKENIZER_MODEL_NAMES.values() if (folder / name).is_file())]
         return str(models[0]) if models else None
 
     def __repr__(self) -> str:

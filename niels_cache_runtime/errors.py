@@ -9,6 +9,6 @@ class NielsCacheError(ValueError):
 
 
 class NotWrittenError(NielsCacheError):
-    """An error of the place, not of the request, such as a full or read-only folder, a file system without locks, or a database that
-    refuses.
+    """An error of the disk, the file system or the database, and not of the request. Examples are a full disk, a read-only folder, and a
+    file system without locks.
     """

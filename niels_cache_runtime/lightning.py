@@ -1,13 +1,13 @@
-"""Training batches for Lightning: a run is saved and resumed at the exact batch. Only this module needs the package lightning.
+"""Training batches for Lightning. A run is saved and resumed at the exact batch. Only this module needs the package lightning.
 
     tokens = LightningTokens(TokenLoader(...))
     trainer = L.Trainer(callbacks=[tokens], ...)
     trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
 
-If a loader has no length, Lightning reads one batch more from the loader than it trains on. So the loader's own position is one batch ahead
-when a checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
-them. It moves the loader to this position whenever Lightning begins an epoch or continues in the middle of one. The saved state is a state
-of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
+If a loader has no length, Lightning reads one batch more from the loader than Lightning trains on. So the loader's own position is one
+batch ahead when a checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the
+position after them. It moves the loader to this position whenever Lightning begins an epoch or continues in the middle of one. The saved
+state is a state of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class LightningTokens(L.Callback):
     Give the callback to `Trainer(callbacks=[...])`, and also its `batches` to `fit`. If one of the two is missing, an error is raised when
     `fit` begins.
 
-    Raises NielsCacheError for any other object, for a plain DataLoader with workers (the positions of its workers can be neither saved nor
-    restored), for persistent workers (they do not see a restored position), and for a StatefulDataLoader with a batch_size.
+    Raises NielsCacheError for any other object, and for a StatefulDataLoader with a batch_size. Raises it for a plain DataLoader with
+    workers, because the positions of its workers can be neither saved nor restored. Raises it for persistent workers, because they do not
+    see a restored position.
     """
 
     def __init__(self, loader: TokenLoader | DataLoader[Batch]) -> None:

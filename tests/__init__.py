@@ -1,13 +1,15 @@
-"""The tests, and what all processes do that import them."""
+"""The tests. This module also prepares every process that imports them."""
 
 import os
 
-# Threads of OpenMP that wait for a core keep another one busy with waiting, and several processes share the cores here.
+# Several processes share the cores here, and a waiting thread of OpenMP would keep a core busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _fsync(descriptor: int) -> None:
-    """Check the descriptor, and leave the disk alone: no test loses power. Tests of what is synchronized put their own in its place."""
+    """Check the descriptor, and write nothing to the disk, because no test loses power. Tests of fsync put their own function in its
+    place.
+    """
     os.fstat(descriptor)
 
 

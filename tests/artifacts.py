@@ -1,4 +1,4 @@
-"""A kind of artifact that is one class: a folder with a line of text. Tests of the protocol build it."""
+"""A kind of artifact in one class, which is a folder with a line of text. Tests of the protocol build it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Artifact):
-    """`folder` with meta.json, which has the text. `before`: called when it is written."""
+    """The artifact. Its meta.json in `folder` has the text. `before`: called before the artifact is written."""
 
     folder: Path
     text: str = "text"

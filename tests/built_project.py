@@ -1,6 +1,6 @@
-"""Projects with everything built, once for each process of pytest: tests look at them, or take a copy and go on from there.
+"""Projects with everything built, once for each process of pytest. Tests look at these projects, or take a copy and continue with it.
 
-`built_corpora` is for what is cleaned and deduplicated; it costs three times as much as `built_project`.
+`built_corpora` also has cleaned and deduplicated data sets. It costs three times as much as `built_project`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # Dagster is imported where a test asks for a project
+if TYPE_CHECKING:  # Dagster is imported when a test requests a project
     from pathlib import Path
 
     import dagster as dg
@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # Dagster is imported where a test asks for a project
 
 @dataclass(frozen=True)
 class Built:
-    """`runs`: those that built it, by what they built, such as "tokenizer" and "notes". None of it is changed."""
+    """A built project, which no test may change. `runs`: the runs that built it, by the name of their result, such as "tokenizer" and
+    "notes".
+    """
 
     project: Project
     runs: dict[str, dg.ExecuteInProcessResult]
@@ -36,7 +38,9 @@ def built_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 
 @pytest.fixture(scope="session")
 def built_corpora(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Built:
-    """The project of `prepare_project`: `books` and `letters` have a corpus, `notes` and `chats` none. The tokenizer is trained."""
+    """Return the project of `prepare_project`. `books` and `letters` have a corpus, `notes` and `chats` have none. The tokenizer is
+    trained.
+    """
     from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB
     from tests.dagster_tools import TRAIN_HERE
     from tests.prepared_project import prepare_project
@@ -51,7 +55,7 @@ def built_corpora(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 
 
 def _built(project: Project, runs: dict[str, dg.ExecuteInProcessResult], *pretrain: str) -> Built:
-    """Besides what is built already, these data sets and `chats`."""
+    """Build these data sets and `chats`, in addition to everything that is built already."""
     runs = {**runs, **{name: project.build(name) for name in pretrain}, "chats": project.build("chats", family="sft")}
     assert [name for name, run in runs.items() if not run.success] == []
     return Built(project, runs)

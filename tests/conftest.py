@@ -30,13 +30,13 @@ def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
-    """A hub on 127.0.0.1 with small stand-ins for the default data sets; run the code under test in a child process with `hub.env`."""
+    """A hub on 127.0.0.1 with small data sets in place of the default ones. Run the code under test in a child process with `hub.env`."""
     hub = LoopbackHub(hub_repositories(), tmp_path / "hf_home")
     yield hub
     hub.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: `make test` hands whole files to its processes, and one that comes last has no other beside it."""
+    """Put files with slow tests first. `make test` gives whole files to its processes, and a slow file at the end would run alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     items.sort(key=lambda item: item.path not in slow)

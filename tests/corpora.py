@@ -1,4 +1,6 @@
-"""Small prepared data sets that tests make themselves: files of made-up documents, a configuration, and a source that can misbehave."""
+"""Small data sets with `prepare` that tests make themselves. There are files of made-up documents, a configuration, and a source that can
+misbehave.
+"""
 
 import json
 import os
@@ -20,15 +22,15 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 def articles(count: int, *, seed: int = 0, sentences_each: int = 10) -> list[str]:
-    """`count` different made-up documents of about 120 words, that every filter but the one for languages lets pass."""
-    from tests.tiny import sentences  # not above: it imports torch, which workers that unpickle a source do without
+    """Return `count` different made-up documents of about 120 words. All filters except the language filter accept them."""
+    from tests.tiny import sentences  # imported here, because it imports torch, which workers that unpickle a source do not need
 
     lines = sentences(count * sentences_each, seed=seed)
     return [" ".join(lines[start : start + sentences_each]) for start in range(0, len(lines), sentences_each)]
 
 
 def nearly(text: str, changed_words: int = 1) -> str:
-    """The text with some words at its end replaced: each takes at most five of its word 5-grams."""
+    """Return the text with some words at its end replaced. Each replaced word changes at most five word 5-grams."""
     return " ".join(text.split()[:-changed_words] + [f"other{index}" for index in range(changed_words)])
 
 
@@ -42,7 +44,9 @@ def write_jsonl(path: Path, texts: Sequence[str]) -> None:
 def corpus_registry(
     folder: Path, data: Mapping[str, Sequence[str]], *, settings: str = "", table: str = 'prepare = ["clean", "dedup"]\nval_frac = 0.1\n'
 ) -> Registry:
-    """A registry of a JSONL data set for each of `data`, written to `folder`. `settings`: other tables; `table`: lines of each."""
+    """Return a registry with a JSONL data set for each item of `data`, written to `folder`. `settings`: other tables. `table`: lines of
+    each data set.
+    """
     for name, texts in data.items():
         write_jsonl(folder / f"{name}.jsonl", texts)
     tables = [f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n{table}' for name in data]
@@ -52,12 +56,12 @@ def corpus_registry(
 
 
 def with_source(registry: Registry, name: str, source: PretrainSource) -> Registry:
-    """The registry with another source under that name."""
+    """Return the registry with another source under this name."""
     return replace(registry, pretrain={**registry.pretrain, name: source})
 
 
 class MisbehavingSource(PretrainSource):
-    """Documents that number 0 to `count`, with their own splits if `split`; one thing goes wrong if it is asked for."""
+    """Documents number 0 to `count` - 1, with their own splits if `split`. The other fields make one thing go wrong."""
 
     source: Literal["misbehaving"] = "misbehaving"
     count: int = 600

@@ -1,6 +1,6 @@
-"""A small configured project and ways to run its Dagster definitions: what the test_dagster_* files share.
+"""A small configured project, and functions that run its Dagster definitions, for the test_dagster_* files.
 
-A test that needs something built takes a copy of the project of `built_project` (tests/built_project.py), with its caches and its events.
+A test that needs built data takes a copy of the project of `built_project` (tests/built_project.py), with its caches and its events.
 """
 
 import copy
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.data_version import CachingStaleStatusResolver  # what the UI's "unsynced" is made of
+from dagster._core.definitions.data_version import CachingStaleStatusResolver  # the states that the UI shows as "unsynced"
 from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -43,7 +43,7 @@ files = ["chats.jsonl"]
 
 @dataclass
 class Project:
-    """A folder with sources and a niels_cache.toml. Only the data sets written there are in its registry."""
+    """A folder with sources and a niels_cache.toml. The registry has only the data sets in this file."""
 
     folder: Path
     tokenizer_model: Path
@@ -68,7 +68,7 @@ class Project:
         return self.folder / "cache"
 
     def copied(self, folder: Path) -> "Project":
-        """The same files in a folder of their own, and in a new instance the same events, which tell of those files."""
+        """Return a copy with the same files in another folder, and the same events about these files in a new instance."""
         made = copy.copy(self)
         made.folder = shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         made._loaded = None
@@ -76,27 +76,29 @@ class Project:
         return made
 
     def remove(self, name: str) -> None:
-        """Remove the cache of a data set; Dagster still knows that it was built."""
+        """Remove the cache of a data set. Dagster still knows that it was built."""
         shutil.rmtree(dataset_dir(self.root, self.registry.family_of(name), name))
 
     def write_notes(self, texts: list[str]) -> None:
         (self.folder / "notes.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
 
     def configure(self, *, extra: str = "", tokenizer: str | None = None) -> None:
-        """`extra` lines follow the table of `books`; `tokenizer` replaces the lines of [tokenizer]."""
+        """Write niels_cache.toml. The lines of `extra` follow the table of `books`, and `tokenizer` replaces the lines of [tokenizer]."""
         settings = f'model = "{self.tokenizer_model}"' if tokenizer is None else tokenizer
         text = f"[dagster]\nplots = false\n[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
         (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
 
     def edit(self, old: str, new: str) -> None:
-        """Replace a part of niels_cache.toml that is there once."""
+        """Replace a part of niels_cache.toml that occurs once."""
         toml = self.folder / "niels_cache.toml"
         text = toml.read_text(encoding="utf-8")
         assert text.count(old) == 1
         toml.write_text(text.replace(old, new), encoding="utf-8")
 
     def import_other_tokenizer(self, *, extra: str = "") -> None:
-        """Configure a model of other bytes that encodes the same: the old one with a field that SentencePiece does not know."""
+        """Configure a model with other bytes that encodes in the same way. It is the old model with a field that SentencePiece does not
+        know.
+        """
         other = self.folder / "other.model"
         other.write_bytes(self.tokenizer_model.read_bytes() + b"\x78\x01")
         self.configure(tokenizer=f'model = "{other}"', extra=extra)
@@ -112,7 +114,7 @@ class Project:
 
     @property
     def defs(self) -> dg.Definitions:
-        """Loaded again when niels_cache.toml has changed."""
+        """The definitions, which are loaded again when niels_cache.toml has changed."""
         text = (self.folder / "niels_cache.toml").read_text(encoding="utf-8")
         if self._loaded is None or self._loaded[0] != text:
             self._loaded = text, build_defs({"cache_root": CacheRoot(root=os.fspath(self.root))}, registry=self.registry)
@@ -133,18 +135,18 @@ class Project:
         return self.run(job, partition, run_config={"ops": {op: {"config": config}}})
 
     def observe(self, *names: str) -> None:
-        """Record what upstream of these data sets is now."""
+        """Record the present upstream of these data sets."""
         for name in names:
             self.instance.report_runless_asset_event(observe_revision(self.registry, name, root=self.root))
 
     def status(self, key: dg.AssetKey, partition: str | None = None) -> str:
-        """FRESH, STALE or MISSING, as the UI has it."""
+        """Return FRESH, STALE or MISSING, as the UI shows it."""
         resolver = CachingStaleStatusResolver(self.instance, self.defs.resolve_asset_graph(), LoadingContextForTest(self.instance))
         return resolver.get_status(key, partition).value
 
 
 def _copied(instance: dg.DagsterInstance, *, old: Path, new: Path) -> dg.DagsterInstance:
-    """A copy in memory of an instance in memory, where each path in `old` is one in `new`."""
+    """Return a copy in memory of an instance in memory. Each path in `old` is replaced by a path in `new`."""
     made = dg.DagsterInstance.ephemeral()
     for of, to in ((instance.run_storage, made.run_storage), (instance.event_log_storage, made.event_log_storage)):
         read, written = (storage._held_conn.connection.dbapi_connection for storage in (of, to))  # type: ignore[attr-defined]
@@ -160,7 +162,7 @@ def _rename(events: sqlite3.Connection, old: Path, new: Path) -> None:
 
 
 def materializations(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, dg.AssetMaterialization]:
-    """Of what was built, by key; what was read of upstream is left out."""
+    """Return the materializations of builds, by key. Observations of upstream are left out."""
     events = run.asset_materializations_for_node(op)
     return {event.asset_key.to_user_string(): event for event in events if event.asset_key.path[0] != "upstream"}
 
@@ -178,7 +180,7 @@ def checks(run: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]
 
 
 def failure(run: dg.ExecuteInProcessResult) -> str:
-    """What the step that failed says."""
+    """Return the error message of the step that failed."""
     assert not run.success
     failures = [event.step_failure_data for event in run.all_events if event.is_step_failure]
     assert failures[0].user_failure_data is not None, failures[0].error
@@ -186,17 +188,17 @@ def failure(run: dg.ExecuteInProcessResult) -> str:
 
 
 def rows(value: Any) -> list[dict[str, Any]]:
-    """The records of a table in metadata."""
+    """Return the records of a table in metadata."""
     return [dict(record.data) for record in value.records]
 
 
 def files_of(found: dict[str, Any]) -> dict[str, str]:
-    """Path to sha256, from the entry `files` in metadata."""
+    """Return {path: sha256} from the entry `files` in metadata."""
     lines = found["files"].split("```")[1].splitlines()[1:]
     return {path: sha256 for sha256, path in (line.split("  ") for line in lines)}
 
 
 def json_of(entry: str) -> dict[str, Any]:
-    """What an entry of metadata that opens in a window holds."""
+    """Return the content of an entry of metadata that opens in a window."""
     found: dict[str, Any] = json.loads(entry.rstrip().removeprefix("```json\n").removesuffix("```"))
     return found

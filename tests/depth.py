@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: 25 of each property in `make test`, 500 in `make torture`.
+"""The number of examples that Hypothesis draws, which is 25 for each property in `make test`, and 500 in `make torture`.
 
 `make test` draws the same examples each time, so that it fails where the code changed and nowhere else.
 """
@@ -12,7 +12,7 @@ for _name, _examples in _PROFILES.items():
         _name,
         max_examples=_examples,
         derandomize=_name == "test",
-        deadline=None,  # a first call of torch takes long, and so does any on a busy machine
+        deadline=None,  # the first call of torch takes long, and so does any call on a busy machine
         print_blob=True,
         database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -21,5 +21,7 @@ settings.load_profile("test")
 
 
 def cases(number: int) -> settings:
-    """For a property whose examples are slow, or quick: so many in `make test`, and in `make torture` more in proportion."""
+    """Set the number of examples for a property with slow or quick examples. `make test` draws so many, and `make torture` more in
+    proportion.
+    """
     return settings(max_examples=number * settings().max_examples // _PROFILES["test"])

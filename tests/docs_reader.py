@@ -1,9 +1,9 @@
-"""A reader of the documentation who does what it says: runs its commands and its Python, and configures what it configures.
+"""A reader of the documentation, which runs its commands, its Python and its configurations.
 
-Blocks without a language, or of `sh`, are commands, one a line; `python` is executed, in one scope for a page; `toml` is a
-niels_cache.toml, `yaml` the run configuration of a pretrain data set; `text` and what is in `SHOWN` is there to be looked at. Commands of
-ours and Python scripts run in this process, as a terminal would run them; others are on a page's list of what is not run, with the
-reason, and are held to their parser where there is one.
+Blocks without a language, or of `sh`, are commands, one in each line. Blocks of `python` are executed, in one scope for a page. A block of
+`toml` is a niels_cache.toml, and a block of `yaml` is the run configuration of a pretrain data set. Blocks of `text`, and of the languages
+in `SHOWN`, are only shown. Our commands and Python scripts run in this process, as a terminal would run them. Other commands are on the
+page's list of commands that are not run, with the reason. If such a command has a parser, the parser must accept it.
 """
 
 import importlib
@@ -52,7 +52,7 @@ def page_name(path: Path) -> str:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """The fenced blocks of a page, without their indentation."""
+    """Return the fenced blocks of a page, without their indentation."""
     text = path.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
@@ -85,13 +85,13 @@ def commands_of(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def inline_commands(path: Path) -> list[str]:
-    """Commands of ours in running text."""
+    """Return our commands in running text."""
     prose = _FENCE.sub("", path.read_text(encoding="utf-8"))
     return re.findall(r"`(?:\.venv/bin/)?niels-cache ([^`]+)`", prose)
 
 
 def parses(words: list[str]) -> None:
-    """Raise what the command line would say of wrong use; the name of a command alone may stand for it."""
+    """Raise the error of the command line for wrong use. The name of a command alone is allowed."""
     if "--help" in words:  # ends the process
         words = [word for word in words if word != "--help"]
     if len(words) == 1:
@@ -101,7 +101,7 @@ def parses(words: list[str]) -> None:
 
 
 def makes(words: list[str]) -> None:
-    """Raise for a target that the Makefile has not."""
+    """Raise an error for a target that the Makefile does not have."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8").replace("$(STAMP)", ".venv/.installed")
     targets = [word for word in words if "=" not in word]
     assert targets
@@ -110,7 +110,7 @@ def makes(words: list[str]) -> None:
 
 
 def materializes(words: list[str]) -> None:
-    """Raise for options that Dagster's command does not take."""
+    """Raise an error for options that Dagster's command does not take."""
     from dagster._cli.asset import asset_materialize_command
 
     assert words[:2] == ["asset", "materialize"], words
@@ -122,10 +122,11 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {"niels-cache": parses, "make"
 
 @dataclass(kw_only=True)
 class Reader:
-    """Works in `folder`, with `names` (NAME: wikipedia) for the words of a page that stand for something.
+    """A reader that works in `folder`. `names` (such as NAME: wikipedia) replace the words of a page that stand for something.
 
-    setenv(name, value): for what a page exports. not_run: beginnings of commands and snippets to their reasons; `used`: those that were
-    met. may_find: commands that may find something (exit code 1): the stand-ins are not what is configured.
+    setenv(name, value): called for the variables that a page exports. not_run: the reason for each beginning of a command or snippet that
+    is not run. `used`: the beginnings that occurred. may_find: commands that may return 1, because the test data differ from the
+    configuration.
     """
 
     folder: Path
@@ -137,7 +138,7 @@ class Reader:
     scope: dict[str, Any] = field(default_factory=dict)
 
     def read(self, block: Block) -> None:
-        """Do it. Whatever fails is raised with where it stands."""
+        """Run the block. An error is raised again, with the place of the block."""
         try:
             if block.language in COMMANDS:
                 for _, words in commands_of(block.text):
@@ -188,7 +189,7 @@ class Reader:
         elif program == "sha256sum":
             subprocess.run([program, *rest], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
         elif program == "cd":
-            self.folder = Path(os.path.normpath(self.folder / rest[0]))  # as a shell does: a link's parent is where the link lies
+            self.folder = Path(os.path.normpath(self.folder / rest[0]))  # as in a shell, the parent of a link is the folder with the link
             os.chdir(self.folder)
         elif program == "mkdir":
             Path(os.path.normpath(self.folder / rest[0])).mkdir()
@@ -211,7 +212,7 @@ class Reader:
         assert not code, f"python {' '.join(words)}: {code}"
 
     def _expanded(self, word: str) -> list[str]:
-        """Files of a pattern, as a shell has it."""
+        """Return the files of a pattern, as a shell expands it."""
         if not re.search(r"[*?]", word) or "=" in word:
             return [word]
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(word)) or [word]

@@ -1,4 +1,6 @@
-"""What the tests of exports share: caches of given documents, and a plain reader of every format, written from its layout."""
+"""Helpers for the tests of exports. They make caches of given documents, and have a plain reader for every format, written from the layout
+of the format.
+"""
 
 import gzip
 import struct
@@ -46,7 +48,7 @@ def write_documents_cache(
 
 
 def export(cache: Path, format: str, out: Path, *, force: bool = False, **settings: Any) -> ExportPlan:
-    """Export the cache; the sizes that the plan says are those of the files."""
+    """Export the cache, and check that the files have the sizes in the plan."""
     plan = plan_export(cache.name, cache, ExportSettings(format=format, out=out, **settings))
     write_export(plan, force=force)
     assert plan.files
@@ -59,7 +61,7 @@ def planned(cache: Path, format: str, out: Path) -> ExportPlan:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder, hidden ones too."""
+    """Return every file below the folder, including hidden files."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

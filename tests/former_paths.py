@@ -1,4 +1,4 @@
-"""What tests of former module paths share."""
+"""Helpers for the tests of former module paths."""
 
 import importlib
 import subprocess

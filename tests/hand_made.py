@@ -1,4 +1,4 @@
-"""Tiny caches written by hand with numpy: what the runtime reads, without the code that normally writes it."""
+"""Tiny caches that are written with numpy, without the code that normally writes caches. Tests of the runtime read them."""
 
 import shutil
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def write_shards(folder: Path, shards: Sequence[Sequence[int] | np.ndarray]) -> 
 
 
 def write_meta_of(folder: Path, **fields: Any) -> None:
-    """meta.json for whatever lies in the folder now."""
+    """Write a meta.json for the present files of the folder."""
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
         for path in sorted(folder.rglob("*"))
@@ -63,7 +63,9 @@ def write_meta_of(folder: Path, **fields: Any) -> None:
 
 
 def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Path:
-    """Train: 4 documents, 20 tokens, 3 shards. Val: 1 document, 3 tokens. Every document ends with EOT."""
+    """Write a pretrain data set. Train has 4 documents, 20 tokens and 3 shards. Val has 1 document and 3 tokens. Every document ends with
+    EOT.
+    """
     documents = {"train": [[10, 11, 12, 13], [14], [20] * 8, [30, 31, 32]], "val": [[40, 41]]}
     totals = {}
     for split in SPLITS:
@@ -90,7 +92,9 @@ def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Pat
 def write_stream(
     folder: Path, tokens: Sequence[int] | np.ndarray, *, shard_tokens: int | None = None, doc_ends: Sequence[int] | None = None
 ) -> str:
-    """A train split of these tokens with meta.json, and documents that end there (one by default); returns the split's folder."""
+    """Write a train split of these tokens with meta.json, and with these ends of documents (one document by default). Return the split's
+    folder.
+    """
     tokens = np.asarray(tokens, dtype=TOKEN_DTYPE)
     size = shard_tokens or len(tokens)
     write_shards(folder / "train", [tokens[i : i + size] for i in range(0, len(tokens), size)])
@@ -100,7 +104,7 @@ def write_stream(
 
 
 def write_pair(folder: Path, split: str, examples: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """An SFT pair of that split; returns the two paths."""
+    """Write the two files of this SFT split. Return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens_path, idx_path = folder / tokens_name(split), folder / idx_name(split)  # type: ignore[arg-type]
     write_tokens(tokens_path, [token for example in examples for token in example])
@@ -110,7 +114,7 @@ def write_pair(folder: Path, split: str, examples: Sequence[Sequence[int]]) -> t
 
 
 def write_sft(folder: Path, **fields: Any) -> Path:
-    """Train: 2 examples. Val: empty."""
+    """Write an SFT data set. Train has 2 examples, and val is empty."""
     train = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
     write_pair(folder, "train", train)
     write_pair(folder, "val", [])
@@ -120,13 +124,13 @@ def write_sft(folder: Path, **fields: Any) -> Path:
 
 
 def widened(tokens: Any) -> np.ndarray:
-    """The ids that `write_wide` writes for these: special ids stay, all others are beyond uint16."""
+    """Return the ids that `write_wide` writes for these ids. Special ids stay, and all others are beyond uint16."""
     ids = np.asarray(tokens).astype(np.int64)
     return np.where(ids > EOT, ids + WIDE, ids)
 
 
 def write_wide(folder: Path, into: Path) -> Path:
-    """The data set of `folder` with uint32 tokens, as many as before, with `widened` ids."""
+    """Write the data set of `folder` to `into` with uint32 tokens, and with `widened` ids."""
     shutil.copytree(folder, into)
     for path in into.rglob("*.bin"):
         widened(np.fromfile(path, TOKEN_DTYPE)).astype(TOKEN_DTYPES["uint32-le"]).tofile(path)
@@ -139,7 +143,7 @@ def write_wide(folder: Path, into: Path) -> Path:
 
 
 def write_cache(root: Path) -> Path:
-    """A whole cache root: tokenizer, one pretrain and one SFT data set, and one that was never built."""
+    """Write a whole cache root with a tokenizer, a pretrain data set, an SFT data set, and a data set that was never built."""
     tokenizer = root / "tokenizer"
     tokenizer.mkdir(parents=True)
     (tokenizer / "spm.model").write_text("a tokenizer")
@@ -152,7 +156,7 @@ def write_cache(root: Path) -> Path:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """What the end of a rebuild does to the folder of a data set."""
+    """Exchange the folder of a data set, as the end of a rebuild does."""
     aside = first.with_name("aside")
     first.rename(aside)
     second.rename(first)
@@ -160,7 +164,7 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypatch: pytest.MonkeyPatch, *, times: int = 1) -> None:
-    """Exchange the folders before each of the first `times` calls of a step that `module` takes."""
+    """Exchange the folders before each of the first `times` calls of a function of `module`."""
     original, left = getattr(module, step), [None] * times
 
     def after_exchange(*args: Any, **keywords: Any) -> Any:
@@ -173,5 +177,5 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:
-    """Change fields of a meta.json as a build with a mistake would: with a valid meta_sha256."""
+    """Change fields of a meta.json, as a build with a mistake would do it, with a valid meta_sha256."""
     write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})

@@ -1,7 +1,9 @@
-"""What an attacker or a broken disk makes of a valid file: seeded mutations of bytes and of JSON, and a watch over who reads them.
+"""Damage to valid files, as by an attacker or a broken disk. There are seeded mutations of bytes and of JSON, and a watch over their
+readers.
 
-A reader may refuse a file with the project's own error or read what is truly in it; each fuzz test says for its format what that is.
-In CI hypothesis draws, and reduces what fails to its smallest form; the long version draws a hundred times as fast from numbered seeds.
+A reader may refuse a file with the project's own error, or read the true content of the file. Each fuzz test defines the true content for
+its format. In CI, hypothesis draws values, and reduces a failing value to its smallest form. The long version draws a hundred times as fast
+from numbered seeds.
 """
 
 import resource
@@ -22,7 +24,7 @@ T = TypeVar("T")
 CASES = [60, pytest.param(100_000, marks=pytest.mark.torture)]
 _MOST_OF_HYPOTHESIS = 10_000
 _SECONDS = 20  # for one case that takes milliseconds
-_MEMORY_BYTES = 2 << 30  # on top of what the process has
+_MEMORY_BYTES = 2 << 30  # in addition to the memory of the process
 _NUMBERS = [0, 1, 2, 3, 7, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**60, 2**61, 2**62, 2**63 - 1]
 _NUMBERS += [2**63, 2**64 - 1, -1, -2, -(2**31), -(2**63)]
 TEXTS = ["", "x", "../x", "/etc/passwd", "a/../../b", "a\0b", "a\nb", "ü", "\ud800", "val", "train", "NaN", "1", "." * 300, "x" * 5000]
@@ -30,7 +32,7 @@ NASTY: list[Any] = [None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.
 
 
 class Draws:
-    """Choices, made of whole numbers that `integer(low, high)` gives, both ends included."""
+    """Random choices. They are made from whole numbers of `integer(low, high)`, which includes both ends."""
 
     def __init__(self, integer: Callable[[int, int], int]) -> None:
         self.integer = integer
@@ -47,7 +49,9 @@ class Draws:
 
 
 def fuzz(cases: int, make: Callable[[Draws], T], check: Callable[[T], None]) -> None:
-    """Run `check` on so many values of `make`, the same ones each time; what fails is printed, ready to be replayed."""
+    """Run `check` on so many values of `make`. The values are the same each time. A failing value is printed in a form that can be run
+    again.
+    """
     with bounded_memory():
         if cases > _MOST_OF_HYPOTHESIS:
             for case in range(cases):
@@ -74,7 +78,7 @@ def fuzz(cases: int, make: Callable[[Draws], T], check: Callable[[T], None]) -> 
 
 
 def seeded(case: int) -> Draws:
-    """The draws of that case of the long version."""
+    """Return the draws of this case of the long version."""
     generator = torch.Generator().manual_seed(case)
     numbers: Iterator[int] = iter(())
 
@@ -91,7 +95,7 @@ def seeded(case: int) -> Draws:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Fails where the block takes so long that it can only hang."""
+    """Fail if the block takes so long that it certainly hangs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"still reading after {_SECONDS} s")
@@ -107,7 +111,9 @@ def watched() -> Iterator[None]:
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Whoever believes a file that claims 2**60 items gets a MemoryError here, and not the machine's memory."""
+    """Limit the memory inside the block. A reader that believes a file with a claim of 2**60 items gets a MemoryError, and the machine
+    keeps its memory.
+    """
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -119,7 +125,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def mutated_bytes(draws: Draws, whole: bytes, fields: Sequence[tuple[int, int]] = ()) -> bytes:
-    """`whole` after up to four changes; `fields`: (offset, bytes) of its little-endian numbers. Sometimes bytes of nobody's."""
+    """Return `whole` after up to four changes. `fields`: (offset, bytes) of its little-endian numbers. Some results are random bytes."""
     if draws.integer(0, 19) == 19:
         return draws.bytes(0, 100)
     content = bytearray(whole)
@@ -151,7 +157,7 @@ def mutated_bytes(draws: Draws, whole: bytes, fields: Sequence[tuple[int, int]] 
 
 
 def mutated_json(draws: Draws, whole: Any) -> Any:
-    """A copy of JSON values with up to three of them replaced, left out, renamed, exchanged or added."""
+    """Return a copy of JSON values, in which up to three values are replaced, left out, renamed, exchanged or added."""
     copy = deepcopy(whole)
     for _ in range(draws.integer(0, 3)):
         holder = draws.of(list(_holders(copy)))

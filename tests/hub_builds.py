@@ -46,7 +46,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dic
     from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_runtime.errors import NielsCacheError
 
-    HfFileSystem.clear_instance_cache()  # what an earlier build listed is asked for again
+    HfFileSystem.clear_instance_cache()  # lists of an earlier build are requested again
     family = "pretrain" if table["source"] in PRETRAIN_SOURCES else "sft"
     registry = load_registry(
         profile="quickstart",

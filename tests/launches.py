@@ -1,4 +1,4 @@
-"""Building from a program, as `niels-cache build-all` does: what the listener is told, and an instance without files."""
+"""Builds from a program, as `niels-cache build-all` makes them, with a listener that records events, and an instance without files."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ from tests.dagster_tools import Project
 
 
 class Recorder:
-    """A listener that writes down what it is told."""
+    """A listener that records all events."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

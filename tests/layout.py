@@ -1,4 +1,4 @@
-"""What the packages consist of, read from their sources: modules, what each imports, and who imports each other in a circle."""
+"""The modules of the packages, the imports of each module, and cycles of imports, all read from the source code."""
 
 import ast
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> set[frozenset[str]]:
-    """Find the largest sets of modules of which each leads to each other one."""
+    """Find the cycles of imports: the largest sets of modules in which each module imports every other, directly or through others."""
     reached = {start: _reachable(graph, start) for start in graph}
     return {frozenset(other for other in reached[start] if start in reached[other]) for start in graph if start in reached[start]}
 

@@ -1,4 +1,4 @@
-"""What a run of the tests left out, and why: a section at its end, and an option for CI, which may leave out little."""
+"""The tests that a run left out, with the reasons. A section at the end of the run lists them, and an option for CI limits their number."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     config = items[0].config
-    output = getattr(config, "workeroutput", None)  # of a process of xdist, whose parent writes the summary
+    output = getattr(config, "workeroutput", None)  # counts of a process of xdist, whose parent writes the summary
     if output is None:
         config.stash[_DESELECTED] = config.stash.get(_DESELECTED, 0) + len(items)
     else:
@@ -28,7 +28,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def _skipped(config: pytest.Config) -> Counter[str]:
-    """Reason to number of tests; a file that is skipped whole counts as one."""
+    """Return the number of skipped tests for each reason. A file that is skipped as a whole counts as one."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports = [] if reporter is None else reporter.stats.get("skipped", [])
     return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)

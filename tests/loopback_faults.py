@@ -1,6 +1,6 @@
-"""What goes wrong with answers of the loopback hub: each fault by its name, and `Faults`, which says when.
+"""The faults in answers of the loopback hub. Each fault has a name, and `Faults` decides when it occurs.
 
-A fault changes one answer; asked again, the server answers as it should unless that request's turn has come too.
+A fault changes one answer. The next answer to the same request is right, unless a fault is due for that request too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from http.server import BaseHTTPRequestHandler
 import torch
 
 Headers = dict[str, str]
-_NUMBERS = itertools.count()  # no two wrong answers agree
+_NUMBERS = itertools.count()  # all wrong answers differ
 
 
 class Faults:
-    """`turns` gives the fault of each request whose method and path `matching` accepts, None for an answer as it should be."""
+    """Faults in the order of requests. `turns` gives the fault of each request whose method and path `matching` accepts, or None for a
+    right answer.
+    """
 
     def __init__(self, turns: Iterable[str | None] = (), *, matching: Callable[[str, str], bool] = lambda method, path: True) -> None:
         self._turns: Iterator[str | None] = iter(turns)
@@ -37,7 +39,7 @@ class Faults:
 
 
 class ByName(Faults):
-    """Other faults for the repositories of each owner, or files of each folder: {name: faults}."""
+    """Faults for the repositories of each owner, or the files of each folder, as {name: faults}."""
 
     def __init__(self, faults: dict[str, Faults]) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class ByName(Faults):
 
 
 def at_random(share: float, seed: int) -> Iterator[str | None]:
-    """Any of the faults that patience helps against, for this share of the requests, for ever."""
+    """Random faults that go away after another try, for this share of all requests."""
     generator = torch.Generator().manual_seed(seed)
     names = sorted({*BEFORE_ANSWERS, *IN_ANSWERS, "whole"} - {"429 for an hour"})
     while True:
@@ -63,7 +65,7 @@ def _reset(handler: BaseHTTPRequestHandler) -> None:
 
 
 def _silence(handler: BaseHTTPRequestHandler) -> None:
-    """No answer until the client gives up."""
+    """Send no answer until the client gives up."""
     handler.close_connection = True
     handler.connection.settimeout(30)
     handler.connection.recv(1)
@@ -96,7 +98,7 @@ def _cut(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tupl
 
 
 def _without_length(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
-    """An end that looks like the body's."""
+    """Cut the body at a place that looks like its end."""
     handler.close_connection = True
     return {name: value for name, value in headers.items() if name != "Content-Length"}, [body[: len(body) // 2]]
 
@@ -104,14 +106,14 @@ def _without_length(handler: BaseHTTPRequestHandler, headers: Headers, body: byt
 def _reset_within(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, Iterator[bytes]]:
     def pieces() -> Iterator[bytes]:
         yield body[: len(body) // 2]
-        time.sleep(0.01)  # a reset that overtakes the bytes would be the other fault
+        time.sleep(0.01)  # a reset that arrives before the bytes would be the other fault
         _reset(handler)
 
     return headers, pieces()
 
 
 def _dripping(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, Iterator[bytes]]:
-    """A few bytes every now and then, each in time, and never an end."""
+    """Send a few bytes at a time, each before the timeout, and never end."""
     handler.close_connection = True
 
     def pieces() -> Iterator[bytes]:
@@ -123,7 +125,7 @@ def _dripping(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) ->
 
 
 def _too_short(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
-    """A Content-Length that leaves out the end."""
+    """Send a Content-Length that leaves out the end of the body."""
     handler.close_connection = True
     missing = 1 + next(_NUMBERS) % 50
     return {**headers, "Content-Length": str(max(0, int(headers["Content-Length"]) - missing))}, [body[: max(0, len(body) - missing)]]
@@ -135,7 +137,7 @@ def _too_long(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) ->
 
 
 def _another_version(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
-    """Other bytes, with the ETag (or time) of them; of what has neither, an answer that is cut."""
+    """Send other bytes, with their ETag (or time). If the answer has neither, cut it."""
     names = [name for name in ("ETag", "X-Linked-ETag", "Last-Modified") if name in headers]
     if not names:
         return _too_short(handler, headers, body)
@@ -149,7 +151,7 @@ def _another_commit(handler: BaseHTTPRequestHandler, headers: Headers, body: byt
 
 
 def _other_bytes(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
-    """A Content-Range that is not the one asked for; without one, an answer that is cut."""
+    """Send a Content-Range that was not requested. If the answer has none, cut it."""
     if "Content-Range" in headers:
         return {**headers, "Content-Range": f"bytes 1-{len(body)}/{len(body) + 1}"}, [body[::-1]]
     return _too_short(handler, headers, body)

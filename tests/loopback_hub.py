@@ -1,7 +1,7 @@
 """The part of the Hugging Face hub's HTTP API that streaming a data set needs, on 127.0.0.1, so that tests run the real loading code.
 
-`HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` is
-about HTTP only; what the repositories hold is up to the test, and what goes wrong up to `loopback_faults`.)
+`HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` handles
+HTTP only. The test decides the content of the repositories, and `loopback_faults` has the faults.)
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class LoopbackHub:
-    """Serves {repository: {path: content}}. `requests` logs (method, path, Range header) of everything asked, `served` the bytes answered.
+    """A server of {repository: {path: content}}. `requests` logs (method, path, Range header) of every request, and `served` counts the
+    bytes of the answers.
 
-    Replace `repositories[name]` to publish a new commit (commits that were asked for stay), add names to `gated`, set `down` to answer
-    everything with HTTP 503. Files whose names end in one of `large` are answered with a redirect, as those of the hub's large file
-    storage. `plain` files are served at /files/NAME as any web server does, those in a folder `solid` without ranges. `faults` are asked
-    before each answer.
+    Replace `repositories[name]` to publish a new commit (requested commits stay). Add names to `gated`, or set `down` to answer everything
+    with HTTP 503. If the name of a file ends in one of `large`, the answer is a redirect, as for the large file storage of the hub. `plain`
+    files are served at /files/NAME as by any web server, and files in a folder `solid` without ranges. `faults` may change each answer.
     """
 
     def __init__(self, repositories: Repositories, hf_home: Path) -> None:
@@ -62,7 +62,7 @@ class LoopbackHub:
         }
 
     def commit(self, repository: str) -> str:
-        """The commit sha of what the repository holds now."""
+        """Return the commit sha of the present content of the repository."""
         files = self.repositories[repository]
         sha = _oid(repr([(path, _oid(content)) for path, content in sorted(files.items())]).encode())
         self.commits[repository, sha] = files
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def _files(self, repository: str, revision: str | None) -> dict[str, bytes] | None:
-        """The repository's files, or None after answering that there is none (or no such revision), as the hub words it."""
+        """Return the repository's files. If there is no such repository or revision, send the hub's answer for this, and return None."""
         if repository not in self.hub.repositories:
             self._error(401, None, "Invalid username or password.")
         else:
@@ -191,23 +191,23 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients that give up are what some tests are about
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # some tests need clients that give up
 
 
 @lru_cache
 def _oid(content: bytes) -> str:
-    """As git names a file of this content."""
+    """Return git's name for a file with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @lru_cache
 def _time_of(content: bytes) -> str:
-    """A time of last change, another for other content."""
+    """Return a time of last change, which differs for other content."""
     return formatdate(int(_oid(content)[:7], 16), usegmt=True)
 
 
 def _entries(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
-    """Files and folders below a folder, as the tree API lists them."""
+    """Return files and folders below a folder, as the tree API lists them."""
     prefix = f"{folder}/" if folder else ""
     found: dict[str, dict[str, Any]] = {}
     for path, content in sorted(files.items()):

@@ -1,4 +1,4 @@
-"""megatron-core, where it is installed: what our bridges are compared with. Importing it takes seconds, so it is done once, on demand."""
+"""megatron-core, if it is installed. Tests compare our code with it. The import takes seconds, so it is made once, when a test needs it."""
 
 import warnings
 from functools import cache
@@ -17,10 +17,12 @@ REASON = "compares with megatron-core, which is not installed (the extra `bridge
 
 @cache
 def load() -> Any:
-    """Its modules `indexed`, `gpt`, `blended`, `builder`, `helpers`, and `Split`. Skips the test where it is not installed."""
+    """Return megatron-core's modules `indexed`, `gpt`, `blended`, `builder`, `helpers`, and `Split`. Skip the test if megatron-core is not
+    installed.
+    """
     pytest.importorskip("megatron.core", reason=REASON)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it goes without Transformer Engine
+        warnings.simplefilter("ignore")  # the warning that Transformer Engine is missing
         from megatron.core.datasets import blended_dataset, blended_megatron_dataset_builder, gpt_dataset, helpers_cpp, indexed_dataset
         from megatron.core.datasets.utils import Split
     return SimpleNamespace(
@@ -34,7 +36,7 @@ def load() -> Any:
 
 
 class Tokenizer:
-    """As much of a tokenizer as its GPTDataset asks for."""
+    """The part of a tokenizer that megatron-core's GPTDataset needs."""
 
     def __init__(self, *, eod: int = 0, pad: int | None = None, vocab_size: int = 50_000) -> None:
         self.eod, self.vocab_size, self._pad = eod, vocab_size, pad
@@ -48,7 +50,7 @@ class Tokenizer:
 
 
 def config(folder: Path, *, blend: Any = (["unused"], None), split: str = "1", **settings: Any) -> Any:
-    """Its GPTDatasetConfig, without attention masks; indices are kept in `folder`."""
+    """Return megatron-core's GPTDatasetConfig, without attention masks. Indices are kept in `folder`."""
     given = {
         "random_seed": 1,
         "sequence_length": 16,
@@ -64,7 +66,7 @@ def config(folder: Path, *, blend: Any = (["unused"], None), split: str = "1", *
 
 
 def random_lengths(count: int, *, seed: int, mean: float, empty: float = 0.0) -> list[int]:
-    """Lengths of `count` documents, a share of them empty, one at least not."""
+    """Return lengths of `count` documents. A share of them is empty, and at least one is not empty."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.empty(count).exponential_(1 / mean, generator=generator).int() + 1
     lengths[torch.rand(count, generator=generator) < empty] = 0
@@ -73,7 +75,7 @@ def random_lengths(count: int, *, seed: int, mean: float, empty: float = 0.0) ->
 
 
 def write_documents(prefix: Path, lengths: list[int], *, seed: int = 0, dtype: Any = np.uint16, vocab_size: int = 200) -> list[np.ndarray]:
-    """PREFIX.bin and PREFIX.idx with random documents of these lengths, written by our writer; returns the documents."""
+    """Write PREFIX.bin and PREFIX.idx with random documents of these lengths, by our writer. Return the documents."""
     generator = torch.Generator().manual_seed(seed)
     documents = [torch.randint(vocab_size, (length,), generator=generator).numpy().astype(dtype) for length in lengths]
     with IndexedWriter(prefix, dtype=dtype) as writer:

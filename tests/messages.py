@@ -1,6 +1,8 @@
-"""What a test asks of a message: the file or key that it names and one keyword. Whole sentences stand in tests/wording/ alone."""
+"""The check of a message: the file or key that it names, and one keyword. Only tests/wording/ has whole sentences."""
 
 
 def missing(text: object, *parts: str) -> list[str]:
-    """The parts that are not in a text, an error or what was printed; `assert missing(error, "x.jsonl", "row 3", "holds") == []`."""
+    """Return the parts that are missing in a text, an error or printed output, as in `assert missing(error, "x.jsonl", "row 3", "holds") ==
+    []`.
+    """
     return [part for part in parts if part not in str(text)]

@@ -1,6 +1,6 @@
-"""The rules of docs/cleaning.md again, as plainly as Python says them, however slow: what the chain is compared with, and timed against.
+"""The rules of docs/cleaning.md again, in slow and simple Python. Tests and benchmarks compare the cleaning chain with this code.
 
-Nothing here uses `niels_cache_assets.cleaning`. Reasons are looked for in the order of the documentation.
+Nothing here uses `niels_cache_assets.cleaning`. The order of the reasons is that of the documentation.
 """
 
 import html
@@ -85,7 +85,7 @@ def entity(found: re.Match[str]) -> str:
 
 
 def inner_to_outer(text: str, opening: str, closing: str, most: int, goes: Callable[[str], bool]) -> str:
-    """Close the first closing mark with the last opening one before it, and so on; what is longer than `most` stays."""
+    """Pair the first closing mark with the last opening mark before it, and so on. A pair with more than `most` characters stays."""
     position = 0
     unused: list[int] = []
     while True:
@@ -100,7 +100,7 @@ def inner_to_outer(text: str, opening: str, closing: str, most: int, goes: Calla
             if len(between) > most or not goes(between):
                 position = close.end()
             else:
-                text = text[:start] + "\0" + text[close.end() :]  # \0: what is beside it must not join in this round
+                text = text[:start] + "\0" + text[close.end() :]  # \0 keeps the text on both sides apart in this round
                 position = start + 1
         elif close:
             position = close.end()
@@ -138,7 +138,7 @@ def is_bare(tag: re.Match[str]) -> bool:
 
 
 def is_closed(name: str, later: list[re.Match[str]]) -> bool:
-    """Whether one of the later tags is the partner of an opening tag; tags whose attributes have values are no partners."""
+    """Return whether one of the later tags is the partner of an opening tag. Tags whose attributes have values are no partners."""
     depth = 1
     for tag in later:
         if tag[2].lower() == name and is_bare(tag):
@@ -180,14 +180,14 @@ def blanks(text: str) -> str:
 
 
 def reason_of(text: str, title: str | None = None, redirect: bool = False) -> tuple[str | None, str]:
-    """(why the document goes, or None; its normalized text), at the default thresholds."""
+    """Return (the reason to drop the document, or None; its normalized text), at the default thresholds."""
     text = normalize(text)
     judged = text[:1_000_000]
     return next((reason for reason, holds in RULES.items() if holds(judged, title or "", redirect)), None), text
 
 
 def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str, bool], bool]]:
-    """Every rule in order; `identify` gives the language code of a text, or None where it cannot tell."""
+    """Return every rule in order. `identify` gives the language code of a text, or None if the language is unknown."""
     return {
         "redirect": lambda text, title, redirect: redirect or re.match(r"#redirect\b", text, re.IGNORECASE) is not None,
         "empty": lambda text, title, redirect: not text.strip(),

@@ -1,4 +1,6 @@
-"""OLMo-core, where `make olmo` installed it: read by a process of its own, because it wants older versions than ours of what both use."""
+"""OLMo-core, if `make olmo` has installed it. It runs in a separate process, because it needs older versions of libraries that we use
+too.
+"""
 
 import json
 import os
@@ -15,9 +17,9 @@ REASON = "reads with OLMo-core, which is not installed (`make olmo`)"
 
 
 def read(*requests: dict[str, Any], folder: Path) -> list[Any]:
-    """What tests/olmo_reader.py answers to each; one process reads them all. What OLMo-core keeps goes into `folder`.
+    """Return the answer of tests/olmo_reader.py to each request. One process reads all requests. OLMo-core keeps its files in `folder`.
 
-    Skips the test where OLMo-core is not installed.
+    Skip the test if OLMo-core is not installed.
     """
     if not (PACKAGES / ".installed").exists():
         pytest.skip(REASON)

@@ -1,6 +1,6 @@
-"""A process that reads an export with OLMo-core's own classes: requests come on stdin, answers go to stdout, both JSON.
+"""A program that reads an export with OLMo-core's own classes. Requests come on stdin, answers go to stdout, and both are JSON.
 
-Run by tests/olmo_core.py. Nothing of niels-cache is imported here; what is known about the export is in the lines that its command prints.
+tests/olmo_core.py runs this program. It imports nothing of niels-cache, and knows only the lines that the export command prints.
 """
 
 import json
@@ -15,9 +15,10 @@ from olmo_core.data.utils import iter_document_indices, write_document_indices
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """lines: as the command prints them. sequence_length: instead of theirs. work_dir: for what OLMo-core keeps.
+    """Return the content of each split's data set.
 
-    Gives what each split's data set consists of; its files are left with the .csv.gz that OLMo-core writes.
+    lines: as the command prints them. sequence_length: replaces the length in the lines. work_dir: the folder for files of OLMo-core.
+        OLMo-core also writes a .csv.gz beside the files of the export.
     """
     names: dict[str, Any] = {}
     exec("\n".join(request["lines"]), names)

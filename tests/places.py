@@ -1,4 +1,4 @@
-"""Passes over sources that begin where another pass was."""
+"""Passes over sources that begin at a place of another pass."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:
 
 
 def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:
-    """The context of a pass that begins where the journal of another, written as JSON, says."""
+    """Return the context of a pass that begins at a place from a journal, which was written as JSON."""
     report = SourceReport()
     report.dropped.update(json.loads(json.dumps(dropped)))
     report.facts.update(json.loads(json.dumps(facts)))
@@ -22,7 +22,7 @@ def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, An
 
 
 def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any]]]:
-    """Every place that a pass reports, with what it has counted there."""
+    """Return every place that a pass reports, with the counts at this place."""
     context = StreamContext(seed=42)
     found = []
     for _ in batches_of(source, context):
@@ -32,7 +32,9 @@ def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any
 
 
 def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 1) -> None:
-    """From each place (or every so many of them) the same batches, places and counts follow as in the pass that reported it."""
+    """Assert that from each place (or every n-th place), the same batches, places and counts follow as in the pass that reported this
+    place.
+    """
 
     def follow(context: StreamContext) -> list[tuple[list[Any], Place, dict[str, int], dict[str, Any]]]:
         return [
@@ -41,7 +43,7 @@ def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 
         ]
 
     def rows_of(followed: list[Any]) -> list[Any]:
-        """Without how a place is found again, of which there may be several ways."""
+        """Return batches and counts, with the number, file and row of each place. Other data of a place may differ."""
         return [(batch, place.get("number"), place.get("file"), place.get("row"), *counted) for batch, place, *counted in followed]
 
     whole = StreamContext(seed=42)

@@ -28,11 +28,24 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in SIGNS.items()}
 WORDS = re.compile(r"[A-Za-z]{2,}\W+[A-Za-z]{2,}\W+[A-Za-z]{2,}")  # a string of three words or more is read by people
 
 
-def python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each comment, docstring and string of words. An f-string is one text, its values left out."""
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("#: ")
+
+
+def comments_and_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment and docstring."""
+    yield from comments(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def python_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment, docstring and string of words. An f-string is one text, its values left out."""
+    yield from comments(source)
     inner = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
@@ -53,10 +66,14 @@ def markdown_texts(source: str) -> Iterator[tuple[int, str]]:
             yield number, re.sub(r"`[^`]*`", "X", line).lstrip("*-#> |")
 
 
-def signs(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name of the sign and the words around it, for each sign in a Python or Markdown file."""
+def signs(path: Path, *, strings: bool = True) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name of the sign and the words around it, for each sign in a Python or Markdown file.
+
+    strings: whether to read the strings of Python code too, which may be messages. Without them, only comments and docstrings are read.
+    """
     source = path.read_text(encoding="utf-8")
-    for line, text in (python_texts if path.suffix == ".py" else markdown_texts)(source):
+    texts = markdown_texts if path.suffix == ".md" else python_texts if strings else comments_and_docstrings
+    for line, text in texts(source):
         flat = re.sub(r"\s+", " ", text)
         for name, pattern in PATTERNS.items():
             for match in pattern.finditer(flat):

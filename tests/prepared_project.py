@@ -1,4 +1,4 @@
-"""A small project with two data sets that have a corpus, for the tests of reports and of what Dagster makes of them."""
+"""A small project with two data sets that have a corpus, for the tests of reports and of Dagster."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.dagster_tools import Project
 from tests.tiny import sentences
 
-# One process: workers cost seconds to start, and no byte depends on them.
+# One process, because workers take seconds to start, and no byte depends on their number.
 _EXTRA = """prepare = ["clean", "dedup"]
 cleaning = {{ min_characters = 20, min_words = 3, skip = ["not_english", "repetitive", "no_stopwords"] }}
 
@@ -25,15 +25,15 @@ LETTERS = 20
 
 
 def prepare_project(folder: Path, tokenizer_model: Path, *, threshold: float = 0.85, more: str = "") -> Project:
-    """A project of which nothing is built, with what `add_corpora` adds."""
+    """Return a project without builds, with the data sets of `add_corpora`."""
     project = Project(folder, tokenizer_model)
     add_corpora(project, threshold=threshold, more=more)
     return project
 
 
 def add_corpora(project: Project, *, threshold: float = 0.85, more: str = "") -> None:
-    """`books` (cleaned: one is too short) and `letters` (one equals a book, one equals a letter, one is near to a letter); `notes` is not
-    prepared. `more`: lines after the table of letters.
+    """Add `books` (one book is too short for cleaning) and `letters` (one equals a book, one equals a letter, one is nearly equal to a
+    letter). `notes` has no `prepare`. `more`: lines after the table of letters.
     """
     (project.folder / "books" / "short.txt").write_text("Brief.", encoding="utf-8")
     book = (project.folder / "books" / "0.txt").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def write_letters(project: Project, texts: list[str]) -> None:
 
 
 def changed(text: str) -> str:
-    """A near duplicate: the last words are others, so that 113 of 119 shingles are the same (Jaccard 0.95)."""
+    """Return a near duplicate. Its last words differ, so that 113 of 119 shingles are the same (Jaccard 0.95)."""
     words = text.split()
     words[-3:] = ["other", "last", "words"]
     return " ".join(words)

@@ -1,11 +1,11 @@
-"""Python programs in processes of their own, without the seconds that importing torch and Dagster takes.
+"""Python programs in separate processes, without the seconds for the import of torch and Dagster.
 
-`run` and `Program` stand for `subprocess.run([sys.executable, ...])` and its `Popen`. A program is a fork of a server that has the heavy
-imports; each process of pytest has one. The fork returns from the server's loop, and ends as any other program: threads are waited for,
-what is registered with atexit runs. Only the imports are not taken apart, which would take more than a second.
+`run` and `Program` replace `subprocess.run([sys.executable, ...])` and its `Popen`. A program is a fork of a server that has the heavy
+imports. Each process of pytest has one server. The fork returns from the server's loop, and ends as any other program: it waits for
+threads, and runs the functions of atexit. Only the imported modules are not cleaned up, because this would take more than a second.
 
-A test that is about the start of the interpreter starts a real one: what is imported, hash seeds, locales, options before `-m`.
-Nothing that keeps a part of the environment when it is imported is in `_PRELOADED`, above all not huggingface_hub and datasets.
+A test of the start of the interpreter (imports, hash seeds, locales, options before `-m`) starts a real interpreter. `_PRELOADED` has no
+module that stores a part of the environment at import, such as huggingface_hub and datasets.
 """
 
 import atexit
@@ -50,8 +50,9 @@ _STREAMS = (0, 1, 2)
 class Program:
     """A running program. `arguments` follow `python`: `-m` and a module, `-c` and code, or a script.
 
-    `env` is the whole environment, else that of this process. `streams` are the descriptors of stdin, stdout and stderr. `imported`: what
-    the program finds imported beside the heavy modules; programs with the same have a server of their own, a fork of the first.
+    `env` is the whole environment, or None for the environment of this process. `streams` are the descriptors of stdin, stdout and stderr.
+    `imported`: modules that are already imported, in addition to the heavy modules. Programs with the same `imported` share a server, which
+    is a fork of the first server.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Program:
         self.pid = int(self._answers.readline())
 
     def poll(self) -> int | None:
-        """The exit code, less the signal's number after one, or None while it runs."""
+        """Return the exit code, the negative number of a signal, or None while the program runs."""
         if self.returncode is None and wait([self._told], 0):
             self.wait()
         return self.returncode
@@ -105,7 +106,9 @@ def run(
     timeout: float = 120,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What a program wrote, and its exit code. Errors are those of `subprocess.run`; after `timeout` seconds it is killed."""
+    """Run a program. Return its output and its exit code. Errors are those of `subprocess.run`. After `timeout` seconds, the program is
+    killed.
+    """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(input.encode())
         stdin.seek(0)
@@ -123,10 +126,12 @@ def run(
 
 @cache
 def _server(imported: tuple[str, ...]) -> str:
-    """Where this process's server with these imports listens. It ends when its standard input does, with the process that started it."""
+    """Return the address of this process's server with these imports. The server ends when its standard input closes, at the end of the
+    process that started it.
+    """
     address = f"{tempfile.mkdtemp(prefix='programs-')}/socket"
     arguments = ("-m", "tests.programs", address, *(imported or _PRELOADED))
-    ends, _ = os.pipe()  # the other end is never closed
+    ends, _ = os.pipe()  # the other end stays open
     listens, tells = os.pipe()
     if imported:
         _servers.append(Program(*arguments, cwd=_REPOSITORY, streams=(ends, tells, 2)))
@@ -144,7 +149,7 @@ _servers: list[object] = []
 
 
 def _serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork once for each request and tell its exit code. Returns in the forks alone, with the request."""
+    """Fork once for each request, and send the exit code of the fork. Only the forks return from this function, with the request."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -186,7 +191,7 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Run what was asked for, as the interpreter would."""
+    """Run the requested program, as the interpreter would run it."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -212,7 +217,7 @@ def _become(request: dict[str, Any]) -> None:
 def _main(address: str, *imported: str) -> None:
     for module in imported:
         importlib.import_module(module)
-    gc.freeze()  # or every fork looks through all of that for garbage when it ends, for a second
+    gc.freeze()  # otherwise every fork searches all imported objects for garbage at its end, for a second
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)

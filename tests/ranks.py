@@ -1,4 +1,4 @@
-"""The ranks of one training run: forks of one program (tests/programs.py) that imports once what all of them need."""
+"""The ranks of one training run. They are forks of one program (tests/programs.py) that imports all needed modules once."""
 
 import importlib
 import json
@@ -18,9 +18,9 @@ _REPOSITORY = Path(__file__).parent.parent
 
 
 def run(function: Callable[..., None], **settings: Any) -> None:
-    """Call a function of a module on every rank, with the environment of torchrun. The settings are what JSON keeps as it is.
+    """Call a function of a module on every rank, with the environment of torchrun. The settings are values that JSON can hold.
 
-    An optimizer imports torch._dynamo at its first step; here the program does, once.
+    An optimizer imports torch._dynamo at its first step. Here, the program imports this module once.
     """
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

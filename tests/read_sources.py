@@ -1,7 +1,7 @@
-"""Read sources and print what came out as JSON: `python -m tests.read_sources '[{"source": "wikitext"}, ...]'`.
+"""A program that reads sources and prints their items as JSON: `python -m tests.read_sources '[{"source": "wikitext"}, ...]'`.
 
-A child process for the hub tests: `HF_ENDPOINT` counts only before the first import. Each table gives {revision, items, dropped, facts} or
-{error, unavailable}.
+Tests of the hub use it as a child process, because `HF_ENDPOINT` counts only before the first import. Each table gives {revision, items,
+dropped, facts} or {error, unavailable}.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.loopback_hub import LoopbackHub
 
 
 def read(source: Any, seed: int = 42, **context: Any) -> tuple[list[Any], StreamContext]:
-    """Everything a source yields, and the context with its report."""
+    """Return all items that a source yields, and the context with its report."""
     stream = StreamContext(seed=seed, **context)
     batches = list(source.conversations(stream) if isinstance(source, SftSource) else source.documents(stream))
     assert all(0 < len(batch) <= 256 for batch in batches)
@@ -25,7 +25,7 @@ def read(source: Any, seed: int = 42, **context: Any) -> tuple[list[Any], Stream
 
 
 def read_from(hub: LoopbackHub, *tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read tables in a child process whose hub is the loopback one; what it reads comes back in order."""
+    """Read tables in a child process that uses the loopback hub. Return the results in order."""
     done = programs.run("-m", "tests.read_sources", json.dumps(tables), env=hub.env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]

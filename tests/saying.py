@@ -1,8 +1,8 @@
-"""What stands for a text of which a test asks the facts alone, where lists of findings, lines or notes are compared as a whole."""
+"""An object that equals every text with the given facts. Tests use it to compare whole lists of findings, lines or notes."""
 
 
 class Saying:
-    """Equal to every text that has these parts: `assert findings == [("meta.json", Saying("train_tokens", "hold 20"))]`."""
+    """An object that equals every text with these parts, as in `assert findings == [("meta.json", Saying("train_tokens", "hold 20"))]`."""
 
     def __init__(self, *parts: str) -> None:
         assert parts

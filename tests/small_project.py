@@ -1,4 +1,4 @@
-"""A project of a few kilobytes with everything that a cache root can hold, stage by stage: to be damaged, and built on bad disks."""
+"""A project of a few kilobytes with everything that a cache root can hold, stage by stage. Tests damage it, and build it on bad disks."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ seed = {seed}
 
 @dataclass(frozen=True, kw_only=True)
 class SmallProject:
-    """`root`: of the caches; texts and settings lie elsewhere."""
+    """The project. `root`: the folder of the caches. Texts and settings are in other folders."""
 
     registry: Registry
     root: Path
@@ -80,7 +80,7 @@ def _export(project: SmallProject) -> None:
 
 
 def _built(project: SmallProject, key: str) -> object:
-    """As the command line and the UI build."""
+    """Build as the command line and the UI do."""
     return materialize(graph(project.registry, project.root)[key])
 
 
@@ -97,7 +97,7 @@ STAGES: dict[str, Callable[[SmallProject], object]] = {
 
 
 def small_project(folder: Path, tokenizer_model: Path, *, seed: int = 42, threshold: float = 0.85) -> SmallProject:
-    """Its texts and settings; nothing is built yet."""
+    """Write texts and settings. Nothing is built yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_jsonl(folder / "letters.jsonl", articles(DOCUMENTS, seed=1))
     notes = articles(DOCUMENTS, seed=2)

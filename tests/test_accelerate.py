@@ -1,4 +1,6 @@
-"""Training under Accelerate: `prepare` takes a TokenLoader as it is; a DataLoader of one, which would deal it out again, is refused."""
+"""Training under Accelerate. `prepare` takes a TokenLoader unchanged. A DataLoader of a TokenLoader, which would divide the batches again,
+is refused.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -52,7 +54,9 @@ def rows(batches: Iterable[Batch]) -> list[list[int]]:
 
 def run(folder: str, root: Path, *, steps: int = STEPS, stop_at: int | None = None, resume: bool = False, workers: int = 0,
         **settings: Any) -> tuple[list[list[int]], float]:  # fmt: skip
-    """Train, save behind `stop_at` batches or go on from there -> first tokens of the rows of each batch, and the weight at the end."""
+    """Train, and save after `stop_at` batches, or continue from there. Return the first tokens of the rows of each batch, and the last
+    weight.
+    """
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     loader: Any = loader_of(folder, rank=accelerator.process_index, world_size=accelerator.num_processes,
                             device=accelerator.device, **settings)  # fmt: skip
@@ -97,7 +101,7 @@ def test_prepare_hands_a_loader_back_as_it_is(folder: str) -> None:
 
 @pytest.mark.parametrize("taken", [0, 2])
 def test_skipped_batches_are_those_that_a_plain_loader_leaves_behind(folder: str, taken: int) -> None:
-    """From any position, which moves with what is skipped."""
+    """This holds from any position, which moves with the skipped batches."""
     plain, loader, at_once = loader_of(folder), loader_of(folder), loader_of(folder)
     for one in (plain, loader, at_once):
         assert len(rows(islice(one, taken))) == taken
@@ -117,7 +121,7 @@ def test_a_loader_itself_is_refused_by_name_where_a_data_loader_is_wanted(folder
 
 
 def as_dict(batch: Batch) -> dict[str, torch.Tensor]:
-    """The form that Accelerate can concatenate, slice and deal out."""
+    """Return a batch in the form that Accelerate can concatenate, slice and divide."""
     return {"x": batch.x, "y": batch.y}
 
 
@@ -135,7 +139,7 @@ def test_a_prepared_data_loader_is_refused(folder: str, dispatch: bool | None, s
 
 
 def test_every_rank_takes_its_part_and_resumes_on_it(folder: str, tmp_path: Path) -> None:
-    """Two processes of gloo, the state saved by process 0. DataLoaders, prepared, are refused on both."""
+    """There are two processes of gloo, and process 0 saves the state. Prepared DataLoaders are refused on both."""
     ranks.run(train_on_a_rank, folder=folder, root=str(tmp_path))
     alone = rows(islice(loader_of(folder, B=8), STEPS))
     for workers in (0, 1):

@@ -1,4 +1,4 @@
-"""What cannot be built says what, where and what to do; whatever happens, the last good cache stays byte for byte."""
+"""A build that fails says what is wrong, where, and what to do. The last good cache always stays, byte for byte."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def build(folder: Path, texts: object, tokenizer: object, **changes: object) -> 
 
 @pytest.fixture
 def good(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Iterator[Path]:
-    """A finished cache that must be the same when the test is over, with nothing partial beside it."""
+    """A finished cache that must be unchanged after the test, without partial files beside it."""
     folder = tmp_path / "good"
     build(folder, sentences(50), tokenizer)
     before = digests(folder)
@@ -104,7 +104,7 @@ def test_a_source_that_fails_half_way(good: Path, tokenizer: SentencePieceTokeni
 
 
 class Tokenizer:
-    """Duck-typed, wrong in whichever way a test asks for."""
+    """A duck-typed tokenizer that is wrong in the way that a test requests."""
 
     vocab_size: object = 300
 

@@ -1,4 +1,4 @@
-"""Blend: every prefix as near to its shares as whole samples can be, and nothing lost or repeated where the weights change."""
+"""The Blend. Every prefix is as near to its shares as whole samples allow, and no sample is lost or repeated when the weights change."""
 
 import itertools
 import math
@@ -33,7 +33,9 @@ def whole_weights(of: Blend) -> list[int]:
 
 
 def worst_miss(of: Blend) -> Fraction:
-    """How far any source's count is from its share after any prefix of one period, in samples; checks that a period is exact."""
+    """Return the largest distance of a source's count from its share, in samples, over all prefixes of one period. Check that a period is
+    exact.
+    """
     weights = whole_weights(of)
     period = sum(weights)
     sources, _ = of.at(np.arange(period))
@@ -41,7 +43,7 @@ def worst_miss(of: Blend) -> Fraction:
     slots_of_source = np.split(sources.argsort(kind="stable"), np.cumsum(weights)[:-1])
     worst = 0
     for weight, slots in zip(weights, slots_of_source, strict=True):
-        # Between two of its samples a source falls behind slot by slot, so that before and after each of them it is farthest off.
+        # Between two of its samples, a source falls behind slot by slot. So the distance is largest before and after each sample.
         before = np.arange(weight) * period - slots * weight
         worst = max(worst, int(np.abs(before).max()), int(np.abs(before + period - weight).max()))
     return Fraction(worst, period)
@@ -156,7 +158,7 @@ def test_at_counts_and_position_tell_the_same_story_one_sample_at_a_time(of: Ble
     sources, numbers = of.at(np.arange(total))
     for sample, source, number in zip(range(total), sources.tolist(), numbers.tolist(), strict=True):
         assert of.counts(sample).tolist() == taken
-        assert number == taken[source]  # goes on without a gap or a repetition, also where a segment begins
+        assert number == taken[source]  # continues without a gap or a repetition, also at the start of a segment
         assert of.position(source, number) == sample
         taken[source] += 1
     assert sum(taken) == total

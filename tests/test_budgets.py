@@ -1,4 +1,4 @@
-"""A source that ends before its token budgets are met is never taken for one that met them: table, status, list, show, Dagster."""
+"""A source that ends before its token budgets are met. The table, status, list, show and Dagster all report the missed budgets."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ SHARES = "seeded 0.1 of documents to val, seed 42"
 
 
 def builders_rule(*, val: int, train: int) -> str:
-    """As a builder writes it that is called without a registry."""
+    """Return the rule as a builder writes it that is called without a registry."""
     return f"val until {val} tokens, then train until {train}"
 
 

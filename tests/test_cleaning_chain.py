@@ -1,4 +1,6 @@
-"""The chain and its report: nothing crashes it, everything is counted, examples do not depend on chunks. The rules on real documents."""
+"""The cleaning chain and its report. No text crashes the chain, everything is counted, and examples do not depend on chunks. The rules are
+also tested on real documents.
+"""
 
 import bz2
 import gzip
@@ -37,7 +39,7 @@ CLEANER = Cleaner(CleaningSettings())
 
 
 def documents(count: int) -> list[Document]:
-    """Every third is kept, the others go for two different reasons."""
+    """Return documents. Every third is kept, and the others are dropped for two different reasons."""
     texts = (PROSE, "short", "* a list\n" * 100)
     return [Document(f"{texts[number % 3]} {number}", f"id{number}", "file", number, f"Title {number}") for number in range(count)]
 
@@ -218,7 +220,7 @@ def pages_as_written(path: Path) -> Iterator[Document]:
     ],
 )
 def test_reasons_of_real_documents_equal_those_of_the_plain_rules(name: str, every: int, least: int, reasons: set[str]) -> None:
-    """Every so many of them: the plain rules take their time."""
+    """Only some of the documents are compared, because the plain rules are slow."""
     if name == "web":
         files = sorted(path for path in (*DATA.glob("web_c4/*"), *DATA.glob("web_fineweb/*")) if ".json" in path.name)
         given_documents = [document for path in files for document in json_rows(path)]

@@ -1,4 +1,4 @@
-"""Each filter at its threshold, the order in which they are asked, and that they are functions of the document alone."""
+"""Each filter at its threshold, and the order of the filters. A filter is a function of the document alone."""
 
 import json
 import subprocess

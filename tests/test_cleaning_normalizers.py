@@ -1,4 +1,4 @@
-"""Normalizers: what markup becomes, that nothing is left to do a second time, and that hostile text costs no more than its length."""
+"""Normalizers. They convert markup, a second pass changes nothing, and the time for hostile text grows only with its length."""
 
 import time
 from collections.abc import Collection
@@ -161,7 +161,7 @@ STRAY_MARKS = {
 
 @pytest.mark.parametrize("marks", STRAY_MARKS.values(), ids=STRAY_MARKS)
 def test_a_stray_mark_takes_no_prose_with_it(marks: tuple[str, str]) -> None:
-    """Two marks that have nothing to do with each other, with 200 kB between them; and the first by itself."""
+    """The text has two unrelated marks with 200 kB between them, or the first mark alone."""
     for text in (
         PARAGRAPH * 10 + marks[0] + " " + PARAGRAPH * 2_000 + marks[1] + " " + PARAGRAPH * 10,
         PARAGRAPH * 10 + marks[0] + " " + PARAGRAPH * 300,

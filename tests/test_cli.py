@@ -1,4 +1,4 @@
-"""The command line for real: build, build again, fail, be interrupted, and look at what is there.
+"""The real command line. It builds, builds again, fails, is interrupted, and shows caches.
 
 One folder with two small data sets, one whose file is broken and one that is not configured is built once for all tests here, by a
 process of its own.
@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def states(table: str) -> dict[str, str]:
-    """Data set to state, of the rows of build-all's table."""
+    """Return {data set: state} from the rows of build-all's table."""
     rows = re.findall(r"^(\w+) +(built|cache hit|disabled|skipped|failed) ", table, flags=re.MULTILINE)
     return dict(rows)
 
@@ -109,7 +109,7 @@ def built(folder: Path, first_build: subprocess.CompletedProcess[str], monkeypat
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """What a command prints that must return `code`."""
+    """Return the output of a command that must return `code`."""
     assert main(arguments) == code
     output, errors = capsys.readouterr()
     assert not errors

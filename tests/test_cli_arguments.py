@@ -1,6 +1,6 @@
-"""The command line's own work, in this process: flags to settings, mistakes to one line, results to a table. The launcher is a fake.
+"""The command line in this process, with a fake launcher. Flags become settings, mistakes become one line, and results become a table.
 
-What a real build does is in test_cli.py.
+test_cli.py has real builds.
 """
 
 import json
@@ -42,14 +42,14 @@ PRETRAIN_META = {
 
 
 def result(name: str, state: str = "built", **changes: Any) -> SimpleNamespace:
-    """What the launcher would return for a pretrain data set."""
+    """Return a result as the launcher would return it for a pretrain data set."""
     given = {"family": "pretrain", "meta": PRETRAIN_META, "directory": Path("cache/pretrain") / name, "seconds": 1.5, "message": None}
     return SimpleNamespace(name=name, state=state, **{**given, **changes})
 
 
 @dataclass
 class FakeLauncher:
-    """Keeps what it was asked for and returns what it was given."""
+    """A launcher that records its arguments, and returns the given results."""
 
     results: list[SimpleNamespace] = field(default_factory=list)
     behaviour: Callable[[Any], None] = lambda listener: None
@@ -250,11 +250,11 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], ("command line: --set: [pretrain.wikitext] train_tokens = -5",)),
         (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], ('command line: --set: [tokenizer] vocab_size = "x"',)),
         (["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"], ("command line: --set: [pretrain.wikitext]: cleaning ",)),
-        (["build-all", "--vocab-size", "70_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 70000",)),
+        (["build-all", "--vocab-size", "3_000_000_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 3000000000",)),
         (["build-all", "--shard-bytes", "3"], ("command line: --shard-bytes: [build] shard_bytes = 3",)),
         (["build-all", "--sft-val-frac", "2"], ("command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0",)),
         (["build-all", "--train-on", "wikitxt"], ("command line: --train-on: [tokenizer] train_on ", "'wikitxt'")),
-        (["build-all", "--special-tokens", "eot=<e>"], ("sys=TEXT usr=TEXT asst=TEXT",)),
+        (["build-all", "--special-tokens", "sys=<s>"], ("--special-tokens", "at least eot")),
         (["build-all", "--special-tokens", "end=<e>"], ("'end=<e>'", "ROLE=TEXT")),
         (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], ("profile quickstart", "[pretrain.fineweb_edu]")),
         (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], ("--set pretrain.NAME.shuffle_buffer=5",)),

@@ -1,4 +1,4 @@
-"""The commands about corpora: what they count is what was prepared, what they show is what is there, and a mistake is one line."""
+"""The commands about corpora. Their counts equal the prepared documents, their samples exist on disk, and a mistake gives one line."""
 
 import gzip
 import io
@@ -40,7 +40,7 @@ NO_DEDUP, OLD_DEDUP = "no dedup yet", "dedup out of date"  # in `list`
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test works in a folder of its own, without this machine's settings, on a wide screen."""
+    """Every test works in a separate folder, without this machine's settings, on a wide screen."""
     for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
@@ -49,14 +49,14 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def configured(folder: Path) -> Registry:
-    """Two data sets to prepare: `notes`, and `copies`, which holds its first document as it is and twelve almost as they are."""
+    """Two data sets with `prepare`. `copies` has the first document of `notes` unchanged, and twelve documents nearly unchanged."""
     settings = '[build]\ncache_dir = "cache"\n[dedup]\nthreshold = 0.7'
     return corpus_registry(folder, {"notes": TEXTS, "copies": [TEXTS[0], *NEAR, *articles(30, seed=9)]}, settings=settings)
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cache roots: `corpora` has both corpora, `deduplicated` their duplicates, too."""
+    """Two cache roots. `corpora` has both corpora, and `deduplicated` also has their duplicates."""
     folder = tmp_path_factory.mktemp("prepared")
     registry = configured(folder)
     for name in registry.prepared():
@@ -75,7 +75,7 @@ def registry(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.fixture
 def corpora(registry: Registry, prepared: Path) -> dict[str, Meta]:
-    """Both corpora; by name what their meta.json says."""
+    """Build both corpora. Return their meta.json by name."""
     shutil.copytree(prepared / "corpora", "cache")
     return {name: read_meta(f"cache/corpus/{name}/meta.json") for name in registry.prepared()}
 
@@ -87,7 +87,7 @@ def duplicates(registry: Registry, prepared: Path) -> Meta:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints that ends well."""
+    """Return the output of a command that ends well."""
     assert main(arguments) == 0, capsys.readouterr().err
     output, errors = capsys.readouterr()
     assert not errors

@@ -1,4 +1,4 @@
-"""`doctor`: what it finds, that each problem comes with its mend, and that it leaves nothing behind."""
+"""The command `doctor`. It finds problems, names a repair for each problem, and leaves no file behind."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`init`: a file that loads, with what was asked for in it, from flags or from answers."""
+"""The command `init`. It writes a file that loads and has the requested data sets, from flags or from answers."""
 
 import bz2
 import gzip
@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def uncommented(text: str) -> str:
-    """With every key and table that stands there as a comment."""
+    """Return the file with every commented key and table switched on."""
     return re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE)
 
 
@@ -77,7 +77,7 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
 
 
 def files_of(name: str) -> list[str]:
-    """What a build would read for that data set, by name and in order."""
+    """Return the files that a build would read for this data set, by name and in order."""
     source = load_registry(config="niels_cache.toml").pretrain[name]
     return [file.name for file in find_files(source.model_dump()["files"])]
 
@@ -107,7 +107,7 @@ def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(proj
 
 
 def test_links_that_lead_to_one_another_do_not_multiply_what_is_looked_at(project: Path) -> None:
-    """`**` follows each of them again in each of them: with two there are 2^40 ways."""
+    """`**` follows each link again in each link. With two links, there are 2^40 paths."""
     for name in ("a", "b"):
         (project / "my books" / name).mkdir()
         (project / "my books" / name / f"{name}.txt").write_text("a book")
@@ -175,10 +175,10 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
             ),
         ),
         (["titles.json"], ("titles.json: ", "each line")),
-        (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "--tokenizer takes files")),
+        (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "no tokenizer.json")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--profile", "quick"], ("--profile: ", "did you mean 'quickstart'?")),
-        (["--vocab-size", "70_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 70000",)),
+        (["--vocab-size", "3_000_000_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 3000000000",)),
         (["--out", "no/such/folder.toml", "rows.jsonl"], ("no/such", "with --out")),
     ],
 )

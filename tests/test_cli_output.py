@@ -1,4 +1,4 @@
-"""What is the same for every command: completion, quiet and verbose, exit codes."""
+"""The common behaviour of all commands: completion, quiet and verbose, exit codes."""
 
 import io
 import os
@@ -37,7 +37,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def completed(folder: Path, line: str) -> list[str]:
-    """What TAB offers at the end of the line, as argcomplete's protocol gives it to a shell."""
+    """Return the choices that TAB offers at the end of the line, as argcomplete's protocol gives them to a shell."""
     answer = folder / "answer"
     environment = {
         "PATH": os.environ["PATH"],

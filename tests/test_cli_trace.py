@@ -1,4 +1,4 @@
-"""`niels-cache trace`: what it says of a batch agrees with the batch, the files on disk and the documents that they were built from.
+"""The command `niels-cache trace`. Its output agrees with the batch, the files on disk, and the documents of the build.
 
 One pretrain and one SFT data set are built once; loaders over them take a few steps and save their state in many forms.
 """
@@ -52,7 +52,7 @@ class Run:
 
 
 def open_loader(root: Path) -> TokenLoader:
-    """Three rows of notes to two of chats: weights count tokens, and a short period keeps opening a loader quick."""
+    """Open a loader with three rows of notes for two rows of chats. Weights count tokens. A short period makes opening a loader quick."""
     sources = {"notes": str(root / "pretrain/notes/train"), "chats": str(root / "sft/chats/train")}
     packed = PackedExamples(sources["chats"], T=T, seed=5)
     return TokenLoader(sources, T=T, B=4, seed=5, weights={"notes": 3 * T * packed.samples, "chats": 2 * packed.tokens})
@@ -78,7 +78,7 @@ def saved(state: Any, folder: Path) -> str:
 
 
 def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What trace prints."""
+    """Return the output of the command trace."""
     assert main(["trace", *arguments]) == 0, capsys.readouterr().err
     out, errors = capsys.readouterr()
     assert not errors
@@ -86,7 +86,7 @@ def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a trace that is refused."""
+    """Return the one line of a refused trace."""
     assert main(["trace", *arguments]) == 2
     out, errors = capsys.readouterr()
     assert not out

@@ -1,4 +1,6 @@
-"""Duplicates within and across data sets: who goes, because of whom, and what a changed setting costs."""
+"""Duplicates within and across data sets. The tests check which documents are dropped, for which reason, and the cost of a changed
+setting.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

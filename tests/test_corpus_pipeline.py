@@ -1,4 +1,6 @@
-"""Caches of prepared data sets: made of their corpus minus their drop list, alone and as members, and when they are made again."""
+"""Caches of data sets with `prepare`. They are made of the corpus without the documents in the drop list, alone and as members of
+mixtures.
+"""
 
 import os
 from collections.abc import Callable

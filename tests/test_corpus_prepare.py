@@ -1,4 +1,4 @@
-"""Corpora on disk: what is written, that it is the same for any number of processes, and what stays when something goes wrong."""
+"""Corpora on disk. The files are the same for any number of processes, and a failed build leaves the last good corpus."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Corpora and drop lists that are begun again go on where they were, and end in the bytes of an undisturbed run."""
+"""Interrupted builds of corpora and drop lists. The next build resumes, and ends in the bytes of an undisturbed run."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first document of every chunk that is worked on."""
+    """Record the first document of every chunk that is cleaned."""
     firsts: list[int] = []
     work = ChunkWork.__call__
 
@@ -72,7 +72,7 @@ def misbehaving(folder: Path, **faults: Any) -> Registry:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
-    """Ctrl-C comes when so many chunks were worked on."""
+    """Send Ctrl-C after so many chunks."""
     work, done = ChunkWork.__call__, [0]
 
     def stopping(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
@@ -238,7 +238,7 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
 
 
 def afresh(log: list[str]) -> str:
-    """The line that says why a build starts afresh."""
+    """Return the line with the reason why a build starts from the beginning."""
     (line,) = [line for line in log if line.startswith("starting afresh: ")]
     return line
 
@@ -383,7 +383,7 @@ def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
 def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry
 ) -> None:
-    """The fingerprint is of the corpus before; were it to come back, its search would go on with what was read of another."""
+    """The fingerprint belongs to the first corpus. If that corpus came back, its search would continue with data of another corpus."""
     number_band = buckets._number_band
 
     def and_replace(scratch: Path, band: int, *, first: int) -> int:

@@ -1,4 +1,6 @@
-"""Runs whose process is gone are ended, whoever launched them; those of another machine, another home or a live process never are."""
+"""Runs whose process has ended. They are ended, whatever launched them. Runs of another machine, another home or a live process are never
+ended.
+"""
 
 import errno
 import fcntl
@@ -53,7 +55,7 @@ def streaming() -> None:
 
 @contextmanager
 def holding(path: Path, *, stubborn: bool = False, name: bytes = b"holding") -> Iterator["subprocess.Popen[str]"]:
-    """A process that has recorded itself at `path`; killed after the block."""
+    """Start a process that has recorded itself at `path`. It is killed after the block."""
     command = [sys.executable, "-c", HOLDING, str(path), "stubborn" if stubborn else "mild", name.hex()]
     with subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -85,7 +87,7 @@ def begun_run(instance: dg.DagsterInstance, *, status: dg.DagsterRunStatus = STA
 
 
 def states(instance: dg.DagsterInstance, *runs: str) -> list[tuple[str, bool]]:
-    """Of each run its status, and whether it holds a place in the pool."""
+    """Return the status of each run, and whether it holds a place in the pool."""
     holding = instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_run_ids
     found = [instance.get_run_by_id(run) for run in runs]
     return [(run.status.value, run.run_id in holding) for run in found if run is not None]
@@ -142,7 +144,9 @@ def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_resta
 
 
 def test_homes_that_share_one_database_do_not_touch_each_others_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As two machines with one Postgres do. Runs of an executor, of an earlier launcher, and of a UI whose socket is elsewhere."""
+    """Two machines with one Postgres work like this. There are runs of an executor, of an earlier launcher, and of a UI whose socket is
+    elsewhere.
+    """
     homes = [tmp_path / "first", tmp_path / "second"]
     for home in homes:
         home.mkdir()
@@ -295,7 +299,7 @@ def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_co
 
 
 def test_a_home_without_tables_of_pools_ends_its_runs_all_the_same(tmp_path: Path) -> None:
-    """As one of an early Dagster, whose database nobody has migrated."""
+    """The home is like that of an early Dagster, with a database that was never migrated."""
     with ensure_instance(tmp_path / "home"):
         pass
     [path] = [path for path in (tmp_path / "home").rglob("index.db")]

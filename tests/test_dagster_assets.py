@@ -1,4 +1,4 @@
-"""Materializing: what is recorded, when nothing is built again, and what a failure leaves."""
+"""Materializing assets. The tests check the records, cache hits, and the files after a failure."""
 
 import re
 from collections.abc import Mapping
@@ -225,7 +225,7 @@ def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
 
 
 class _Context:
-    """What a reporter uses of Dagster's context."""
+    """The part of Dagster's context that a reporter uses."""
 
     partition_key = "notes"
 

@@ -1,4 +1,4 @@
-"""When small SFT data sets are built by themselves: Dagster's own evaluation of the condition, tick by tick, over real builds."""
+"""Automatic builds of small SFT data sets. Dagster evaluates the condition, tick by tick, over real builds."""
 
 from pathlib import Path
 
@@ -19,14 +19,14 @@ files = ["talks.jsonl"]
 
 
 class Automation:
-    """The condition of a project, evaluated as the sensor does; what it asks for is only told."""
+    """The condition of a project, evaluated as the sensor does it. Requests are returned, not executed."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self.cursor: object = None
 
     def tick(self) -> set[str | None]:
-        """The partitions that are asked for, all three assets of each."""
+        """Return the requested partitions. All three assets of each partition must be requested."""
         result = dg.evaluate_automation_conditions(self.project.defs, self.project.instance, cursor=self.cursor)  # type: ignore[arg-type]
         self.cursor = result.cursor
         asked = [result.get_requested_partitions(key) for key in family_keys("sft")]

@@ -61,7 +61,7 @@ def instance(project: Project) -> Iterator[dg.DagsterInstance]:
 
 
 def states(project: Project) -> list[str]:
-    """What is built."""
+    """Return which partitions are built."""
     return [f"{path.parent.parent.name}/{path.parent.name}" for path in project.root.glob("*/*/meta.json")]
 
 

@@ -1,4 +1,4 @@
-"""What the checks find, how grave it is, and that each runs alone."""
+"""The findings of the checks and their severity. Each check also runs alone."""
 
 from collections.abc import Sequence
 from pathlib import Path

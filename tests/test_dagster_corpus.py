@@ -1,4 +1,4 @@
-"""corpus/* as assets: who depends on whom, what a run records, what makes a partition stale, checks, and building all of it in order."""
+"""The assets corpus/*. The tests check dependencies, records of runs, stale partitions, checks, and the order of builds."""
 
 from pathlib import Path
 

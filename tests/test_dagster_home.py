@@ -1,4 +1,4 @@
-"""What the disk or the database of a Dagster home refuses: one line, and an exit code that says that nothing was asked wrongly."""
+"""Refusals of the disk or the database of a Dagster home. They give one line, and an exit code that does not mean wrong use."""
 
 import errno
 import os

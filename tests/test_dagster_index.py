@@ -1,4 +1,4 @@
-"""index/gpt as an asset: its partitions, what it depends on, what a run records, and what makes it stale."""
+"""The asset index/gpt, with its partitions, its dependencies, the records of a run, and the changes that make it stale."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The Dagster home: made once, also by two processes at once, and the user's own afterwards."""
+"""The Dagster home. It is made once, even by two processes at the same time, and then belongs to the user."""
 
 import os
 import subprocess

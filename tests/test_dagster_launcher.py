@@ -1,4 +1,4 @@
-"""Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
+"""Builds from a program. Each data set is one run in the instance that the UI shows, and a failed run does not stop other runs."""
 
 import os
 import signal
@@ -370,7 +370,7 @@ def test_an_interrupt_cancels_the_run_and_leaves_nothing_that_looks_finished(
         ("build_tokenizer", "SUCCESS"),
     ]
     left = {path.name for path in (project.root / "pretrain").iterdir()}
-    assert left <= {".notes.lock", ".notes.partial"}  # where counting took long, what was counted is kept for the next build
+    assert left <= {".notes.lock", ".notes.partial"}  # if counting took long, the counts are kept for the next build
 
 
 def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(

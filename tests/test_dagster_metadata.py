@@ -1,4 +1,4 @@
-"""What the UI can plot over partitions, and the table that says what is unsynced and why."""
+"""The values that the UI can plot over partitions, and the table of unsynced partitions with the reasons."""
 
 import base64
 import re

@@ -1,4 +1,4 @@
-"""Samples, measures and plots of what was built: what they say, held against plain counting, and that they are small and shown."""
+"""Samples, measures and plots of builds. They are compared with plain counting, and they are small enough for the UI."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""What the sensors see, say and ask for, on the loopback hub and on a folder of notes, tick by tick; and that all of it is off at first."""
+"""The sensors, tick by tick, on the loopback hub and on a folder of notes: what they see, say and request. They are off at first."""
 
 import json
 import logging
@@ -81,7 +81,7 @@ class Watch:
         self.run_keys: set[str] = set()
 
     def tick(self) -> str:
-        """What it says; empty where it asks for runs."""
+        """Return the message of the tick. It is empty if the tick requests runs."""
         context = dg.build_sensor_context(
             instance=self.project.instance,
             cursor=self.cursor,
@@ -128,13 +128,13 @@ def configure(project: Project, extra: str, **keys: str) -> None:
 
 
 def publish(hub: LoopbackHub, repository: str, text: str = "another line") -> str:
-    """A new commit, and what it is called."""
+    """Make a new commit, and return its name."""
     hub.repositories[repository] = {**hub.repositories[repository], "more.jsonl": json_lines([{"text": text}])}
     return hub.commit(repository)
 
 
 def record_build(project: Project, name: str) -> None:
-    """As if it had just been built from what upstream was observed to be."""
+    """Record a build from the last observed version of upstream."""
     family = project.registry.family_of(name)
     newest = project.instance.fetch_observations(UPSTREAM_KEYS[family], limit=1).records[0].storage_id
     tags = {f"dagster/input_event_pointer/{UPSTREAM_KEYS[family].to_user_string()}": str(newest)}

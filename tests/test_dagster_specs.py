@@ -1,4 +1,4 @@
-"""The definitions as a whole, as literal data: a change of a key, a dependency or a check is a decision, and shows here."""
+"""All definitions as literal data. A change of a key, a dependency or a check is a decision, so it must be made here too."""
 
 import importlib
 import sys
@@ -77,7 +77,7 @@ def test_assets_are_these(defs: dg.Definitions) -> None:
         partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
         parents = sorted(parent.to_user_string() for parent in node.parent_keys)
         checks = sorted(check.name for check in node.check_keys)
-        code_version = node.code_version and node.code_version.partition("-")[0]  # what follows is of settings
+        code_version = node.code_version and node.code_version.partition("-")[0]  # a hash of settings follows
         found[key.to_user_string()] = (node.group_name, node.kinds, code_version, partitions, parents, checks)
     assert found == ASSETS
 
@@ -183,7 +183,7 @@ def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
 
 
 def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference | dg.UrlCodeReference]:
-    """Of every asset, its one link."""
+    """Return the link of every asset."""
     found = {spec.key.to_user_string(): spec.metadata["dagster/code_references"].code_references for spec in defs.resolve_all_asset_specs()}
     assert all(len(links) == 1 for links in found.values())
     return {key: links[0] for key, links in found.items()}

@@ -1,4 +1,4 @@
-"""What makes a partition stale, and what does not: other bytes of what is above it, another revision or other settings, nothing else."""
+"""The changes that make a partition stale. They are other bytes of its inputs, another revision or other settings, and nothing else."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_another_revision_upstream_makes_that_partition_stale_until_it_is_built(
 
 
 def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(tmp_path: Path, tiny_model: Path) -> None:
-    """The UI shows what was only observed as missing, in orange."""
+    """The UI shows partitions that were only observed as missing, in orange."""
     project = Project(tmp_path, tiny_model)
     assert project.build_tokenizer().success
 
@@ -149,7 +149,7 @@ def test_the_job_passes_over_a_source_that_breaks_in_any_way(project: Project, m
     assert any(text.startswith("Traceback") and "in broken\n" in text for text in logged)
 
 
-# What a data set reads from a corpus is decided by settings before it and after it; Dagster is told of them as one version.
+# Settings before the corpus and after the corpus decide the documents of a data set. Dagster gets all of them as one version.
 _CORPUS = {name: {f"corpus/documents {name}"} | caches("pretrain", name) for name in ("books", "letters")}
 
 

@@ -1,4 +1,4 @@
-"""Streams of a Dagster home take turns; what is a cache hit or switched off waits for none of them."""
+"""Streams of a Dagster home take turns. A cache hit, or a data set that is switched off, does not wait."""
 
 import os
 import signal

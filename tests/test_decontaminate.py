@@ -1,4 +1,6 @@
-"""No document of train equals or is near one of val: against brute force, on any number of threads, for every way of splitting."""
+"""Decontamination. No document of train equals or is near a document of val. The tests compare with brute force, on any number of threads,
+for every way to split.
+"""
 
 import shutil
 from pathlib import Path
@@ -44,7 +46,7 @@ def naive_shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def naive_match(text: str, val: list[str], threshold: float) -> Match | None:
-    """The definition: the earliest equal one, else the earliest near one, by looking at all."""
+    """Return the match by definition, from all documents: the earliest equal document, or else the earliest near document."""
     canonical = [" ".join("".join(character for character in one.lower() if character not in ".,!?").split()) for one in [text, *val]]
     if canonical[0] in canonical[1:]:
         return Match("exact", canonical[1:].index(canonical[0]), 1.0)
@@ -168,7 +170,9 @@ def test_val_that_comes_after_train_is_refused_unless_it_is_known(tmp_path: Path
 def test_a_train_document_before_val_is_full_gives_the_same_on_any_number_of_threads(
     tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int
 ) -> None:
-    """The index is complete after the first chunk; what has no split and is in it goes on to val until the budget is met."""
+    """The index is complete after the first chunk. Documents without a split that are in the index still go to val until the budget is
+    met.
+    """
     val = [Document(text, split="val") for text in sentences(256, words=8)]
     train = [Document("another", split="train"), *(Document(text, split="train") for text in sentences(255, seed=3, words=8))]
     again = [Document(text.text) for text in val]

@@ -1,4 +1,4 @@
-"""Bands and the greedy pass: the same documents go as with one index that is asked and filled document by document."""
+"""Bands and the greedy pass. The dropped documents are those of an index that is searched and filled document by document."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def triples(dropped: Dropped) -> list[Triple]:
 def insert_one_by_one(
     signatures: Signatures, bands: int, rows: int, similarity: Callable[[int, int], float] | None = None, threshold: float = 0
 ) -> list[Triple]:
-    """The rule, plainly: dictionaries of buckets, in order."""
+    """Apply the rule plainly, with dictionaries of buckets, in order."""
     digests: dict[bytes, int] = {}
     buckets: dict[tuple[int, bytes], list[int]] = {}
     gone = []
@@ -170,7 +170,7 @@ def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path
 
 
 def test_what_is_dropped_draws_nobody_after_it(tmp_path: Path) -> None:
-    """1 is like 0, 2 is like 1 alone: 2 stays, for 1 is not kept."""
+    """Document 1 is like 0, and 2 is like 1 alone. Document 2 stays, because 1 is not kept."""
     signatures = made_up([(0, [1, 1, 2, 2]), (1, [1, 1, 3, 3]), (2, [4, 4, 3, 3])])
     assert triples(keep_first([signatures], bands=2, rows=2, scratch=tmp_path)) == [(1, 0, False)]
 

@@ -1,4 +1,4 @@
-"""`niels-cache diff`: two builds are equal or not, and what it names is what was changed, wherever in the files that is."""
+"""The command `niels-cache diff`. Two builds are equal or not, and the command names the change, in any place of the files."""
 
 import errno
 import json

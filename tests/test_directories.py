@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, partial ones that are gone on with, and the lock that lets one build at a time write."""
+"""Directories that appear whole or not at all, partial directories that the next build resumes, and the lock for one build at a time."""
 
 import errno
 import fcntl
@@ -32,11 +32,11 @@ def no_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stopped(BaseException):
-    """What interrupts raise is no Exception."""
+    """An error that does not derive from Exception, as those of interrupts."""
 
 
 def build(target: Path, content: str) -> None:
-    """A resumable build with a file in a folder; it looks at nothing that an earlier one left."""
+    """Make a resumable build with a file in a folder. It does not look at files of an earlier build."""
     with atomic_directory(target, resumable=True) as partial:
         for path in (partial / "train", partial / SCRATCH_NAME, partial / "meta.json"):
             commit.remove(path)
@@ -265,7 +265,7 @@ def test_whichever_call_the_disk_refuses_the_cache_is_whole_and_the_failure_name
 
 
 def problem_of(target: Path) -> str | None:
-    """What a build says that fails."""
+    """Return the message of a build that fails."""
     try:
         build(target, "new")
     except NielsCacheError as error:

@@ -1,4 +1,4 @@
-"""What train and val of a finished cache have in common is found from the tokens: which documents, where from, and all of them."""
+"""Common documents of train and val in a finished cache. The check finds all of them from the tokens, with their origin."""
 
 import json
 import os

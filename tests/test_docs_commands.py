@@ -1,4 +1,4 @@
-"""Every command and snippet of README and docs runs as it stands, page by page, or is on the list with the reason why it does not.
+"""Every command and snippet of README and docs runs unchanged, page by page, or is on the list of exceptions with a reason.
 
 One project is built for all pages, small stand-ins for the quickstart and the data sets that pages speak of, and each page works in a copy
 of it. The tutorial starts from nothing, in an empty folder beside a clone.
@@ -91,7 +91,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
 NEEDS: dict[str, dict[str, str]] = {
     "docs/recipes.md": {"import lightning": "lightning", "from accelerate": "accelerate"},
 }
-# What stands for the reader's own.
+# Names that stand for the reader's own.
 NAMES = {"NAME": "wikipedia", "my_corpus": "wikipedia"}
 
 CONFIG = """
@@ -140,7 +140,7 @@ files = ["chats.jsonl"]
 
 @pytest.fixture(scope="module")
 def prepared(quickstart: Path, tiny_model: Path) -> Path:  # noqa: F811
-    """A folder as a reader has it who has done what pages assume."""
+    """A folder of a reader who has done everything that pages assume."""
     folder = quickstart
     (folder / "examples").symlink_to(REPOSITORY / "examples")
     shutil.copy(tiny_model.parent / META_NAME, folder / "cache/quickstart/tokenizer")
@@ -226,7 +226,7 @@ def reader_of(page: str, folder: Path, patch: pytest.MonkeyPatch) -> Reader:
 
 
 def read(page: str, reader: Reader) -> None:
-    """All blocks in order. What is on the list and not on the page goes from the list."""
+    """Run all blocks in order. Entries of the list that are not on the page are removed from the list."""
     for block in blocks_of(REPOSITORY / page):
         reader.read(block)
     assert reader.used == set(reader.not_run), "on the list, and not on the page"

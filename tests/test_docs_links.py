@@ -1,4 +1,4 @@
-"""Links of README and docs lead somewhere: files that are there, headings that are there, pictures that are there."""
+"""Links of README and docs. Their files, headings and pictures exist."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ def links_of(path: Path) -> list[str]:
 
 
 def anchors_of(path: Path) -> set[str]:
-    """As GitHub makes them of headings: lower case, no punctuation, a hyphen for a blank, numbered where they repeat."""
+    """Return the anchors that GitHub makes from headings: lower case, no punctuation, a hyphen for a blank, a number for a repetition."""
     seen: Counter[str] = Counter()
     anchors = set()
     for heading in re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The page of messages quotes words that our code still says, and the cookbook has a recipe for every source."""
+"""The page of messages quotes words that our code still has, and the cookbook has a recipe for every source."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ COOKBOOK = REPOSITORY / "docs/cookbook.md"
 
 
 def quoted_words(page: Path) -> list[str]:
-    """Return the first cell of each row that is code: what the page tells readers to look for in a message."""
+    """Return the first cell of each row that is code. Readers look for these words in a message."""
     return re.findall(r"^\| `([^`]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
 
 

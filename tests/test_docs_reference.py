@@ -1,4 +1,4 @@
-"""Pages that are made from code are what the code says now, and say all of it."""
+"""Pages that are made from code are current and complete."""
 
 import inspect
 import re
@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
@@ -20,6 +22,7 @@ from tests.golden.imports import described_names
 from tests.parts_project import PartsProject, build
 from tests.small_project import small_project
 from tests.tiny import sentences
+from tests.tokenizer_files import EOT, WORDS_PATTERN, write_json, write_ranks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PUBLIC = ("niels_cache_runtime", "niels_cache_runtime.megatron", "niels_cache_assets", "niels_cache_assets.build_cache")
@@ -47,7 +50,7 @@ def test_everything_public_is_on_an_api_page_and_named_by_topic() -> None:
 
 @pytest.fixture(scope="module")
 def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer: SentencePieceTokenizer) -> list[Meta]:
-    """Of every kind and way of building, as they are written today."""
+    """Return a meta.json of every kind and way of building, as builds write it today."""
     project = small_project(tmp_path_factory.mktemp("metas"), tiny_model)
     project.build_all()
     for family in FAMILIES:
@@ -57,11 +60,25 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
     prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
     import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
+    tokenizers = [tiny_model.parent / META_NAME, *tokenizers_of_others(tmp_path_factory.mktemp("tokenizers"))]
     pages = PartsProject(project.root.parent / "in_parts", tiny_model)
     pages.write([20, 20])
     build(pages.graph(2, "val_tokens = 50"))
     found = [path for root in (project.root, pages.folder) for path in sorted(root.rglob(META_NAME))]
-    return [read_meta(str(path)) for path in (tiny_model.parent / META_NAME, *found)]
+    return [read_meta(str(path)) for path in (*tokenizers, *found)]
+
+
+def tokenizers_of_others(folder: Path) -> list[Path]:
+    """A tokenizer.json and ranks of tiktoken, as a cache keeps them."""
+    tables = (
+        f'model = "{write_json(folder / "x.json")}"',
+        f"model = \"{write_ranks(folder / 'x.tiktoken')}\"\npattern = '{WORDS_PATTERN[3:]}'",
+    )
+    for number, table in enumerate(tables):
+        config = folder / f"{number}.toml"
+        config.write_text(f'[tokenizer]\n{table}\nspecial_tokens = {{ eot = "{EOT}" }}\n', encoding="utf-8")
+        build_tokenizer(load_registry(config=str(config)), root=folder / str(number))
+    return sorted(folder.rglob(META_NAME))
 
 
 def test_every_key_that_is_written_is_in_the_table_and_every_key_of_the_table_is_written(metas: list[Meta]) -> None:

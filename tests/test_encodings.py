@@ -1,4 +1,6 @@
-"""What is no text is never taken for it: encodings, byte order marks, replaced bytes counted, binaries dropped, by all sources of files."""
+"""Data that are not text never become documents. All sources of files handle encodings and byte order marks, count replaced bytes, and drop
+binary files.
+"""
 
 import bz2
 import codecs

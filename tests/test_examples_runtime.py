@@ -44,7 +44,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePiec
 
 
 def command() -> list[str]:
-    """What the name of a checkpoint follows."""
+    """Return the words of a command up to the name of the checkpoint."""
     return [str(TRAIN_TINY), "-T", "64", "-B", "4", "--log-every", "1", "--checkpoint"]
 
 

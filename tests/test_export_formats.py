@@ -1,4 +1,4 @@
-"""Every export is what the other project reads: its own reader where it installs, its layout elsewhere."""
+"""Every export can be read by the other project. Its own reader is used if it is installed, and otherwise its layout."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Tokens of Megatron-LM become a cache that verifies, with what is known of them and without what is not."""
+"""Tokens of Megatron-LM become a cache that passes `verify`. It has the known facts about the tokens, and no others."""
 
 from pathlib import Path
 from typing import Any

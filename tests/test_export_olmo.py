@@ -1,4 +1,4 @@
-"""What `export olmo` writes, OLMo-core reads token by token with the lines that the command prints, and document by document."""
+"""The files of `export olmo`. OLMo-core reads them token by token with the lines that the command prints, and document by document."""
 
 import gzip
 import re

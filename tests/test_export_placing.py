@@ -1,4 +1,6 @@
-"""An older export is replaced as a whole and only it: its files are known by their list, and the renames are one step to who looks on."""
+"""The replacement of an older export. All of its files are replaced, and no other file. A list has its files. A reader sees the renames as
+one step.
+"""
 
 import errno
 import os
@@ -75,7 +77,7 @@ def test_a_split_that_has_become_empty_leaves_nothing_of_the_older_export(cache:
     assert any("val" in file.name for file in first.files)
     (first.folder / "prepare.py").write_text("theirs")
     train = write_documents_cache(tmp_path / "later" / "notes", {"train": DOCUMENTS["train"]})
-    for file in first.files:  # what is of val alone is in the way, too
+    for file in first.files:  # a file that only val has is in the way, too
         if "train" in file.name:
             (first.folder / file.name).rename(tmp_path / file.name.replace("/", "-"))
     with pytest.raises(NielsCacheError, match=r"val\S*: is there"):

@@ -1,4 +1,4 @@
-"""An export is there as a whole or not at all, replaces an older one only when told to, and takes no memory to speak of."""
+"""An export appears as a whole or not at all. It replaces an older export only on request, and takes little memory."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Caches that another program wrote, with a meta.json that has no hashes: they open, with one warning."""
+"""Caches that another program wrote, with a meta.json without hashes. They open, with one warning."""
 
 import json
 import pickle

@@ -1,9 +1,9 @@
-"""Golden values: what people's caches, Dagster homes, checkpoints and imports rely on, so that moving code moves none of it.
+"""Golden values, on which the caches, Dagster homes, checkpoints and imports of users rely. A change of the code must not change them.
 
-The values are JSON files in tests/golden. A failure names each value that has moved, what it was and what it is. A changed fingerprint or
-code version builds terabytes anew. A changed key or op name cuts off the history of an asset. A changed state stops a training run that
-resumes. If a change is meant, write the files anew with `pytest tests/test_golden_values.py --write-golden`, read their diff, and add a
-line to CHANGELOG.md that says what people have to build again or to change.
+The values are JSON files in tests/golden. A failure names each value that has changed, with the old value and the new value. A changed
+fingerprint or code version builds terabytes anew. A changed key or op name cuts off the history of an asset. A changed state stops a
+training run that resumes. If a change is meant, write the files anew with `pytest tests/test_golden_values.py --write-golden`, read their
+diff, and add a line to CHANGELOG.md about the builds and changes that users must make.
 
 The small project is built with the tokenizer of a stored release, so that no value depends on SentencePiece's training. A name in angle
 brackets stands for what depends on the machine, the time or a library's version (tests/golden/project.py). Bytes that a library decides
@@ -144,7 +144,7 @@ def test_dagster_yaml(built: Built, golden: Golden) -> None:
     golden.hold("dagster_yaml", yaml.safe_load((built.home / "dagster.yaml").read_text(encoding="utf-8")))
 
 
-# What a stopped build leaves
+# The files of a stopped build
 
 
 STOPPED: dict[str, tuple[str, tuple[str, ...]]] = {  # by stage: what it builds, and what is there before
@@ -172,7 +172,7 @@ def test_journals_of_stopped_builds(built: Built, folder: Path, golden: Golden) 
     golden.hold("journals", {stage: stopped(built.plain, stage, folder / "stopped" / stage) for stage in STOPPED})
 
 
-# What Dagster knows
+# The records of Dagster
 
 
 def registries(built: Built) -> dict[str, Registry]:
@@ -205,7 +205,7 @@ def _plain_fields(request: Any) -> dict[str, Any]:
     return {**config, "assets": sorted(key.to_user_string() for key in keys)}
 
 
-# What training reads
+# The values that training reads
 
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 LETTERS, NOTES, CHATS = "pretrain/letters/train", "pretrain/notes/train", "sft/chats/train"
@@ -315,7 +315,7 @@ def test_exports(built: Built, folder: Path, golden: Golden, most: str) -> None:
     golden.hold(f"exports_{most.replace(' ', '_')}", found)
 
 
-# What other code imports
+# The names that other code imports
 
 
 def test_public_names_and_their_parameters(golden: Golden) -> None:
@@ -328,9 +328,9 @@ def test_public_names_and_their_parameters(golden: Golden) -> None:
 
 
 def test_documented_imports(built: Built, golden: Golden) -> None:
-    """What pages and descriptions in the UI import or name, now or when the file was written, can be imported.
+    """All names that pages and descriptions in the UI import or mention can be imported. This includes the names in the stored file.
 
-    A path that is new there is a promise from now on: write it into the file.
+    A new path on a page is a promise from now on, so write it into the file.
     """
     before = FOLDER / "imports.json"
     descriptions = [spec.description or "" for spec in build_defs(registry=built.plain.registry).resolve_all_asset_specs()]

@@ -1,4 +1,5 @@
-"""What each command prints, word by word: tests/wording/ has a session for each, at a terminal's other end (no colours, 240 columns).
+"""The output of each command, word by word. tests/wording/ has a session for each command, as on a terminal without colours and with 240
+columns.
 
 A change of words is a change of these files. Write them again, then read the diff:
 

@@ -1,4 +1,6 @@
-"""What the packages never do with a file or a name from elsewhere: told from their syntax, so that it cannot creep in."""
+"""Things that the packages never do with a file or a name from elsewhere. The tests read the syntax of the packages, so no such code can
+enter.
+"""
 
 import ast
 from functools import cache

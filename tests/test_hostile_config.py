@@ -1,4 +1,4 @@
-"""niels_cache.toml by somebody who means ill, or by nobody: every value is refused in one line or makes a registry that can be asked."""
+"""A hostile or random niels_cache.toml. Each value is refused in one line, or the result is a registry that works."""
 
 import math
 from pathlib import Path
@@ -80,7 +80,7 @@ def config(draws: Draws) -> str:
 
 
 def ask(registry: Registry) -> None:
-    """What every command asks of a registry before it opens anything."""
+    """Ask a registry for the values that every command needs before it opens a file."""
     for family in ("pretrain", "sft"):
         for name in registry.datasets(family):
             assert is_valid_name(name)

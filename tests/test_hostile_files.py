@@ -1,4 +1,4 @@
-"""Files that are not what they say, found by fuzzing or thought of: refused with one line that names them, whatever they hold."""
+"""Files with false content, from fuzzing or from thought. They are refused with one line that names the file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Names and links that lead out of a cache, an export or an index: refused by all who read, and nothing outside is touched."""
+"""Names and links that lead out of a cache, an export or an index. All readers refuse them, and nothing outside is touched."""
 
 import os
 from collections.abc import Callable

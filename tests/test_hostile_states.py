@@ -1,4 +1,4 @@
-"""States of loaders that were edited or cut, most of them found by fuzzing: refused before anything is read, never a crash."""
+"""States of loaders that were edited or cut, most of them found by fuzzing. They are refused before a file is read, and never crash."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ def test_an_edited_state_is_refused(folder: str, edit: Callable[[State], Any]) -
 
 
 def test_a_state_is_refused_whole(folder: str) -> None:
-    """What was refused has changed nothing: the loader goes on where it was."""
+    """A refused state changes nothing. The loader continues at its position."""
     loader = TokenLoader(folder, T=8, B=2, seed=7)
     before = loader.state_dict()
     refused = 0
@@ -86,7 +86,7 @@ def test_a_state_is_refused_whole(folder: str) -> None:
             assert loader.state_dict() == before
         else:
             loader.load_state_dict(before)
-    assert refused >= 20  # the rest is what only the constructor is told of
+    assert refused >= 20  # only the constructor gets the other settings
 
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Text that is meant to do harm: sizes that no memory holds, names that leave their folder, special tokens by every way into a text."""
+"""Text that is meant to do harm, with huge sizes, names that leave their folder, and special tokens in every place."""
 
 import bz2
 import gzip

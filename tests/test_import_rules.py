@@ -1,4 +1,4 @@
-"""The two import rules that give the house its rooms (DESIGN, section 1)."""
+"""The two rules about imports between packages."""
 
 import ast
 import subprocess

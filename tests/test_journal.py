@@ -1,4 +1,4 @@
-"""What a build that was stopped leaves, and what the next one makes of it."""
+"""The files of a stopped build, and how the next build uses them."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def tokens(count: int) -> np.ndarray:
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("stop", [0, 1, 31, 32, 33, 64, 100])
 def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int, dtype: np.dtype) -> None:
-    """Both are what they are in one go, wherever they stopped: before, in, at the end of, and behind a shard of 32 tokens."""
+    """Both equal the result of a run without a stop. The stop may be before, in, at the end of, or behind a shard of 32 tokens."""
     written: list[tuple[Files, dict[str, bytes]]] = []
     for folder in (tmp_path / "once", tmp_path / "twice"):
         folder.mkdir()

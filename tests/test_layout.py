@@ -1,6 +1,7 @@
-"""The house stays in order: no circle of imports, no crowded folder, no long module, and a room imports what it may.
+"""The rules of the layout. There is no cycle of imports, no crowded folder and no long module. A room imports only the rooms that it may
+import.
 
-tests/layout.toml lists what breaks these rules today. Its entries go as the code is put in order; a rule that holds has none.
+tests/layout.toml lists code that breaks these rules today. An entry is removed when the code is repaired.
 """
 
 import re
@@ -48,7 +49,7 @@ ROOMS = {  # what each room may import of its own package
         "indices": "config",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
-        "own_data": "config show sources",
+        "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices parts show sources streaming tokenizer",
         "defs": "artifacts build_cache config corpus disk parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data show sources streaming tokenizer",
@@ -108,7 +109,7 @@ def test_a_module_is_short() -> None:
 
 
 def hold(found: dict[str, int], rule: str) -> None:
-    """Assert that nothing breaks a rule but what is known to, and that by no more than before."""
+    """Assert that only known code breaks a rule, and not more than before."""
     known = LEFT[rule]
     assert {name: count for name, count in found.items() if count > known.get(name, 0)} == {}
     assert sorted(known.keys() - found.keys()) == [], "in order now: take it out of layout.toml"

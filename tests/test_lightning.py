@@ -1,4 +1,4 @@
-"""Training under Lightning: a run that was stopped at a checkpoint goes on with the batches that a run without a stop would take."""
+"""Training under Lightning. A run that was stopped at a checkpoint continues with the batches of a run without a stop."""
 
 import copy
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def test_validation_and_accumulation_in_the_middle_change_nothing(lightning: Any
 
 
 def test_lightnings_own_handling_would_leave_out_a_batch(lightning: Any, folder: str, tmp_path: Path) -> None:
-    """What the callback is for. If this fails, Lightning has changed, and the callback may go."""
+    """The reason for the callback. If this fails, Lightning has changed, and the callback can be removed."""
     trainer = lightning.trainer_of(None, tmp_path, callbacks=[], max_steps=STEPS, max_epochs=-1)
     trainer.fit(lightning.Model(stop_at=STOP), TokenLoader(folder, T=8, B=4, seed=3))
     saved = torch.load(tmp_path / "stopped.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]

@@ -1,4 +1,4 @@
-"""Resuming is exact: the batches after it are those of the run that was not interrupted, whatever the world size."""
+"""Resuming is exact. The batches are those of a run without an interruption, for any world size."""
 
 import json
 from collections.abc import Iterator, Mapping

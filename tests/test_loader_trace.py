@@ -1,4 +1,4 @@
-"""`trace` names the bytes on disk: every token of a batch is found again in the file that it names."""
+"""The method `trace` names the bytes on disk. Every token of a batch is in the file that `trace` names."""
 
 from itertools import islice
 from pathlib import Path

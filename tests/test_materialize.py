@@ -1,4 +1,6 @@
-"""The one way in which anything is built, told by a kind of one class; the graph; and two processes that want the same thing."""
+"""The one way to build an artifact, tested with a small kind of artifact. The graph, and two processes that build the same artifact, are
+tested too.
+"""
 
 import os
 import re
@@ -222,7 +224,9 @@ prepare = ["dedup"]
 def test_the_order_of_a_graph_has_what_is_read_before_who_reads_it(
     tmp_path: Path, tiny_model: Path, more: str, imported: bool, first: list[str]
 ) -> None:
-    """Drop lists are looked for twice if a mixture needs the tokenizer, and the tokenizer is trained on what is left by the first look."""
+    """Drop lists are built twice if a mixture needs the tokenizer. The tokenizer is trained on the documents that the first search
+    leaves.
+    """
     project = prepare_project(tmp_path, tiny_model, more=more)
     if not imported:
         project.edit(f'model = "{tiny_model}"', "vocab_size = 330")

@@ -295,7 +295,7 @@ def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Pa
 
 
 def test_a_blend_that_takes_more_than_there_is_is_not_kept(tmp_path: Path) -> None:
-    """Who only maps it would not count again: megatron-core does not."""
+    """A reader that only maps the blend, such as megatron-core, would not count again."""
     cache = IndexCache(tmp_path / "index")
     for weights, size in (([0.5, 0.5], 8), ([3, 4], None)):
         with pytest.raises(NielsCacheError, match=r"4 samples .* 1, .* 3"):

@@ -259,7 +259,9 @@ def test_an_empty_document_at_the_very_end_of_the_order_takes_nothing_from_the_l
 def test_megatron_core_masks_every_sample_with_the_first_ones_mask_too(
     prefix: Path, tmp_path: Path, first: int, kept: dict[str, bool]
 ) -> None:
-    """What docs/megatron.md says of the loss mask: without any of the three options, its mask is ours times ours of the first sample."""
+    """Check the text on the loss mask in docs/megatron.md. Without any of the three options, megatron-core's mask is our mask times our
+    mask of the first sample.
+    """
     mine = {name: value for name, value in kept.items() if name != "reset_attention_mask"}
     ours = MegatronGPTDataset(IndexedDataset(prefix), num_samples=None, sequence_length=16, seed=1, pad_token=7, eod_token=0, **mine)
     theirs = core_dataset(prefix, tmp_path, range(120), None, tokenizer=megatron_core.Tokenizer(eod=0, pad=7), **kept)
@@ -287,7 +289,7 @@ def test_a_padded_last_sample_that_is_read_first_masks_all_of_megatron_cores(pre
 
 
 def test_no_samples_asked_for_is_one_epoch_as_in_megatron_core(prefix: Path, tmp_path: Path) -> None:
-    """What Megatron-LM asks for with --eval-iters 0. The index is the one that None asks for."""
+    """Megatron-LM requests this with --eval-iters 0. The index is the same as for None."""
     indexed, cache = IndexedDataset(prefix), IndexCache(tmp_path / "index")
     for sequence_length, some in ((16, True), (10_000, False)):
         theirs = core_dataset(prefix, tmp_path / "core", range(120), 0, sequence_length=sequence_length)

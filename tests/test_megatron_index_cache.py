@@ -1,4 +1,6 @@
-"""The index cache: one builds, all map; nothing stale, nothing half, nobody waits for the dead."""
+"""The index cache. One process builds, and all processes map. An index is never stale or half built, and no process waits for a dead
+process.
+"""
 
 import errno
 import multiprocessing

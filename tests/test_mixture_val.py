@@ -1,4 +1,4 @@
-"""A mixture holds nothing that a member keeps for val, however the member is split and whatever was built first."""
+"""A mixture holds no val document of a member. This holds for every way to split the member, and for any order of builds."""
 
 import json
 import shutil

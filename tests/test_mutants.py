@@ -1,4 +1,4 @@
-"""The mutation check itself (tests/mutants): what it breaks, which tests it runs, and what it says of them."""
+"""The mutation check itself (tests/mutants). The tests check its defects, the tests that it runs, and its report."""
 
 import os
 import shutil

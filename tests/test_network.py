@@ -1,4 +1,5 @@
-"""Bad networks: a hub and a web server on the loopback interface answer wrongly or refuse, and builds end as if they had not, or say why.
+"""Bad networks. A hub and a web server on the loopback interface answer wrongly or refuse. Builds end with the right result, or give the
+reason.
 
 All of it is built in one child process, whose import of the hub's libraries takes longer than the builds.
 """

@@ -1,6 +1,6 @@
-"""Mistakes that a newcomer makes at the keyboard, and what each message has to name: what, where, and the text to type.
+"""Mistakes that a newcomer makes at the keyboard. Each message must name the problem, the place, and the text to type.
 
-Others stand with the commands that they are made with: test_cli_arguments.py, test_registry.py.
+The tests of the commands have other mistakes (test_cli_arguments.py, test_registry.py).
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says on stderr: one line, and nothing is done."""
+    """Return the message of the command on stderr. It must be one line, and nothing is done."""
     assert main(list(arguments)) == 2
     output, errors = capsys.readouterr()
     assert not output

@@ -1,4 +1,4 @@
-"""A cache opened by name: it says what it holds, how to draw from it, and what was meant by a name that is not there."""
+"""A cache that is opened by name. It shows its content and how to draw from it. For a missing name, it suggests a similar name."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Order: a permutation per epoch, the same for ever, shuffled well also where there is little to shuffle."""
+"""Order, which is a permutation for each epoch. It never changes between versions, and it is well shuffled even for few samples."""
 
 import math
 import pickle

@@ -59,7 +59,7 @@ class Expected:
 
 
 def by_hand(example: list[int], *, T: int, loss_on: str, overflow: str) -> Expected | None:
-    spans: list[int] = []  # the span of each token's target, 0 if it is none
+    spans: list[int] = []  # the span of each token's target, 0 for a token that is not a target
     inside, span = False, 0
     for offset, token in enumerate(example):
         spans.append(span if inside and token != ASST and offset else 0)

@@ -1,4 +1,4 @@
-"""Packing: every example once, whole, in as few rows as best fit decreasing needs."""
+"""Packing. Every example is packed once, whole, in as few rows as best fit decreasing needs."""
 
 import hashlib
 from collections import Counter

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,7 +23,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
-from niels_cache_assets.sources.reading.parquet_files import ParquetTable
+from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decoded_ahead
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
@@ -258,6 +259,55 @@ def test_rows_begin_anywhere(tmp_path: Path, start: int) -> None:
     batches = ParquetTable(str(tmp_path / "a.parquet"), "a").batches(most_rows=4, start=start)
     found = [(first + index, text) for first, batch in batches for index, text in enumerate(batch["text"].to_pylist())]
     assert found == [(row, str(row)) for row in range(start, 20)]
+
+
+class Batches:
+    """Batches of one row with this many characters. It counts the decoded ones. `error`: raised after the last one."""
+
+    def __init__(self, lengths: list[int], error: Exception | None = None) -> None:
+        self._lengths, self._error = lengths, error
+        self.decoded = 0
+        self.changed = threading.Condition()
+
+    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for number, length in enumerate(self._lengths):
+            with self.changed:
+                self.decoded += 1
+                self.changed.notify()
+            yield number, pa.record_batch({"text": ["x" * length]})
+        if self._error is not None:
+            raise self._error
+
+
+def test_one_small_batch_is_decoded_ahead() -> None:
+    batches = Batches([1, 1, 1])
+    read = decoded_ahead(iter(batches))
+    next(read)
+    with batches.changed:
+        assert batches.changed.wait_for(lambda: batches.decoded == 2, timeout=60)
+    assert [number for number, _ in read] == [1, 2]
+
+
+def test_nothing_is_decoded_ahead_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
+    batches = Batches([2000] * 5)
+    assert [(number, batches.decoded) for number, _ in decoded_ahead(iter(batches))] == [(number, number + 1) for number in range(5)]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_an_error_comes_after_the_batches_before_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", most)
+    read = decoded_ahead(iter(Batches([1, 1, 1], NielsCacheError("damaged"))))
+    assert [next(read)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(NielsCacheError, match="damaged"):
+        next(read)
+
+
+def test_a_reader_that_stops_early_leaves_no_thread() -> None:
+    read = decoded_ahead(iter(Batches([1] * 9)))
+    next(read)
+    read.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Folders of data sets that were exchanged, renamed or copied: found, and refused to whoever goes by the name; the path still opens."""
+"""Folders of data sets that were exchanged, renamed or copied. They are found, and refused if they are opened by name. They still open by
+path.
+"""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Few signs of English that needs a second read are left in docstrings, comments, messages and pages; tests/plain_english.py lists them."""
+"""Few signs of English that needs a second read are left in docstrings, comments, messages and pages. tests/plain_english.py lists them."""
 
 from collections import Counter
 from pathlib import Path
@@ -45,6 +45,13 @@ def test_few_signs_are_left() -> None:
     assert found.total() <= 20
 
 
+def test_no_sign_is_left_in_the_tests() -> None:
+    """The strings of tests are not read, because they are data, and the names of cases."""
+    paths = list(files([ROOT / "tests"]))
+    assert len(paths) > 200
+    assert [f"{path.name}: {sign}: {words}" for path in paths for _, sign, words in signs(path, strings=False)] == []
+
+
 @pytest.mark.parametrize("sign", SIGNS)
 def test_each_sign_is_found(sign: str, tmp_path: Path) -> None:
     module, page = tmp_path / "module.py", tmp_path / "page.md"
@@ -54,6 +61,7 @@ def test_each_sign_is_found(sign: str, tmp_path: Path) -> None:
     )
     page.write_text(f"{SAMPLES[sign]}\n\n```\n{SAMPLES[sign]}\n```\n\n`{SAMPLES[sign]}`\n", encoding="utf-8")
     assert [line for line, name, _ in signs(module) if name == sign] == [3, 2, 4]
+    assert [line for line, name, _ in signs(module, strings=False) if name == sign] == [3, 2]
     assert [line for line, name, _ in signs(page) if name == sign] == [1]
 
 

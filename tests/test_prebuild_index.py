@@ -1,4 +1,6 @@
-"""`niels-cache prebuild-index`: what it builds is what training then only maps; blends of the configuration and of Megatron-LM's files."""
+"""The command `niels-cache prebuild-index`. Training only maps the indices that it builds, for blends of the configuration and of
+Megatron-LM's files.
+"""
 
 import json
 import multiprocessing

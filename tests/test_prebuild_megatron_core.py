@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def one_process() -> Iterator[None]:
-    """What megatron-core needs to build a blend: a process group, of this process."""
+    """Make a process group of this process, because megatron-core needs a group to build a blend."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -66,7 +66,7 @@ def null_tokenizer() -> Any:
 
 
 def build(folder: str, *, sizes: list[int | None] = SIZES, seed: int = 7, tokenizer: Any = None, **config: Any) -> list[Any]:
-    """What its BlendedMegatronDatasetBuilder builds, train, valid and test."""
+    """Return train, valid and test, as megatron-core's BlendedMegatronDatasetBuilder builds them."""
     core = megatron_core.load()
     settings = {
         "random_seed": seed,
@@ -116,7 +116,7 @@ def samples_of(dataset: Any) -> list[dict[str, Any]]:
 
 PER_SPLIT = '{"train": ["0.3", "a_document", "0.7", "./b_document"], "valid": "c_document", "test": null}'
 SPLIT = "80,15,5"
-# What the command is given, and what the builder is: indices that are files of its own (3 arrays or 2, and a description each).
+# The arguments of the command and of the builder. Each index has its own files (3 arrays or 2, and a description).
 RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
     "one prefix": (f"--data-path {A} --split {SPLIT} {STEPS}", {"blend": ([A], None), "split": SPLIT}, 3 * 4),
     "the default split": (f"--data-path {LONG} {STEPS}", {"blend": ([LONG], None), "split": "969, 30, 1"}, 3 * 4),

@@ -13,6 +13,7 @@ from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset
 from niels_cache_runtime.cache import gather as batches
 from niels_cache_runtime.cache import mmap, opening
 from niels_cache_runtime.cache.mmap import MappedTokens
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from tests.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
 PAGE_TOKENS = mmap.mmap.PAGESIZE // 2
@@ -196,7 +197,7 @@ def test_files_stay_mapped_exactly_as_long_as_something_refers_to_them(tmp_path:
     if not maps.exists():
         pytest.skip("the system does not list its maps")
     write_shards(tmp_path, [range(5), range(5, 9)])
-    mapped = MappedTokens([tmp_path / "shard_00000.bin", tmp_path / "shard_00001.bin"])
+    mapped = MappedTokens([tmp_path / "shard_00000.bin", tmp_path / "shard_00001.bin"], dtype=TOKEN_DTYPE)
     last = mapped.shards[1][2:]
     assert str(tmp_path) in maps.read_text()
     del mapped

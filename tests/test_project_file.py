@@ -1,4 +1,6 @@
-"""A project is what its file names: the catalog, the fallback, what is switched off, and what a user is told of each."""
+"""A project consists of the data sets in its file. The tests cover the catalog, the fallback, data sets that are switched off, and the
+messages.
+"""
 
 import json
 import os
@@ -38,7 +40,7 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a build of SMALL and NOTES leaves."""
+    """Return the caches after a build of SMALL and NOTES."""
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

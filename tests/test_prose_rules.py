@@ -13,7 +13,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 FOUR_WORDS = re.compile(r"""(?:[A-Za-z'’,;:()"]+ ){3}[A-Za-z]{2}""")  # the colon after a path counts as a word
-DATA = {  # tests whose tables hold documents or code; what the product says is in none of them
+DATA = {  # tests whose tables hold documents or code, and no text of the product
     "test_cleaning_filters.py": {
         "test_a_filter_at_its_threshold",
         "test_the_gopher_family_at_its_thresholds_where_it_is_asked_for",

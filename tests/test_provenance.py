@@ -1,4 +1,4 @@
-"""What a cache says about where its text came from: of local files nothing of the hub's, whatever the source is called."""
+"""The origin of the text in the meta.json of a cache. A cache of local files names nothing of the hub, whatever the name of the source."""
 
 import json
 from collections.abc import Callable

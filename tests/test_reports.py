@@ -75,7 +75,7 @@ def reported(project: SmallProject, *, history: History = NO_HISTORY, registry: 
     return cache_report(registry, items, root=project.root, history=history)
 
 
-# What a run reads
+# The data that a run reads
 
 
 def test_a_blend_reads_what_the_loader_takes_sample_by_sample(project: SmallProject) -> None:
@@ -214,7 +214,7 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, line: str, named: tu
     assert missing(caught.value, *named) == []
 
 
-# What is built
+# The builds
 
 
 def test_everything_that_is_built_is_there_with_its_size_and_hash(project: SmallProject) -> None:
@@ -360,7 +360,7 @@ def test_ages_are_told_in_the_largest_unit_of_which_there_are_two(seconds: float
 
 
 class Page(HTMLParser):
-    """What a browser would make of it: elements in order, their attributes, and the text."""
+    """The page as a browser reads it, with the elements in order, their attributes, and the text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

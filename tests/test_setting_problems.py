@@ -39,7 +39,7 @@ VALUES: tuple[Any, ...] = ("abc", "5", "0.5", "true", 5, -1, 2.5, 1e300, float("
 
 
 def told(model: type[BaseModel], table: dict[str, Any], key: str) -> list[str]:
-    """What is said of that key."""
+    """Return the message about this key."""
     try:
         model.model_validate(table)
     except ValidationError as error:
@@ -112,7 +112,7 @@ def test_types_of_every_kind_are_told_apart(table: dict[str, Any], said: tuple[s
         ("[pretrain.wikitext]\nval_frac = 1.5", ("val_frac = 1.5: ", "at least 0", "less than 1", "val_frac = 0")),
         ('[pretrain.wikitext]\nprepare = "clean"', ('"clean" or "dedup"', 'write prepare = ["clean"]')),
         ('[pretrain.wikitext]\nenabled = "no"', ("true or false", "quotation marks", "write enabled = false")),
-        ('[tokenizer]\nmodel_type = "unigarm"', ('"unigram" or "bpe"', 'model_type = "unigram"')),
+        ('[tokenizer]\nmodel_type = "unigarm"', ('"bpe" or "bytelevel_bpe"', 'model_type = "unigram"')),
         ("[build]\nshard_bytes = 3", ("shard_bytes = 3: ", "at least 2", "multiple of 2", "shard_bytes = 134_217_728")),
     ],
 )

@@ -100,7 +100,7 @@ def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path
     monkeypatch.setattr(sft_dataset, "_SCAN_TOKENS", 3)  # so that blocks end inside examples
     examples = [
         [USR, U, EOT, ASST, A, EOT],
-        [USR, U, EOT],  # nobody answers
+        [USR, U, EOT],  # no message of the assistant
         [USR, U, U, U, U, EOT, ASST, A, EOT],  # answered after the cut
         [USR, U, U, EOT, ASST, A, EOT],  # its sentinel is the last token kept, its answer is cut
         [USR, U, EOT, ASST],  # an answer of nothing, followed by another example

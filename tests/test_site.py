@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.site import BUILD, ROOT, copy_pages, for_the_site, run_zensical
+from docs.site import BUILD, ROOT, add_words_to_search, copy_pages, for_the_site, run_zensical
 from docs.versions import publish
 from tests.docs_reader import PAGES, page_name
 from tests.golden.imports import described_names
@@ -27,6 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     done = run_zensical(BUILD, folder, REPOSITORY_URL)
     assert done.returncode == 0
+    add_words_to_search(folder / "build/site")
     return folder / "build/site"
 
 
@@ -67,6 +68,13 @@ def test_search_finds_names_and_words(site: Path) -> None:
     index = (site / "search.json").read_text(encoding="utf-8")
     for word in ("TokenLoader", "shuffle_buffer", "prebuild-index", "resume"):
         assert word in index
+
+
+def test_search_finds_words_that_users_type_instead_of_ours(site: Path) -> None:
+    sections = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    texts = {section["location"]: section["text"] for section in sections}
+    assert texts["docs/cookbook/#mix-data-sets-while-training"].endswith("<p>datasets</p><p>ratio proportions</p>")
+    assert not texts["docs/dependencies/#install"].endswith("<p>datasets</p>")
 
 
 def test_each_page_has_a_link_to_edit_it(site: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, kind: type[Jsonl | P
 
 @contextmanager
 def as_another_user() -> Iterator[None]:
-    """Root reads everything, and so becomes nobody for a while."""
+    """Run the block as another user, because root may read every file."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(pwd.getpwnam("nobody").pw_uid)

@@ -122,7 +122,7 @@ DOWN = {"source": "fineweb_edu", "dataset": "down/data"}
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What comes of the tables of WRONG, and of DOWN, all read in one child process."""
+    """Return the errors for the tables of WRONG and of DOWN. One child process reads all of them."""
     hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
     hub.gated.add("Salesforce/wikitext")
     hub.faults = ByName({"down": Faults(itertools.repeat("503"))})

@@ -167,7 +167,7 @@ def test_parquet_files_of_the_hub_are_read_by_their_columns(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("suffix", "harm"), [(".gz", "cut"), (".bz2", "cut"), (".xz", "cut"), (".zst", "cut"), (".bz2", "overwritten")]
-)  # what else is overwritten may be found by its checksum only, after it was read
+)  # other overwritten bytes may be found only by the checksum, after the data were read
 @pytest.mark.parametrize("kind", ["dump", "wikiextractor", "jsonl", "text"])
 def test_a_damaged_tail_fails_or_is_left_out_and_counted(tmp_path: Path, suffix: str, harm: str, kind: str) -> None:
     texts = [noise(number, words=700) for number in range(60)]
@@ -410,7 +410,7 @@ HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- 
 
 @pytest.mark.parametrize("unit", HOSTILE.split())
 def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scan is linear by its making (bounded repeats, a bounded stack); what the parser is given is counted here."""
+    """The scan is linear by design (bounded repeats, a bounded stack). This test counts the text that the parser gets."""
     given_to_parser = []
     parse = wikipedia_markup._parse
 

@@ -1,4 +1,6 @@
-"""Room is asked for before a build: one that surely does not fit is refused, a guess only warns, and what is not known is not guessed."""
+"""Checks of the disk space before a build. A build that certainly does not fit is refused. An estimate only warns. An unknown size is not
+estimated.
+"""
 
 import gzip
 import json

@@ -228,7 +228,7 @@ def test_no_mixture_of_pieces_of_special_tokens_becomes_one(
 
 
 def test_no_field_or_markup_puts_a_special_token_together(tmp_path: Path, tokenizers: dict[str, SentencePieceTokenizer]) -> None:
-    """What sources join, decode and take out of markup: titles and texts, instructions and inputs, escapes, comments, entities."""
+    """Sources join, decode and convert text (titles and texts, instructions and inputs, escapes, comments, entities)."""
     token, half = SPECIALS[0], len(SPECIALS[0]) // 2
     escaped = "".join(f"\\u{ord(character):04x}" for character in token)
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{escaped}"}}\n' + json.dumps({"title": token[:half], "text": token[half:]}) + "\n")

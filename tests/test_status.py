@@ -1,4 +1,6 @@
-"""`niels-cache status`: one look says what is complete, what is not and why, who is at work, and what can be gone on with."""
+"""The command `niels-cache status`. It shows which caches are complete, why others are not, which process builds, and which build can be
+resumed.
+"""
 
 import errno
 import json
@@ -99,7 +101,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 
 def leave_unfinished(target: Path, *, share: float | None) -> None:
-    """One that a build of the project as it is would go on with."""
+    """Leave an unfinished build that the next build of this project would resume."""
     registry = load_registry(config=str(target.parents[2] / "niels_cache.toml"))
     revision = registry.source(target.name).revision({})
     expected = graph(registry, target.parents[1]).dataset(target.name).journal(revision)

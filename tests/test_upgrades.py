@@ -1,10 +1,10 @@
-"""What earlier commits left on the disk works with today's code: caches, unfinished builds, states of loaders, Dagster homes.
+"""Files of earlier commits work with the code of today. They are caches, unfinished builds, states of loaders, and Dagster homes.
 
-Each folder tests/upgrades/YYYY-MM-DD-HASH was made by the commit of that name; tests/upgrades/make.py says how, and what is in it. Before
-the first change of an issue that touches what is written, and with each release, another is added beside these; none is ever made anew or
-removed. Nothing here names a kind of source: made.json says on which code versions each thing depends, and those that rose since tell what
-must be called stale. The kinds `steady` and `steady_chats` are of the fixtures alone, so there is always something that must still be good.
-If a test fails here, either bytes that people have were invalidated, or a code version was not raised.
+The commit in its name made each folder tests/upgrades/YYYY-MM-DD-HASH. tests/upgrades/make.py describes how, and the content. With each
+release, and before the first change of written files in an issue, a new folder is added. No folder is ever made again or removed. The tests
+name no kind of source. made.json has the code versions on which each thing depends, and a thing must be stale if one of these versions has
+risen since. The kinds `steady` and `steady_chats` are of the fixtures alone, so there is always something that must still be good. If a
+test fails here, either bytes that people have were invalidated, or a code version was not raised.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Release:
 
     @property
     def changed(self) -> set[str]:
-        """The code versions that are others now, or were none."""
+        """Return the code versions that have changed or are new."""
         now, then = make.code_versions(self.registry), self.made["code_versions"]
         return {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
 
@@ -108,7 +108,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]
 
 
 def conditions(capsys: pytest.CaptureFixture[str], release: Release) -> dict[str, dict[str, Any]]:
-    """What status says of each folder of the cache, by its path in it."""
+    """Return the status of each folder of the cache, by its path in the cache."""
     _, said = told(capsys, "status", "--all", "--config", release.config)
     return {Path(entry["directory"]).relative_to(release.cache).as_posix(): entry for entry in said["data_sets"]}
 

@@ -1,4 +1,6 @@
-"""`python -m niels_cache_runtime.verify`: a clean cache is clean, and each kind of damage is one finding in the right file."""
+"""The program `python -m niels_cache_runtime.verify`. It finds nothing in a sound cache, and one finding in the right file for each kind of
+damage.
+"""
 
 import errno
 import functools
@@ -69,7 +71,7 @@ def test_names_select_data_sets_and_unfinished_builds_are_ignored(tmp_path: Path
 
 
 def rehash(folder: Path, **fields: object) -> None:
-    """What somebody does who hides a change: every hash made anew, that of meta.json included."""
+    """Compute every hash again, including that of meta.json, as somebody would do to hide a change."""
     kept = {key: value for key, value in read_meta(str(folder / "meta.json")).items() if key not in ("files", "content_sha256")}
     write_meta_of(folder, **{**kept, **fields})
 

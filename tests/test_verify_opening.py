@@ -1,4 +1,6 @@
-"""Opening a cache hashes nothing unless asked; asked, it refuses what changed, and a copy of what it opened is not hashed again."""
+"""Opening a cache hashes nothing by default. With verification, changed files are refused, and a copy of an open cache is not hashed
+again.
+"""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`niels-cache verify --against-dagster`: a cache whose every hash was made anew is found by what Dagster recorded of it."""
+"""The command `niels-cache verify --against-dagster`. Dagster's record shows a changed cache, even if every hash was computed again."""
 
 import shutil
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""The guard before Dagster's web server: what a stranger's page may send never reaches it, what the UI sends does.
+"""The guard in front of Dagster's web server. Requests of a stranger's page never reach the server, and requests of the UI do.
 
-Every request of a stranger is first shown to do its harm on the server without the guard: what the server itself refuses proves nothing.
+Every request of a stranger first does its harm on the server without the guard. A request that the server itself refuses would prove
+nothing.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def source_files() -> set[str]:
-    """What the two packages consist of, relative to the repository."""
+    """Return the source files of the two packages, relative to the repository."""
     paths = (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*") if path.is_file())
     return {path.relative_to(REPOSITORY).as_posix() for path in paths if "__pycache__" not in path.parts and not path.name.startswith(".")}
 

@@ -202,7 +202,7 @@ def test_a_cache_opened_by_name(narrow: Path, wide: Path) -> None:
 
 
 def test_to_cuda_the_narrow_type_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent has as many bytes as the rows, and becomes int64 there. Any device will do to see that."""
+    """The sent array has as many bytes as the rows, and becomes int64 on the device. Any device shows this."""
     sent: list[torch.Tensor] = []
 
     def send(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""PretrainWindows: every window of the stream, wherever shards end, and where its tokens come from."""
+"""PretrainWindows. The tests check every window of the stream, for any ends of shards, and the origin of its tokens."""
 
 import errno
 import os
@@ -335,7 +335,7 @@ def test_a_file_replaced_by_another_size_while_it_is_opened_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", open_after_replacing)
         with pytest.raises(NielsCacheError, match=r"shard_00001\.bin: .* 18 to 8 bytes"):
-            MappedTokens([tmp_path / shard_name(0), tmp_path / shard_name(1)])
+            MappedTokens([tmp_path / shard_name(0), tmp_path / shard_name(1)], dtype=TOKEN_DTYPE)
 
 
 def test_six_hundred_shards_open_where_a_process_may_have_256_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The example of continuous integration: its YAML parses, and what it runs is there, option by option and partition by partition."""
+"""The example of continuous integration. Its YAML parses, and all of its commands, options and partitions exist."""
 
 import importlib.util
 import re

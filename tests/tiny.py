@@ -1,4 +1,4 @@
-"""Small things many tests need: a tokenizer that trains in a moment, and text to train it on that the tests make themselves."""
+"""Small helpers of many tests. They make a tokenizer that trains in a moment, and made-up text for its training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ WORDS = _TEXT.split()
 
 
 def sentences(count: int, *, seed: int = 0, words: int = 12) -> list[str]:
-    """`count` made-up sentences of `words` words, the same for the same seed."""
+    """Return `count` made-up sentences of `words` words. The same seed gives the same sentences."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(len(WORDS), (count, words), generator=generator).tolist()
     return [" ".join(WORDS[index] for index in row).capitalize() + "." for row in draws]
@@ -41,7 +41,7 @@ _FIRST_ID, _IDS_OF_A_LETTER = 100, 780  # of "~", the last letter: 98,380 to 99,
 
 
 def train_tiny_tokenizer(folder: Path) -> Path:
-    """Train a 400-piece tokenizer on made-up text through the real code; returns the .model file."""
+    """Train a tokenizer of 400 pieces on made-up text with the real code. Return the .model file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sample.txt").write_text("\n".join(sentences(400)), encoding="utf-8")
     config = folder / "niels_cache.toml"

@@ -1,4 +1,4 @@
-"""A cache root with a tokenizer, documents and chats whose lineage a test knows, for the commands that name where tokens came from."""
+"""A cache root with a tokenizer, documents and chats of known lineage, for the commands that show the origin of tokens."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import sha256_file, write_meta
 
-QUESTION = "a stream?"  # of every chat
+QUESTION = "a stream?"  # the text of every chat
 _SETTINGS: dict[str, Any] = {"max_train_tokens": 100_000, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None}
 
 
@@ -45,7 +45,9 @@ def build_chats(root: Path, tokenizer: SentencePieceTokenizer, answers: Sequence
 
 
 def build_root(root: Path, tokenizer: SentencePieceTokenizer, *, texts: Sequence[str], answers: Sequence[str], **changes: Any) -> Path:
-    """notes: documents that cross shards; chats: examples that rows pack several of. `changes`: of the settings of notes."""
+    """Build a root. notes: documents that cross shards. chats: short examples, several of which fit into a row. `changes`: changed settings
+    of notes.
+    """
     put_tokenizer(root, tokenizer)
     build_notes(root, tokenizer, rows_of(texts), **changes)
     build_chats(root, tokenizer, answers)

@@ -1,6 +1,6 @@
-"""Sessions at a terminal as text files: what was typed, what it printed, and its exit code. Writing one again shows what has changed.
+"""Sessions at a terminal as text files, with the typed commands, their output, and their exit codes. Write a file again to see the changes.
 
-    # What a comment says, up to the next blank line, is kept.
+    # A comment, up to the next blank line, is kept.
     $ niels-cache status lettres
     ! niels-cache: error: ...        a line on stderr
     = 2                              the exit code
@@ -8,9 +8,9 @@
     | data set  ...                  a line on stdout
     = 0
 
-`niels-cache` runs in this process, each time with the environment as it was at first, its output through a filter if one follows (`|`);
-`cd` is understood; other lines are bash's.
-What varies from run to run and from machine to machine is shown as `#`, in its length, so that tables stay tables.
+`niels-cache` runs in this process, each time with the first environment. If a filter follows (`|`), the output goes through this filter.
+`cd` is understood. bash runs all other lines. Text that varies from run to run and from machine to machine is shown as `#`, in its length,
+so that tables stay tables.
 """
 
 import io
@@ -33,7 +33,7 @@ def _as_long(match: re.Match[str]) -> str:
     return re.sub(r"\w", "#", match[0])
 
 
-# What varies, and what is shown instead.
+# Text that varies, and the text that is shown instead.
 _VARIES = (
     (re.compile(r"\b(?=[0-9]*[a-f])[0-9a-f]{12,}\b"), _as_long),  # hashes
     (re.compile(r"(?<=/session-)\w{8}\b"), _as_long),  # the folder that a session works in
@@ -53,7 +53,7 @@ class Printed:
     code: int
 
     def lines(self) -> Iterator[str]:
-        """As they stand in a file. Blanks at the end of a line are left out."""
+        """Return the lines as they are in a file. Blanks at the end of a line are left out."""
         for sign, text in (("|", self.stdout), ("!", self.stderr)):
             for line in text.splitlines():
                 yield f"{sign} {varying_hidden(line.rstrip())}".rstrip()
@@ -67,7 +67,7 @@ def varying_hidden(line: str) -> str:
 
 
 def written_again(session: str) -> str:
-    """The session with what its commands print now, in this folder; comments and blank lines stay."""
+    """Return the session with the present output of its commands, in this folder. Comments and blank lines stay."""
     lines: list[str] = []
     for line in session.splitlines():
         if line.startswith(TYPED):
@@ -78,7 +78,7 @@ def written_again(session: str) -> str:
 
 
 def commands_of(session: str) -> list[str]:
-    """Of each line that calls ours, the name of the command."""
+    """Return the name of the command for each line that calls our program."""
     typed = [shlex.split(line.removeprefix(TYPED)) for line in session.splitlines() if line.startswith(TYPED)]
     return [words[1] for words in typed if words[0] == PROGRAM]
 
@@ -106,7 +106,7 @@ def _bash(line: str, given: str = "") -> str:
 
 
 def run(arguments: list[str]) -> Printed:
-    """What `niels-cache` with these arguments prints, to no terminal."""
+    """Return the output of `niels-cache` with these arguments, without a terminal."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr), _environment_kept():
         try:

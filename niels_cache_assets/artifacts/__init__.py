@@ -1,1 +1,3 @@
-"""Everything that can be built: one class for each kind, one way to build it (`materialize`), and one graph of dependencies (`graph`)."""
+"""Everything that can be built. There is one class for each kind, one way to build an artifact (`materialize`), and one graph of
+dependencies (`graph`).
+"""

@@ -20,7 +20,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, Family
+from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
 Log = Callable[[str], None]
@@ -32,9 +32,9 @@ class Outcome:
     """The result of building one artifact.
 
     meta: the record of the artifact; empty if the artifact is switched off and was never built.
-    kept: whether the existing build stays although a new build may be needed. This happens if upstream is not available or the artifact is
-    switched off.
-    warning: the cause if `kept` is True; otherwise anything that the user should know, or None.
+    kept: whether the existing build stays although a new build may be needed. This happens if upstream (the place of the original data) is
+        not available, or if the artifact is switched off.
+    warning: the reason if `kept` is True. Otherwise, a remark for the user, or None.
     seconds: the duration of this run.
     resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
     """
@@ -61,7 +61,7 @@ class Outcome:
     @property
     def model(self) -> Path:
         """The path of a tokenizer's model."""
-        return self.directory / TOKENIZER_MODEL_NAME
+        return self.directory / tokenizer_model_name(self.meta)
 
     @property
     def name(self) -> str:
@@ -88,10 +88,11 @@ class Written:
 class Work:
     """The arguments of `Artifact.write`.
 
-    directory: the folder to write to. It is empty, or, if the kind of artifact is resumable, as an interrupted build left it.
-    revision: the revision of upstream that `made_of` was computed for.
+    directory: the folder to write to. It is empty. If the kind of artifact is resumable, it may hold the files of an interrupted build
+        instead.
+    revision: the revision of upstream for which `made_of` was computed.
     made_of: everything that decides the bytes.
-    progress: called with the progress of the build; each kind of artifact passes its own type.
+    progress: called with the progress of the build. Each kind of artifact passes its own type.
     force: do not resume.
     """
 
@@ -109,7 +110,7 @@ class Work:
 
     @property
     def resume(self) -> Resume:
-        """The request that a builder keeps a journal in this directory, and resumes from the journal that it finds there."""
+        """A request to a builder: keep a journal in this directory, and resume from the journal that is there."""
         return Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
 
     def open_journal(self, name: str, *, state: type[Any]) -> Journal:
@@ -125,7 +126,7 @@ class Artifact(ABC):
     """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without cached properties.
 
     version: increase this number by hand if the code makes different bytes from the same input.
-    record: the name of the file that is written last; None if each part of the artifact has its own record.
+    record: the name of the file that is written last. It is None if each part of the artifact has its own record.
     """
 
     version: ClassVar[str] = "1"
@@ -152,31 +153,35 @@ class Artifact(ABC):
 
     @abstractmethod
     def identity(self, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the artifact if upstream is at `revision`. Raises NielsCacheError if an input is
+        """Return everything that decides the bytes of the artifact, for this `revision` of upstream. Raises NielsCacheError if an input is
         missing.
         """
 
     @abstractmethod
     def write(self, work: Work) -> Written:
-        """Build the artifact in `work.directory`. Raises NielsCacheError if the build fails; the previous build then stays."""
+        """Build the artifact in `work.directory`. Raises NielsCacheError if the build fails. The previous build then stays."""
 
     @property
     def network_patience(self) -> float | None:
-        """The number of seconds for which requests are retried; None if the build does not use the network."""
+        """The number of seconds for which requests are retried. It is None if the build does not use the network."""
         return None
 
     def inputs(self) -> Sequence[str]:
-        """Return the keys of the artifacts that this artifact is built from. Edges are defined only here. Upstream is not an artifact."""
+        """Return the keys of the artifacts that this artifact is built from. The graph takes its edges only from this method. Upstream is
+        not an artifact.
+        """
         return ()
 
     def unavailable(self) -> str | None:
-        """Return why the artifact is never built now (it is switched off or unused), or None. Raises NielsCacheError if a setting is
-        missing.
+        """Return why this configuration never builds the artifact (it is switched off or unused), or None. Raises NielsCacheError if a
+        setting is missing.
         """
         return None
 
     def finished(self) -> Meta | None:
-        """Return the record of a complete build, if there is one. Raises NielsCacheError if the build must be neither used nor replaced."""
+        """Return the record of a complete build, or None. Raises NielsCacheError if there is a build that must be neither used nor
+        replaced.
+        """
         return finished_meta(self.directory)
 
     def keeps(self) -> str | None:
@@ -209,10 +214,10 @@ class Artifact(ABC):
         return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), {})
 
     def current(self) -> Meta:
-        """Return the record of the existing build if the build is current at the revision of upstream that it was made from.
+        """Return the record of the existing build, if the build is current. The revision of upstream counts as unchanged.
 
-        This method does not look for a newer revision of upstream; `materialize` does. If the build is missing or not current, raises
-        NielsCacheError, which names what to build.
+        Only `materialize` looks for a newer revision of upstream. Raises NielsCacheError if the build is missing or not current. The
+        message names the artifact to build.
         """
         meta = self.finished()
         if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
@@ -224,7 +229,9 @@ class Artifact(ABC):
         return dataclasses.replace(self)  # type: ignore[type-var]
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        """Return a context manager that keeps other builds of this artifact out. Its value is True if it had to wait for another build."""
+        """Return a context manager that keeps other builds of this artifact out. Its value is True if the caller had to wait for another
+        build.
+        """
         return locked(self.directory, is_ours=self.owns, wait=wait, log=log)
 
     def stage(self) -> AbstractContextManager[Path]:

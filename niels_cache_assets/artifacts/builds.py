@@ -1,8 +1,8 @@
-"""Functions for notebooks, which build one artifact by name, in the same way as the command line and a Dagster run.
+"""Functions for notebooks. Each function builds one artifact by name, in the same way as the command line and a Dagster run.
 
-Each function returns a cache hit if the existing build is current, and builds otherwise. wait: if another process is building the same
-artifact, wait for that build instead of failing. force: always build. log: called with each line of the log. All functions raise
-NielsCacheError if they fail; the last good build then stays.
+Each function returns a cache hit if the existing build is current, and builds otherwise. With `wait`, a function waits if another process
+is building the same artifact; otherwise it fails. With `force`, it always builds. `log` is called with each line of the log. All functions
+raise NielsCacheError if they fail. The last good build then stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _silent(message: str) -> None: ...
 def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
     """Build `root/tokenizer/{spm.model, meta.json}`.
 
-    Raises NielsCacheError if the model lacks the special tokens, no source can be read, or the vocabulary is too large for the text.
+    Raises NielsCacheError if the model lacks the special tokens, if no source can be read, or if the vocabulary is too large for the text.
     """
     return materialize(graph(registry, root).tokenizer(), force=force, wait=wait, log=log)
 
@@ -46,16 +46,16 @@ def prepare_corpus(
 
     processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
     set. 1 means that this process does the work.
-    Raises NielsCacheError for a data set without `prepare`, for a source without any usable document, and if a worker was killed.
+    Raises NielsCacheError for a data set without `prepare`, for a source without a usable document, and if a worker was killed.
     """
     corpus = graph(registry, root).corpus(name, processes=processes)
     return materialize(corpus, force=force, wait=wait, on_progress=progress, log=log)
 
 
 def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
-    """Build `duplicates/` under `root` from the current corpora of all data sets with "dedup".
+    """Build `duplicates/` under `root`. It lists the duplicates in the current corpora of all data sets with "dedup".
 
-    Raises NielsCacheError if data sets use "dedup" but none of them has a corpus, and if a corpus is replaced during the search.
+    Raises NielsCacheError if data sets use "dedup" but no data set has a corpus, and if a corpus is replaced during the search.
     """
     return materialize(graph(registry, root).duplicates(), force=force, wait=wait, log=log)
 
@@ -63,7 +63,7 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait
 def write_report(registry: Registry, name: str, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
     """Build `reports/corpus/<name>` under `root`.
 
-    Raises NielsCacheError if the corpus or its drop list is missing or has other settings.
+    Raises NielsCacheError if the corpus or its drop list (the list of its duplicates) is missing or has other settings.
     """
     return materialize(graph(registry, root).report(name), force=force, wait=wait, log=log)
 
@@ -83,7 +83,7 @@ def build_dataset(
 
     run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
     keeps the value of the registry.
-    Raises NielsCacheError if the build fails, and also if the folder holds a different data set and `force` is off.
+    Raises NielsCacheError if the build fails, and if the folder holds a different data set but `force` is off.
     """
     cache = graph(registry, root).cache(name, run_settings)
     for step in cache.steps() if isinstance(cache, Sealed) else ():

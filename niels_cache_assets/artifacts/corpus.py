@@ -1,10 +1,10 @@
-"""The corpus of a data set: the documents of its source, cleaned and signed on every core, and stored on disk.
+"""The corpus of a data set. The documents of its source are cleaned and signed on every core, and stored on disk.
 
 To sign a document is to compute its signature for the search for duplicates. A build makes one pass over the whole source. Token budgets
 apply later, when the cache is built from the corpus. Memory does not depend on the size of the source. A build needs a few chunks of about
-a megabyte for each worker process, and one row group. A document that is larger than a chunk takes about ten times its size in this process
-and fifteen times its size in its worker, including words and copies. The same source and settings give the same bytes, for any number of
-processes. An interrupted run resumes after the last complete file of documents, and its final bytes are the same.
+a megabyte for each worker process, and one row group (a block of rows) of the Parquet file. A document may be larger than a chunk. It then
+takes about ten times its size in this process and fifteen times its size in its worker. The same source and settings give the same bytes,
+for any number of processes. An interrupted run resumes after the last complete file of documents, and its final bytes are the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.streaming.in_flight import map_in_processes
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import check_place
@@ -56,7 +56,8 @@ class Corpus(Artifact):
 
     processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
     set. 1 means that this process does the work.
-    siblings: returns the pretrain tables by name, for a mixture (see `with_prepared`); `current` does not call it.
+    siblings: a function that returns the pretrain tables by name, for a mixture (see `with_prepared`). `current` does not call this
+        function.
     """
 
     registry: Registry
@@ -91,7 +92,7 @@ class Corpus(Artifact):
         return self.siblings()
 
     @cached_property
-    def _tokenizer(self) -> SentencePieceTokenizer | None:
+    def _tokenizer(self) -> TextTokenizer | None:
         return corpus_tokenizer(self.registry, self.name, root=self.root)
 
     def inputs(self) -> Sequence[str]:
@@ -159,7 +160,7 @@ class Corpus(Artifact):
 class CorpusProgress:
     """The progress of a corpus.
 
-    share (0 to 1): the share of the bytes of local files, or of the number of remote files, that was read. None if it is unknown.
+    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
     """
 
     documents: int  # number of documents received from the source so far
@@ -175,7 +176,9 @@ class CorpusProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """The journal's state after each file of documents: the writer's state, the state of CorpusCounts, and the position in the source."""
+    """The state in the journal after each file of documents. It holds the state of the writer, the state of CorpusCounts, and the position
+    in the source.
+    """
 
     written: WrittenDocuments
     counts: dict[str, Any]

@@ -1,6 +1,7 @@
-"""The report of a prepared data set: report.json, and a plot for each part of it.
+"""The report of a prepared data set: the file report.json, and a plot for each part of this file.
 
-Everything comes from the meta.json of the corpus and of the drop lists. Drawing takes a second or two (show/plots/corpora.py).
+All numbers come from the meta.json of the corpus and of the drop lists (the lists of duplicates). Drawing takes a second or two
+(show/plots/corpora.py).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _SUFFIX = ".png"
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport(Artifact):
-    """The report of a data set with `prepare`. The report is its own identity, because making it costs less than finding out whether it
-    would differ.
+    """The report of a data set with `prepare`. The identity of the report is its content, because making the report costs less than finding
+    out whether a new report would differ.
     """
 
     registry: Registry

@@ -1,7 +1,7 @@
-"""The parts that pretrain caches and SFT caches share (identity, provenance, status), and the cache of a data set that is switched off.
+"""Common code of pretrain caches and SFT caches (identity, provenance, status), and the cache of a data set that is switched off.
 
-If a data set has `prepare`, its cache is built from its corpus and not from its source, and the documents in its drop list are left out.
-Then only the build of the corpus asks upstream.
+If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
+duplicates) are left out. Then only the build of the corpus asks upstream for its revision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
@@ -41,7 +41,7 @@ class Dataset(Artifact):
     """The cache of one data set.
 
     source: the table of the data set.
-    build: the table [build]. Both tables already contain the settings for one run.
+    build: the table [build]. Both tables already contain the settings of this run.
     """
 
     registry: Registry
@@ -55,7 +55,7 @@ class Dataset(Artifact):
 
     @abstractmethod
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
-        """Return the build that streams the source in this context."""
+        """Return the builder that streams the source in this context."""
 
     @property
     def family(self) -> Family:
@@ -75,7 +75,7 @@ class Dataset(Artifact):
         return self.registry.build.network_patience
 
     @cached_property
-    def tokenizer(self) -> SentencePieceTokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
 

@@ -1,13 +1,13 @@
 """The drop lists of all data sets whose `prepare` contains "dedup".
 
-A drop list tells which documents of a data set are dropped as duplicates, which document is the reason, and how similar the two documents
-are. Documents are compared in a fixed order, and of several duplicates the first document stays. Data sets are ordered by [dedup] priority,
-then by the order of their tables. In a data set, val comes before train, so a document that is in both splits is dropped from train. In a
-split, documents are in input order.
+A drop list has a row for each document of a data set that is dropped as a duplicate. The row also names the document that is kept instead,
+and how similar the two documents are. Documents are compared in a fixed order, and of several duplicates the first document stays. Data
+sets are ordered by [dedup] priority, then by the order of their tables. In a data set, val comes before train, so a document that is in
+both splits is dropped from train. In a split, documents are in input order.
 
-Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Only `verify = "jaccard"` reads texts again: it
-reads each text once, and only texts of documents that share a band with another document. An interrupted search resumes after the last band
-on disk.
+Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Only `verify = "jaccard"` reads texts again. It
+reads a text once, and only if the document shares a band (a part of the signature) with another document. An interrupted search resumes
+after the last band on disk.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WantedDropLists:
 
     corpora: the meta.json of each corpus, by data set, in the order of comparison.
     missing: the data sets without a current corpus, and the reason for each.
-    identity: everything that decides the drop lists; it is stored in their meta.json.
+    identity: everything that decides the drop lists. Their meta.json stores it.
     """
 
     corpora: dict[str, Meta]
@@ -70,7 +70,7 @@ class WantedDropLists:
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates(Artifact):
-    """The drop lists of all data sets with "dedup" that have a current corpus."""
+    """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus."""
 
     registry: Registry
     root: Path
@@ -89,7 +89,7 @@ class Duplicates(Artifact):
 
     @cached_property
     def wanted(self) -> WantedDropLists:
-        """The drop lists that are required now. This costs one small read for each data set; no document and no signature is read."""
+        """The drop lists that are required now. This costs one small read for each data set. No document and no signature is read."""
         corpora: dict[str, Meta] = {}
         missing: dict[str, str] = {}
         for name in dedup_order(self.registry):
@@ -123,7 +123,7 @@ class Duplicates(Artifact):
         """Return the meta.json of the drop lists if they are current for the data set `name`.
 
         The drop lists are current if a search would now make the same lists, with this corpus of `name`, split by `source` and `seed`. If
-        they are not, raises NielsCacheError, which names the difference and what to materialize.
+        they are not current, raises NielsCacheError. The message names the difference and the artifact to materialize.
         """
         folder, splits = self.directory, split_identity(source, seed)
         meta = finished_meta(folder)
@@ -188,7 +188,7 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
             for path in needed:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            share = (steps.bands + 1) / (bands + 3)  # the read of signatures and the final pass each take about as long as a band
+            share = (steps.bands + 1) / (bands + 3)  # reading the signatures and the final pass each take about as long as a band
             journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
             return True
 
@@ -222,7 +222,7 @@ def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[],
     """Check that these corpora stay the same while the block reads them.
 
     If a corpus was replaced, raises an error that says so, even if the block has already raised a different error. Yields a function that
-    makes the same check; the block calls it before it uses a result.
+    makes the same check. The block calls this function before it uses a result.
     """
 
     def require_same() -> None:

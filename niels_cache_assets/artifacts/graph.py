@@ -1,4 +1,4 @@
-"""The graph of artifacts: everything that a root folder can hold, by key, in build order.
+"""The graph of artifacts. It has everything that a root folder can hold, by key, in build order.
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
@@ -59,7 +59,7 @@ class Graph:
         return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
     def duplicates(self) -> Duplicates:
-        """Return the drop lists."""
+        """Return the drop lists (lists of the duplicates in each corpus)."""
         return Duplicates(registry=self.registry, root=self.root)
 
     def report(self, name: str) -> CorpusReport:
@@ -69,7 +69,7 @@ class Graph:
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:
         """Return the cache of a data set. Raises NielsCacheError for an unknown name and for invalid settings.
 
-        run_settings: replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
+        run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
         """
         given = run_settings or {}
         shared = {key: value for key, value in given.items() if key in BuildSettings.model_fields}
@@ -83,8 +83,8 @@ class Graph:
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
-        """Return the artifact that a build of a data set makes: its cache, or an empty cache if it is switched off. Raises the errors of
-        `dataset`.
+        """Return the artifact that a build of a data set makes. This is the cache of the data set, or an empty cache if the data set is
+        switched off. Raises the errors of `dataset`.
         """
         dataset = self.dataset(name, run_settings)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
@@ -111,7 +111,7 @@ class Graph:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of all artifacts in the configuration, also of artifacts that are switched off."""
+        """The keys of all artifacts in the configuration, including artifacts that are switched off."""
         registry = self.registry
         return [
             "tokenizer",
@@ -165,7 +165,7 @@ class Graph:
         return state_of(self.dataset(name))
 
     def states(self) -> list[CacheState]:
-        """Return the state of every artifact, and of folders that another configuration made, in build order."""
+        """Return the state of every artifact, and of folders that belong to another configuration, in build order."""
         registry, root = self.registry, self.root
         states = [self.state("tokenizer"), *(self.state(f"corpus/{name}") for name in registry.prepared())]
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
@@ -179,10 +179,11 @@ class Graph:
         return states
 
     def order(self, only: Sequence[str] | None = None) -> list[str]:
-        """Return the keys to build, in order: everything that is switched on, or the data sets and blends in `only` and their inputs.
+        """Return the keys to build, in order. Without `only`, this is everything that is switched on. With `only`, it is these data sets
+        and blends, and their inputs.
 
-        Some artifacts, such as the drop lists, use the inputs that exist. Such an artifact is built after its first inputs, and again after
-        later inputs. So a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
+        Some artifacts, such as the drop lists, need not wait for all of their inputs. Such an artifact is built after its first inputs, and
+        again after later inputs. So a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
         """
         registry = self.registry
         for name in only or ():

@@ -1,8 +1,8 @@
 """The indices of a blend, in Megatron-LM's order.
 
 The directory of each index is named after the hash of everything that decides the index. The runtime's index cache
-(niels_cache_runtime/megatron/index_cache.py) locks, stages and commits each index, with the same code as for other artifacts
-(format/commit.py). This artifact can tell whether an index was missing only after it has opened all indices.
+(niels_cache_runtime/megatron/index_cache.py) locks, stages and commits each index. It uses the same code as other artifacts
+(format/commit.py). Only after all indices are open, this artifact knows whether an index was missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from niels_cache_runtime.format.meta import Meta
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
     """Build the missing indices of a plan. progress: called with (name of the array, done, total).
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process dies. Raises NotWrittenError if
-    the folder cannot be written.
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process that builds dies. Raises
+    NotWrittenError if the folder cannot be written.
     """
     on_progress = None if progress is None else lambda told: progress(*told)
     return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
@@ -32,11 +32,12 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class BlendIndex(Artifact):
-    """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend. plan None: use the plan of the table.
+    """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend. If `plan` is None, the plan of the table is
+    used.
 
     The record is the result of `write`; it is not stored. indices: the indices of the data sets in their order, then the index of the blend
-    (a single data set without weights has no blend index). hash: one hash over all indices. It stays the same as long as the samples of a
-    run stay the same.
+    (a single data set without weights has no blend index). hash: one hash over all indices, which changes only if the samples of a run
+    change.
     """
 
     registry: Registry | None = None

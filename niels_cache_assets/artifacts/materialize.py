@@ -1,4 +1,4 @@
-"""The only way to build an artifact: decide, lock, check again, write to a staging directory, commit.
+"""The only way to build an artifact. The steps are:
 
     1  ask for upstream's revision  if upstream is not available, keep a finished build and warn
     2  compute the fingerprint      of everything that decides the bytes
@@ -43,9 +43,9 @@ def materialize(
 
     force: always build, and do not resume.
     wait: if another process is building the artifact, wait and check again instead of failing.
-    waits_its_turn: called when a build is known to be necessary. If `waits_its_turn` had to wait, it returns True, and the artifact is
-    checked again.
-    Raises NielsCacheError, and Busy if another process builds the artifact. The last good build then stays.
+    waits_its_turn: called when a build is certainly necessary. The function returns True if it had to wait, and then the artifact is
+        checked again.
+    Raises NielsCacheError if the build fails, and Busy if another process builds the artifact. The last good build then stays.
     """
     started = time.monotonic()
     with patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext():
@@ -70,7 +70,7 @@ def materialize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Missing:
-    """An artifact that must be built, and the values that led to this decision.
+    """An artifact that must be built, with the values that led to this decision.
 
     place: the value of `place_of` for the directory at the time of the decision.
     """

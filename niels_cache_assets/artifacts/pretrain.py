@@ -1,4 +1,4 @@
-"""The pretrain cache of a data set: its documents are tokenized and written to the shards of train and val."""
+"""The pretrain cache of a data set. A build tokenizes the documents, and writes the tokens to the shards of train and val."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Pretrain(Dataset):
         )
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
-        """Return the documents of the corpus if the data set has one; otherwise the documents of the source. The splits of a corpus are
-        known.
+        """Return the documents of the corpus, or the documents of the source if the data set has no corpus. Documents of a corpus already
+        have a split.
         """
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)

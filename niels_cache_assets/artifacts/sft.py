@@ -1,4 +1,4 @@
-"""The SFT cache of a data set: its conversations are tokenized and divided into train and val."""
+"""The SFT cache of a data set. A build tokenizes the conversations, and divides them into train and val."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.disk.space import Need, sft_need
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_runtime.errors import NielsCacheError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,12 @@ class Sft(Dataset):
     source: SftSource
 
     version = CODE_VERSIONS["sft"]
+
+    def unavailable(self) -> str | None:
+        problem = self.registry.tokenizer.roles_problem
+        if problem is not None and self.source.enabled:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.key.replace('/', '.')}] cannot be built: {problem}")
+        return super().unavailable()
 
     def need(self) -> Need | None:
         return sft_need(self.text_bytes, token_bytes=self.token_bytes)

@@ -1,8 +1,8 @@
 """The state of everything on disk, compared with the configuration. The state is derived from meta.json and the sizes of files.
 
 `niels-cache list`, `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
-This costs one or two small reads for each data set, and reading the size of each file. Nothing is hashed and upstream is not asked, so a
-changed source is not noticed. disk/staging.py tells which builds are running and how much of them is done.
+Finding the states costs one or two small reads for each data set, and a look at the size of each file. Nothing is hashed. Upstream is not
+asked for its revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ State = Literal[
     "other tokenizer",
     "other settings",
     "other revision",  # upstream's last observed revision differs; only Dagster finds this
-    "no corpus",  # a corpus or drop list, of the data set or of a member, is missing or out of date
+    "no corpus",  # a corpus or drop list of the data set, or of a member of the mixture, is missing or out of date
     "unreadable",
     "damaged",  # a file is missing, or its size differs from meta.json
     "other data set",  # meta.json names a different data set than the folder
@@ -107,7 +107,9 @@ class CacheState:
 
 
 def state_of(artifact: Artifact) -> CacheState:
-    """Return the state of one artifact of a configuration. Costs one or two small reads; a report or an index needs a few more."""
+    """Return the state of one artifact of a configuration. This costs one or two small reads. A report or an index needs a few more
+    reads.
+    """
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
     name = artifact.name if isinstance(artifact, Dataset) else artifact.key
@@ -209,7 +211,7 @@ def _(index: BlendIndex) -> Judgement:
     """Return `in sync` if every index exists. The name of an index is the hash of everything that decides it, so an existing index is
     current.
 
-    If a member of the blend or an index is missing, this costs nothing; otherwise it costs as much as `find_indices`.
+    If a member of the blend or an index is missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
     """
     assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
@@ -252,7 +254,7 @@ def index_state(directory: Path) -> CacheState:
 def _state(
     name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
-    """Return a CacheState. An error while reading becomes a state. note: called with the meta.json of a complete directory."""
+    """Return a CacheState. An error while reading becomes a state too. note: called with the meta.json of a complete directory."""
     try:
         state, advice = judge()
     except _Damaged as error:
@@ -300,12 +302,12 @@ class _Damaged(NielsCacheError):
 
 
 class _Misplaced(NielsCacheError):
-    """A folder that holds a different data set than its name says."""
+    """A folder whose meta.json names a different data set than the folder."""
 
 
 def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
-    """Return the meta.json of a complete folder, which must have these keys. named: the folder is FAMILY/NAME, and must hold the data set
-    NAME.
+    """Return the meta.json of a complete folder, which must have these keys. If `named` is True, the folder is FAMILY/NAME, and must hold
+    the data set NAME.
     """
     return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.tokenizer_sample import spool_sample
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, TextTokenizer, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
+from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAMES, tokenizer_dir, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 CODE_VERSION = "1"
@@ -50,11 +52,6 @@ class Tokenizer(Artifact):
         return tokenizer_dir(self.root)
 
     @property
-    def model(self) -> Path:
-        """The path of the model file."""
-        return self.directory / TOKENIZER_MODEL_NAME
-
-    @property
     def is_imported(self) -> bool:
         """Whether the user supplies the model. Otherwise the model is trained here."""
         return self.registry.tokenizer.model is not None
@@ -73,7 +70,10 @@ class Tokenizer(Artifact):
     def finished(self) -> Meta | None:
         try:
             meta = read_meta(str(self.directory / META_NAME))
-            intact = meta.get("sha256") == sha256_file(str(self.model))
+            sha256 = {name: sha256_file(str(self.directory / name)) for name in (tokenizer_model_name(meta), *meta.get("files", {}))}
+            intact = meta.get("sha256") == sha256[tokenizer_model_name(meta)] and all(
+                sha256[name] == entry["sha256"] for name, entry in meta.get("files", {}).items()
+            )
         except NielsCacheError:
             return None
         return meta if intact else None
@@ -81,10 +81,9 @@ class Tokenizer(Artifact):
     def identity(self, revision: str | None = None) -> dict[str, Any]:
         settings = self.registry.tokenizer
         if settings.model is not None:
-            _require_readable(settings.model)
-            identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
+            identity = _identity_of_model(settings, settings.model)
         else:
-            counted = settings_that_count(settings, "tokenizer", without={"model"})
+            counted = settings_that_count(settings, "tokenizer", without={"model", "engine"})
             identity = {**counted, "seed": self.registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
         return {**identity, "code_version": CODE_VERSION}
 
@@ -97,7 +96,7 @@ class Tokenizer(Artifact):
 
     def write(self, work: Work) -> Written:
         """Import or train a model. Raises NielsCacheError for a model without the special tokens, and if there is no text to train on."""
-        settings, made = self.registry.tokenizer, work.directory / TOKENIZER_MODEL_NAME
+        settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []
 
@@ -108,42 +107,60 @@ class Tokenizer(Artifact):
 
         if settings.model is not None:
             origin: dict[str, Any] = {"imported": Path(settings.model).name}
-            _require_readable(settings.model)
-            copyfile(settings.model, made)
+            _require_readable(settings, settings.model)
+            tokenizer = open_configured_model(settings)
+            tokenizer.save(work.directory)
         else:
+            made = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
             trained_on = spool_sample(self.registry, self.root, sample, beginnings, note)
             note(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
             train(settings, sample, made)
             sample.unlink()
-            origin = {"trained_on": trained_on}
-        tokenizer = SentencePieceTokenizer(settings.model or str(made), special_tokens=settings.special_tokens)
-        if settings.model is None:
-            origin["trained_on"] |= measure_texts(beginnings, tokenizer)
+            tokenizer = open_configured_model(settings, made)
+            origin = {"trained_on": {**trained_on, **measure_texts(beginnings, tokenizer)}}
         files: Files = {}
-        add_file(made, TOKENIZER_MODEL_NAME, files)
+        for path in sorted(work.directory.iterdir()):
+            add_file(path, path.name, files)
         return Written(meta=_meta(tokenizer, self.registry, work.fingerprint, files, origin), warning="; ".join(warnings) or None)
 
 
-def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
-    import sentencepiece
-
+def _meta(tokenizer: TextTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
+    library = LIBRARIES[tokenizer.kind]
     return {
         "kind": "tokenizer",
         "built": True,
         "model_type": registry.tokenizer.model_type if registry.tokenizer.model is None else "imported",
+        **({} if tokenizer.kind == "sentencepiece" else {"model_kind": tokenizer.kind}),
         "vocab_size": tokenizer.vocab_size,
         "special_tokens": tokenizer.special_tokens,
         "special_token_ids": tokenizer.special_token_ids(),
-        "sentencepiece_version": sentencepiece.__version__,
+        f"{library}_version": version(library),
         "seed": registry.build.seed,
-        "sha256": files[TOKENIZER_MODEL_NAME]["sha256"],
+        "sha256": files[TOKENIZER_MODEL_NAMES[tokenizer.kind]]["sha256"],
         "files": files,
         "fingerprint": fingerprint,
         **origin,
     }
 
 
-def _require_readable(model: str) -> None:
-    if not Path(model).is_file():
+def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:
+    """Return everything that decides an imported tokenizer. The model is not loaded."""
+    file = _require_readable(settings, model)
+    identity: dict[str, Any] = {"model_sha256": sha256_file(str(file)), "special_tokens": settings.special_tokens}
+    if settings.model_kind == "sentencepiece":
+        return identity
+    identity["model_kind"] = settings.model_kind
+    if settings.model_kind == "tokenizer.json":
+        return {**identity, "side_files": {path.name: sha256_file(str(path)) for path in side_files(model)}}
+    if settings.pattern is not None:
+        return {**identity, "pattern": settings.pattern}
+    return {**identity, "encoding": settings.encoding or file.stem}
+
+
+def _require_readable(settings: TokenizerSettings, model: str) -> Path:
+    """Return the path of the model's file. Raises NielsCacheError if it does not exist."""
+    path = json_file(model) if settings.model_kind == "tokenizer.json" else Path(model)
+    if not path.is_file():
         raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
+    return path

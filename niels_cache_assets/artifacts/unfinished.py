@@ -1,9 +1,9 @@
-"""The check whether the next build will resume an unfinished build. The check uses the journal of the unfinished build and files on this
+"""The check whether the next build will resume an unfinished build. It reads the journal of the unfinished build, and files on this
 machine.
 
 `niels-cache status` shows the result for each data set. The check compares the journal of the unfinished build with the journal that a
 build of the same revision would write now. The check does not ask upstream, so it does not notice a changed source. Local files of up to
-256 MB are an exception, because they are hashed. The check costs as much as the start of a build, but only for data sets with an unfinished
+256 MB are an exception: the check hashes them. The check costs as much as the start of a build, but only for data sets with an unfinished
 build.
 """
 
@@ -40,8 +40,8 @@ _OTHER_BUILD = "it was made by another version of niels-cache, or by a run with 
 class Unfinished:
     """An interrupted build.
 
-    stale: why the next build does not resume it; None if the next build resumes it.
-    sure: whether `stale` is certain, except for changes upstream. Upstream may have changed, and only the next build finds that out.
+    stale: why the next build does not resume this build, or None if it does.
+    sure: whether `stale` is certain. A change of upstream does not count here, because only the next build finds out about it.
     """
 
     stale: str | None
@@ -117,7 +117,7 @@ class _Comparison:
 
 
 def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
-    """Return a tuple of the current revision, or None if finding the revision needs the network or much time."""
+    """Return the current revision in a tuple, or None if finding the revision needs the network or much time."""
     if getattr(source, "members", None):
         return None
     urls = [file.url for file in source.input_files()]

@@ -1,4 +1,4 @@
-"""Cleaning of documents: markup is converted to text, then filters reject documents and give a reason.
+"""Cleaning of documents. Markup is converted to text. Then filters reject documents, and give a reason.
 
 All functions are pure, and use no files.
 """

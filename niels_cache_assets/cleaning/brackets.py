@@ -1,8 +1,8 @@
 """Matching of pairs of marks, and removal of the text that they enclose. `normalizers` defines which marks are markup.
 
-Matching uses a stack, so it takes time linear in the length of the text. A pair may enclose at most `bound` characters. Inner pairs that
-are removed do not count. If a pair encloses more characters, both marks count as unmatched and stay. So two stray marks cannot remove the
-prose between them.
+Matching uses a stack, so it takes time linear in the length of the text. A pair may enclose at most `bound` characters. The characters of
+inner pairs that are removed do not count. If a pair encloses more, both marks count as unmatched and stay. So two stray marks cannot remove
+the prose between them.
 """
 
 import re
@@ -63,7 +63,9 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
 
 
 def without(text: str, spans: Iterable[Span]) -> str:
-    """Return the text without the spans. The spans are disjoint or nested, and come in the order of their ends (so inner before outer)."""
+    """Return the text without the spans (start, end). The spans are disjoint or nested, and come in the order of their ends (so inner
+    before outer).
+    """
     starts, ends = array("q"), array("q")
     for start, end in spans:
         while starts and starts[-1] > start:
@@ -83,8 +85,8 @@ def without(text: str, spans: Iterable[Span]) -> str:
 
 
 def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
-    """Return the result of `pattern.sub`, but use less memory. `sub` keeps every piece of the text until the end, with fifty bytes for
-    each.
+    """Return the result of `pattern.sub`, but use less memory. `sub` keeps every piece of the text until the end, and each piece takes
+    fifty bytes more.
     """
     kept = StringIO()
     place = 0

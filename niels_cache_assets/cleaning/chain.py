@@ -1,4 +1,4 @@
-"""The cleaning chain: normalize a document, then run the filters. The first filter that rejects the document gives the reason.
+"""The cleaning chain. It normalizes a document, then runs the filters. The first filter that rejects the document gives the reason.
 
 A Cleaner keeps no state between documents, so any process may clean any document. Cleaning takes about 0.2 ms a kilobyte of text. The
 package `corpus` reads the documents and writes the documents that are kept.

@@ -1,8 +1,8 @@
-"""The report of cleaning: how many documents were rejected for each reason, and a seeded sample of the rejected documents.
+"""The report of cleaning. It has the number of rejected documents for each reason, and a seeded sample of the rejected documents.
 
-The reports of consecutive chunks merge into the report of the whole input. A hash with the seed as key, computed from a document's place in
-the input, decides whether the document becomes an example. So the result depends neither on the number of processes nor on the size of
-chunks. A report can be stored in a journal and restored. It takes the memory of 50 excerpts per reason.
+The reports of consecutive chunks merge into the report of the whole input. A hash of the document's place in the input, with the seed as
+key, decides whether a document becomes an example. So the result depends neither on the number of processes nor on the size of chunks. A
+report can be stored in a journal (the record of an unfinished build) and restored. It takes the memory of 50 excerpts per reason.
 """
 
 import hashlib

@@ -2,9 +2,9 @@
 
 The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document and the
 settings, and add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
-config/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. Thresholds follow
-Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix) if Gopher has the rule. All filters share these
-definitions: words are separated by white space (str.split), a letter is a character with str.isalpha, and empty lines do not count.
+config/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. If Gopher has a
+rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
+for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count.
 
 Compact Language Detector 2 (CLD2; Sites, 2013) identifies the language; the package `pycld2` contains its model. docs/log.md compares CLD2
 with other identifiers.
@@ -93,7 +93,7 @@ Filter = Callable[[Facts, CleaningSettings], Rejection | None]
 
 
 def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a redirect: upstream marks the document as a redirect, or the text begins with the mark of a redirect."""
+    """Reject a redirect. Upstream marks the document as a redirect, or the text begins with the mark of a redirect."""
     return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
 
 
@@ -214,7 +214,7 @@ FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=Tru
 
 
 def identify_language(text: str) -> tuple[str | None, float]:
-    """Return (ISO 639 code, share of the text in that language), or (None, 0.0) if the text is too short or in no language.
+    """Return (ISO 639 code, share of the text in that language), or (None, 0.0) if the text is too short or its language is unknown.
 
     Pass the beginning of a document: the whole argument is read, in tens of microseconds for 400 characters. The code contains no script
     and no country: it is zh, not zh-Hant.

@@ -1,11 +1,11 @@
-"""The conversion from markup to text. Wikitext and HTML that remain after a source's own conversion become plain prose.
+"""The conversion from markup to text. A source may convert markup itself; the wikitext and HTML that remain become plain prose here.
 
-`normalize` runs NORMALIZERS in order. Each normalizer takes a text and returns a text, does not change its own output, and takes time
+`normalize` runs NORMALIZERS in order. Each normalizer takes a text and returns a text. It leaves its own output unchanged. Its time is
 linear in the length of the text. Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested
 marks are removed in a fixed number of steps; then blanks replace the remaining marks (`_settled`). For a text without markup, `normalize`
-searches only for a few single characters. One stray mark removes no prose, for two reasons: a tag must have the form of a tag, and a pair
-of marks must not enclose more characters than the bound for its kind. Whole wiki pages are parsed by the source `wikipedia`, which has its
-own parser. Counting and rejecting are in `filters`.
+searches only for a few single characters. One stray mark removes no prose, for two reasons. A tag must have the form of a tag. A pair of
+marks must not enclose more characters than the bound for this kind of mark. Whole wiki pages are parsed by the source `wikipedia`, which
+has its own parser. Counting and rejecting are in `filters`.
 
 Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML Living Standard.
 """
@@ -147,7 +147,7 @@ def keep_link_labels(text: str) -> str:
 
 
 def keep_external_labels(text: str) -> str:
-    """Replace `[https://... label]` by its label, or remove it if it has no label. An address without brackets stays."""
+    """Replace `[https://... label]` by its label, or remove the link if it has no label. An address without brackets stays."""
     return _settle(text, "external_links", "[", lambda text: rewritten(text, _EXTERNAL_LINK, lambda found: found[1] or ""))
 
 
@@ -210,9 +210,9 @@ def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
 def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> str:
     """Return the text after repeating `step` until the text stays the same. At most a fixed number of steps is run.
 
-    Only a text that was made for this purpose changes more than PASSES times. Then blanks replace the marks in the region that still
-    changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on both
-    sides apart, so two more steps are enough.
+    Only a text that was made for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
+    still changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on
+    both sides apart, so two more steps are enough.
     """
     for _ in range(PASSES):
         before, text = text, step(text)
@@ -267,7 +267,7 @@ def _without_tags(text: str) -> str:
 
 
 def _unmatched(text: str) -> bytearray | None:
-    """Return for each character whether an opening tag begins there that has neither attribute values nor a closing tag.
+    """Return for each character whether an opening tag begins there, and the tag has neither attribute values nor a closing tag.
 
     The result is None if the text has no tags to check.
     """

@@ -1,4 +1,4 @@
-"""`python -m niels_cache_assets.cli`."""
+"""The program `python -m niels_cache_assets.cli`."""
 
 import sys
 

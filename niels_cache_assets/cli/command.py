@@ -33,7 +33,7 @@ class Command:
 
     examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse these lines
     usage: str = ""  # the positional arguments and required options
-    description: str | None = None  # None: use the summary in the table
+    description: str | None = None  # if None, the summary in the table is used
     add_options: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options that only this command has
     offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # values for TAB, by argparse's `dest`
     has_caches: bool = True  # takes --cache-dir, --profile and --config
@@ -81,7 +81,7 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
 
 
 def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `given`. If no choice equals it, raise the error of `refuse`."""
+    """Return the choice that equals `given`. If there is no such choice, raise the error of `refuse`."""
     for choice in choices:
         if choice == given:
             return choice

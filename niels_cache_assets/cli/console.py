@@ -1,7 +1,7 @@
 """The output of the command line. Results go to stdout, progress and errors go to stderr. The look of tables is defined here.
 
-Rich prints no colours if NO_COLOR is set or the output is not a terminal. The choice of --quiet or --verbose is stored in a context
-variable while the command runs.
+Rich prints no colours if NO_COLOR is set or the output is not a terminal. While the command runs, a context variable stores the choice of
+--quiet or --verbose.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main() handles this error; Rich would exit with 1, which means a failed build here
+            raise BrokenPipeError  # main() handles this error; Rich would exit with 1, and 1 means a failed build here
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return PipeConsole(

@@ -1,5 +1,5 @@
 """The start of every command. The functions turn --config, --profile and --cache-dir into the registry (the configuration) and the cache
-root, and find the caches in this root.
+root (the folder of all caches). They also find the caches in this root.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def _refuse_inside(root: Path) -> None:
 
 
 def refuse_path(given: str) -> None:
-    """Raise NielsCacheError if a path is given in place of a name. The message has the right arguments. Return for anything that is not a
-    path.
-    """
+    """Raise NielsCacheError if a path is given in place of a name. The message has the right arguments. For anything else, do nothing."""
     found = describe(given)
     if found.kind in ("missing", "nothing", "file"):
         return
@@ -97,7 +95,9 @@ def left_out_words(count: int, registry: Registry) -> str:
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:
-    """Return places by name: the tokenizer, every configured data set in order, then further data sets that are built below `root`."""
+    """Return places by name. They are the tokenizer, every configured data set in order, then further data sets that are built below
+    `root`.
+    """
     places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
     places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
     others = [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
@@ -110,8 +110,8 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
 def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
     """Return the cache with this name. The cache must exist and have one of these kinds.
 
-    Raise NielsCacheError for an unknown name (the message suggests the nearest name), for a different kind, for a cache that is not built
-    (the message gives the command that builds it), and for a folder that holds a different data set.
+    Raise NielsCacheError for an unknown name (the message suggests the nearest name) and for a different kind. Also raise it for a cache
+    that is not built (the message gives the command to build it), and for a folder that holds a different data set.
     """
     places = find_places(registry, root)
     if name not in places:

@@ -1,4 +1,4 @@
-"""`prebuild-index --for megatron-core`: the flags of a training run as a `CoreRun` of niels_cache_assets.indices."""
+"""The flags of `prebuild-index --for megatron-core`. They describe a training run, and become a `CoreRun` of niels_cache_assets.indices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_of(arguments: argparse.Namespace) -> CoreRun:
 
 
 def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | None, Blend | None, Blend | None]]:
-    """Return (the blend of all parts, (the blends of train, valid and test)). A blend that is not given is None."""
+    """Return (the blend of all parts, (the blends of train, valid and test)). A missing blend is None."""
     given = [name for name in ("data_path", "blend", "per_split_data_args_path") if getattr(arguments, name) is not None]
     if any(getattr(arguments, name) is not None for name in _PER_SPLIT):
         given.append(next(name for name in _PER_SPLIT if getattr(arguments, name) is not None))

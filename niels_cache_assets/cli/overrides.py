@@ -1,4 +1,4 @@
-"""The flags of build-all and `--set` as nested overrides for `load_registry`.
+"""The flags of build-all, and `--set`. They become nested tables that override the configuration (`load_registry`).
 
 A flag is one line of `FLAGS`, with an option and the key that this option sets. This module only parses values. The registry checks the
 type and range of every value.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE, fraction, whole_number
 from niels_cache_assets.config import defaults
-from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.config.defaults import BOS, ROLE_KEYS
 from niels_cache_assets.config.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -48,8 +48,9 @@ class Overrides:
 def role_and_token(text: str) -> tuple[str, str]:
     """Return the role and the token of a text such as `eot=<|end|>`."""
     role, equals, token = text.partition("=")
-    if role not in ROLE_KEYS or not equals or not token:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ROLE=TEXT with a role of {', '.join(ROLE_KEYS)}")
+    roles = (*ROLE_KEYS, BOS)
+    if role not in roles or not equals or not token:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROLE=TEXT with a role of {', '.join(roles)}")
     return role, token
 
 
@@ -101,9 +102,15 @@ FLAGS: tuple[Flag, ...] = (
     _count("--seed", "build", "seed", "seed for shuffles and splits", defaults.SEED),
     _count("--shard-bytes", "build", "shard_bytes", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
     _count("--threads", "build", "threads", "encoding threads; the bytes do not depend on it (default: all cores)"),
-    _text("--tokenizer-model", "tokenizer", "model", "import this SentencePiece model instead of training one", metavar="FILE"),
+    _text(
+        "--tokenizer-model",
+        "tokenizer",
+        "model",
+        "import this model instead of training one: SentencePiece, tokenizer.json, tiktoken ranks",
+        metavar="FILE",
+    ),
     _count("--vocab-size", "tokenizer", "vocab_size", "number of pieces, including special tokens", defaults.VOCAB_SIZE),
-    _text("--model-type", "tokenizer", "model_type", "unigram or bpe", "unigram"),
+    _text("--model-type", "tokenizer", "model_type", "unigram, bpe or bytelevel_bpe", "unigram"),
     _share(
         "--character-coverage",
         "tokenizer",
@@ -130,7 +137,7 @@ FLAGS: tuple[Flag, ...] = (
         option="--special-tokens",
         table="tokenizer",
         key="special_tokens",
-        help="the texts of all four special tokens: sys=TEXT usr=TEXT asst=TEXT eot=TEXT",
+        help="the texts of the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; bos=TEXT begins each document",
         type=role_and_token,
         metavar="ROLE=TEXT",
         nargs="+",
@@ -173,7 +180,7 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
         if value is None:
             continue
         if flag.key == "special_tokens":
-            value = _four_tokens(dict(value))
+            value = dict(value)
         overrides.put(_table_path(flag, registry), flag.key, value, flag.option)
         if flag.option == "--gutenberg-dir":
             overrides.put(("pretrain", "gutenberg"), "enabled", True, flag.option)
@@ -207,18 +214,11 @@ def _table_path(flag: Flag, registry: Registry) -> tuple[str, ...]:
     return family, name
 
 
-def _four_tokens(tokens: dict[str, str]) -> dict[str, str]:
-    missing = [role for role in ROLE_KEYS if role not in tokens]
-    if missing:
-        raise NielsCacheError(f"{WHERE}: --special-tokens needs all four roles; add {' '.join(f'{role}=TEXT' for role in missing)}")
-    return tokens
-
-
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
     """Return the path and the value of each --set. A path is the table, then the data set or blend if there is one, then the key.
 
-    If the value of a key is a table, a path may select one entry (`pretrain.notes.cleaning.min_words`). The remaining entries of this table
-    stay unchanged.
+    If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
+    this table stay unchanged.
     """
     from niels_cache_assets.config.problems import refuse_choice
 
@@ -258,7 +258,7 @@ def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
 
 
 def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
-    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for it."""
+    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for this data set."""
     value = getattr(arguments, flag.dest)
     if value is None:
         return

@@ -1,4 +1,4 @@
-"""The commands by group, and one-line errors for wrong use with the nearest valid choice.
+"""The commands by group. For wrong use, the error is one line with the nearest valid choice.
 
 The help and options of a command are in its own module, which is loaded when you type the command. The list of all commands is printed
 without loading these modules.
@@ -84,7 +84,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises NielsCacheError for wrong use. It accepts no abbreviated options. So the message for a typo can suggest the
+    """A parser that raises NielsCacheError for wrong use. Abbreviated options are not accepted, so the message for a typo can suggest the
     nearest option.
     """
 

@@ -1,6 +1,6 @@
 """The progress of a command, shown as bars on a terminal, otherwise as a line every ten seconds.
 
-    build_listener      builds: a bar for each data set; or a line at its start, every ten seconds, and at its end
+    build_listener      builds: a bar for each data set, or a line at its start, every ten seconds, and at its end
     transfer_progress   bytes that are read or copied     transfer_steps   the same, for several steps
     array_progress      entries of arrays that are built
 
@@ -51,7 +51,7 @@ OnStep = Callable[[str, int, int], None]
 
 @contextmanager
 def build_listener(console: Console) -> Iterator[LaunchListener]:
-    """Yield the listener that suits this console, or the quiet listener with --quiet."""
+    """Yield the listener (the receiver of progress) that suits this console. With --quiet, yield the quiet listener."""
     if is_quiet():
         yield QuietListener()
         return

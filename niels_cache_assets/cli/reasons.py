@@ -1,4 +1,6 @@
-"""The reasons of dropped documents, for the output of `clean` and `rejected`: counts, and examples with the measured value."""
+"""The reasons of dropped documents, for the output of `clean` and `rejected`. This module prints counts, and examples with the measured
+value.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int]
 
 
 def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
-    """Print `count` examples of each reason, or only of `reason`. The examples are spread evenly over all, and have the measured value."""
+    """Print `count` examples of each reason, or only of `reason`, with the measured value. They are spread evenly over all examples."""
     from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # an example has no more text than this
 
     for row in chosen_examples(examples, count=count, reason=reason):

@@ -1,4 +1,6 @@
-"""All defaults (DESIGN: Defaults). Each default has a command-line flag and a configuration key."""
+"""All defaults. Each default has a command-line flag and a configuration key."""
+
+from typing import Literal
 
 SEED = 42
 SHARD_BYTES = 134_217_728
@@ -9,11 +11,24 @@ FINEWEB_VAL_TOKENS = 5_000_000
 
 VOCAB_SIZE = 16_000
 TOKENIZER_SAMPLE_BYTES = 20_000_000
+ModelKind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]  # the kinds of files that describe a tokenizer
+ENCODINGS = (  # known encodings of tiktoken rank files: those of tiktoken, and two whose patterns and special tokens we write
+    "gpt2",
+    "r50k_base",
+    "p50k_base",
+    "p50k_edit",
+    "cl100k_base",
+    "o200k_base",
+    "o200k_harmony",
+    "qwen",
+    "llama3",
+)
 TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so it belongs to the model's identity
 
 _SUFFIX = "84a5023f67d74cf29cc4001becde983c"
 ROLE_KEYS = ("sys", "usr", "asst", "eot")
 SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
+BOS = "bos"  # the key of an optional special token, which begins each document of a pretrain cache
 ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
 
 PROGRESS_SECONDS = 10.0

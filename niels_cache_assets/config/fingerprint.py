@@ -1,4 +1,5 @@
-"""The fingerprint of anything that can be built: one sha256 over everything that decides its bytes. This module loads no code that builds.
+"""The fingerprint of anything that can be built. It is one sha256 over everything that decides the bytes. This module loads no code that
+builds.
 
 A key that was added to a released table counts only if its value differs from its default (`settings_that_count`). So older caches stay
 valid. If you change the default of such a key, raise the code version of everything that the key decides.
@@ -52,7 +53,7 @@ def settings_that_count(table: BaseModel, name: str, *, without: Collection[str]
     """Return the keys of a table that belong to an identity, as JSON values, without those in `without`.
 
     `name`: the name of the table, or the kind of a source. A key that is not in _FIRST_KEYS counts only if it differs from its default. If
-    _FIRST_KEYS does not list the table (a source of a third party), all keys that its class declares count.
+    _FIRST_KEYS does not list the table (as for a source of a third party), all keys that its class declares count.
     """
     always, fields = _first_keys(table, name), type(table).model_fields
     counted = {

@@ -1,4 +1,5 @@
-"""The merging of tables. The user's file overrides a profile, flags override both, and the keys of the catalog have the lowest priority.
+"""The merging of tables. The user's file overrides a profile (a configuration that ships with the package), and flags override both. The
+keys of the catalog (the list of shipped data sets) have the lowest priority.
 
 No value is checked here.
 """
@@ -66,7 +67,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
     """Return both layers, merged key by key, so a user can set one key of a shipped data set.
 
-    If the table of a data set in `above` has a different `source`, it replaces the whole table in `below`.
+    If `source` of a data set differs between the layers, the table in `above` replaces the whole table in `below`.
     """
     merged = dict(below)
     for section, tables in above.items():
@@ -89,7 +90,7 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
     """Return the old table with the keys of the new table added or replaced.
 
-    `files` and `path` both say where the data is. So if the new table has one of these keys, the old table loses both.
+    `files` and `path` both name the place of the data. So if the new table has one of these keys, the old table loses both.
     """
     gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}

@@ -1,7 +1,7 @@
-"""Error messages for the configuration: for names that are not configured, and for values of a table. Each message says what to type.
+"""Error messages for names that are not configured, and for wrong values of a table. Each message says what to type.
 
-All such messages are here, whether the value comes from niels_cache.toml, --set, a flag or a run configuration. Messages of our own
-validators are used unchanged.
+All such messages are here. The value may come from niels_cache.toml, --set, a flag or a run configuration. Messages of our own validators
+are used unchanged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Spell = Callable[[str, str], str]
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
     """Raise NielsCacheError for an invalid name.
 
-    The message suggests the nearest valid name. If no valid name is near, the message lists all valid names, followed by the text
-    `elsewhere`.
+    The message suggests the nearest valid name. If no valid name is near, the message lists all valid names, and then the text of the
+    argument `elsewhere`.
     """
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)
@@ -83,8 +83,8 @@ def in_a_file(key: str, value: str) -> str:
 def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
     """Return a clause for each problem of `table`. Each clause begins with a blank.
 
-    If there are unknown keys, only unknown keys are reported. `spell` returns how the user types a key and its value (as TOML) in the place
-    that the table came from.
+    If there are unknown keys, only unknown keys are reported. `spell` gets a key and its value (as TOML), and returns what the user must
+    type in the place that the table came from.
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
@@ -96,7 +96,7 @@ def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapp
 
 
 def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Return only the keys and item numbers of the location of a problem. For a union, pydantic also adds the names of types."""
+    """Return the keys and item numbers in the location of a problem. The names of types, which pydantic adds for a union, are left out."""
     if not problem["loc"]:
         return ()
     first, *rest = problem["loc"]
@@ -132,7 +132,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
 
 
 def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
-    """Return a text such as `must be a list of texts`; None for a kind of error that no field of ours has."""
+    """Return a text such as `must be a list of texts`. Return None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
         _, name, words = _BOUNDS[kind]
@@ -224,7 +224,7 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 
 def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """Return the value that the user probably meant for the key, as TOML; None if it cannot be guessed."""
+    """Return the value that the user probably meant for the key, as TOML. Return None if no guess is possible."""
     takes = _taking(field, model)
     for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
@@ -257,7 +257,7 @@ def _meant(given: Any) -> Iterator[Any]:
 
 
 def _allowed_near(given: Any, annotation: Any) -> list[Any]:
-    """Return the allowed text that is nearest to the given value, alone and in a list; empty if no text is near."""
+    """Return the allowed text that is nearest to the given value, alone and in a list. The result is empty if no text is near."""
     choices = _choices(annotation)
     near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
     return [near[0], [near[0]]] if near else []

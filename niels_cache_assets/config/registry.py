@@ -1,12 +1,12 @@
-"""The registry: all data sets and settings, typed. They come from the user's niels_cache.toml and from a shipped profile, if the user chose
-a profile.
+"""The registry, which holds all data sets and settings as typed objects. They come from the user's niels_cache.toml and, if the user chose
+a profile, from this profile (a configuration that ships with the package).
 
 A project consists of the data sets that its file names. Settings come in layers, and a later layer overrides keys of an earlier layer: the
 chosen profile, the user's file, `--set` and flags. Without a file, the default profile is used. A table that names a shipped data set and
 has no `source` inherits the keys of the catalog. A table inherits nothing if it has a `source` and no profile has a table of this name.
 
-Partition keys are the names of the tables, in order. A table that lacks a required setting (roam without a path), or that is disabled,
-stays in the registry but is not a partition. This module opens no source.
+The keys of Dagster's partitions are the names of the tables, in order. If a table is disabled, or lacks a required setting (roam without a
+path), it stays in the registry but is not a partition. This module opens no source.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """The origin of tables, for messages. `base_dir` is the folder that relative paths refer to. `options`: keys that a command-line option
-    set.
-    """
+    """The origin of tables, for messages. Relative paths refer to the folder `base_dir`. `options`: keys that a command-line option set."""
 
     where: str
     base_dir: str = "."
     options: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, label: str, key: str) -> str:
-        """Return the file or option that a message about a key must name. Without a key, the message is about several keys of the table."""
+        """Return the file or option that a message about a key must name. If `key` is None, the message is about several keys of the
+        table.
+        """
         keys = ONE_KEY if key in ONE_KEY else (key,)
         for said, option in self.options.items():
             if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
@@ -77,7 +77,7 @@ class _Origin:
 class Registry:
     """The whole configuration.
 
-    origin: the file (or profile) that messages name.
+    origin: the file or profile that messages name.
     profile: the profile whose tables the file overrides; None if there is no profile.
     is_fallback: True if neither a file nor a profile was named, so the default profile is used.
     advice: a line for each table that should be more explicit.
@@ -113,8 +113,8 @@ class Registry:
 
     @property
     def elsewhere(self) -> str:
-        """The text to add to the message for an unknown name. It is empty unless `is_fallback` is set; then the right file may be
-        elsewhere.
+        """The text to add to the message for an unknown name. If `is_fallback` is set, the text says that the right file may be elsewhere.
+        Otherwise it is empty.
         """
         if not self.is_fallback:
             return ""
@@ -150,11 +150,11 @@ class Registry:
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
-        """Return the thresholds for a pretrain data set: [cleaning], changed by the key `cleaning` of the data set."""
+        """Return the thresholds for a pretrain data set. They are those of [cleaning], changed by the key `cleaning` of the data set."""
         return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
-        """Return the enabled data sets that cannot be built yet, and for each the setting to add."""
+        """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""
         every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
         missing = {name: source.missing_setting() for name, source in every if source.enabled}
         return {name: reason for name, reason in missing.items() if reason is not None}
@@ -171,7 +171,7 @@ class Registry:
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
         """Raise NielsCacheError for a name that is not configured.
 
-        The message gives the table to add if the catalog has this data set, and otherwise the nearest of `choices`.
+        If the catalog has this data set, the message gives the table to add. Otherwise, the message gives the nearest of `choices`.
         """
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
@@ -194,8 +194,8 @@ def load_registry(
     `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
     file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
 
-    Raises NielsCacheError, which names the file, the table, the key and the nearest valid choice. If the key ("build.seed") is in
-    `options`, the message names that option instead of the file.
+    Raises NielsCacheError for a wrong configuration. The message names the file, the table, the key and the nearest valid choice. If the
+    key (such as "build.seed") is in `options`, the message names that option instead of the file.
     """
     chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named = config or os.environ.get(CONFIG_VARIABLE)
@@ -311,8 +311,8 @@ def _catalog_hint(name: str) -> str:
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
-    """Raise NielsCacheError if an interleave and its member both use dedup. Each of the two would lose the documents that the other one
-    has.
+    """Raise NielsCacheError if an interleave and its member both use dedup. Both have the same documents, and each would lose the documents
+    that the other one keeps.
     """
     source = registry.pretrain[name]
     if not isinstance(source, Interleave) or "dedup" not in source.prepare:
@@ -345,7 +345,7 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
 
 
 def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
-    """Return one line with the file, the table, the keys, the problems, and what to type."""
+    """Return one line with the file, the table, the keys, the problems, and the text to type."""
     first = error.errors()[0]["loc"]
     where = origin.of(label, str(first[0]) if first else "")
     option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None

@@ -1,11 +1,14 @@
-"""The schemas of the tables that are not data sets: [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster].
+"""The schemas of the tables that are not data sets. These are [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and
+[dagster].
 
-The schema for the table of a data set is defined by the source of the data set. This module opens no file.
+The schema for the table of a data set is defined by the source of the data set. This module opens no file; it only asks whether a model is
+a folder.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from typing import Any, Literal, Self
 
@@ -13,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validato
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.sources.types import ConfigPath
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKENIZER_MODEL_NAMES
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
 MEGATRON_SURPLUS = 0.005  # the default of Megatron-LM's --mid-level-dataset-surplus
@@ -87,20 +91,89 @@ class TokenizerSettings(_Table):
     """[tokenizer]: a model to import, or the settings to train one."""
 
     model_config = ConfigDict(protected_namespaces=())
-    model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Number of pieces, including special tokens")
-    model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
-    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; all others become bytes")
+    model: ConfigPath | None = Field(
+        None,
+        description="A model to import: a SentencePiece .model, a tokenizer.json or the folder that has it, or a rank file of tiktoken; "
+        "None trains one",
+    )
+    kind: defaults.ModelKind | None = Field(
+        None,
+        description="Kind of the model, if its name does not tell it: a file that is not .json or .tiktoken is taken for SentencePiece",
+    )
+    encoding: Literal[defaults.ENCODINGS] | None = Field(  # type: ignore[valid-type]
+        None, description="For a rank file of tiktoken: the known encoding that it belongs to; not the `encoding` of a source"
+    )
+    pattern: str | None = Field(
+        None, min_length=1, description="For a rank file of tiktoken of no known encoding: the regular expression that cuts text into words"
+    )
+    engine: Literal["auto", "reference"] = Field(
+        "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
+    )
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
+    model_type: str = Field(
+        "unigram",
+        pattern="^(unigram|bpe|bytelevel_bpe)$",
+        description="Type of the model to train: unigram and bpe are SentencePiece, bytelevel_bpe is a tokenizer.json",
+    )
+    character_coverage: float = Field(
+        1.0, gt=0, le=1, description="SentencePiece: share of characters that get a piece; all others become bytes"
+    )
     train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to train on; None: every configured one")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
-    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="The strings of sys, usr, asst and eot")
+    special_tokens: dict[str, str] = Field(
+        defaults.SPECIAL_TOKENS,
+        description="The strings of eot and, for SFT data, of sys, usr and asst; with bos, each document of pretraining begins with it",
+    )
 
     @field_validator("special_tokens")
     @classmethod
-    def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
-        if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
-            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}; each needs a different string")
-        return {key: value[key] for key in defaults.ROLE_KEYS}
+    def _different_strings(cls, value: dict[str, str]) -> dict[str, str]:
+        roles = (*defaults.ROLE_KEYS, defaults.BOS)
+        unknown = [role for role in value if role not in roles]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is not a role; name eot, and where they are needed sys, usr, asst, bos")
+        if "eot" not in value or len(set(value.values())) != len(value) or not all(value.values()):
+            raise ValueError("name at least eot; each role needs a different string")
+        return {key: value[key] for key in roles if key in value}
+
+    @model_validator(mode="after")
+    def _fits_the_kind_of_model(self) -> Self:
+        of_model = [key for key in ("kind", "encoding", "pattern") if getattr(self, key) is not None]
+        if of_model and self.model is None:
+            raise ValueError(f"{of_model[0]} describes an imported model, and no model is named; add model, or remove {of_model[0]}")
+        of_ranks = [key for key in ("encoding", "pattern") if getattr(self, key) is not None]
+        if len(of_ranks) > 1:
+            raise ValueError("encoding and pattern exclude each other; give the encoding if it is known")
+        if of_ranks and self.model_kind != "tiktoken":
+            raise ValueError(f'{of_ranks[0]} is for rank files of tiktoken only; remove it, or add kind = "tiktoken"')
+        return self
+
+    @property
+    def roles_problem(self) -> str | None:
+        """Why no SFT data set can be built with these special tokens, or None."""
+        missing = [role for role in defaults.ROLE_KEYS if role not in self.special_tokens]
+        if not missing:
+            return None
+        example = ", ".join(f'{role} = "..."' for role in missing)
+        return f"[tokenizer] special_tokens names no {', '.join(missing)}, which SFT data needs; add {example}, the tokens of the model"
+
+    @property
+    def model_kind(self) -> defaults.ModelKind:
+        """The kind of the model that is imported or trained."""
+        if self.model is None:
+            return "tokenizer.json" if self.model_type == "bytelevel_bpe" else "sentencepiece"
+        return self.kind or kind_of_model(self.model)
+
+
+def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
+    """Return the kind of model that the name of a file tells: .json or a folder is a tokenizer.json, .tiktoken is a rank file.
+
+    Any other file is taken for a SentencePiece model. The file `tiktoken.json` of a cache is the description of ranks.
+    """
+    name = os.fspath(path)
+    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
+        return "tiktoken"
+    return "tokenizer.json" if name.endswith(".json") or os.path.isdir(name) else "sentencepiece"
 
 
 class CleaningSettings(_Table):
@@ -234,7 +307,7 @@ class BlendSettings(_Table):
 
 
 class ReportsSettings(_Table):
-    """[reports]: if there is no [blend.NAME], `reports/mixture` plans a run with all pretrain sets. This table has that run's settings."""
+    """[reports]: settings of a run with all pretrain data sets. If there is no [blend.NAME], `reports/mixture` plans this run."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
     batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together; blends use this key too")

@@ -25,7 +25,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield every whole number with its key. It does not use recursion, because a table may be nested thousands of levels deep."""
+    """Yield every whole number with its key. The function does not use recursion, because a table may be nested thousands of levels
+    deep.
+    """
     left: list[tuple[str, Any]] = list(tables.items())
     while left:
         key, value = left.pop()
@@ -38,5 +40,5 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def as_toml(value: Any) -> str:
-    """Return a string, a boolean, a number or a list of them as TOML. For these, JSON and TOML are the same."""
+    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same."""
     return json.dumps(value, ensure_ascii=False)

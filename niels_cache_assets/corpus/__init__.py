@@ -1,1 +1,3 @@
-"""The corpus of a data set with `prepare`: cleaned documents and their signatures on disk, the search for duplicates, and reports."""
+"""The corpus of a data set with `prepare`. A corpus is the cleaned documents and their signatures on disk. This package also has the search
+for duplicates, and reports.
+"""

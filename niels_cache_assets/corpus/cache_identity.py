@@ -1,4 +1,4 @@
-"""The identity of a cache: everything that decides its bytes.
+"""The identity of a cache, which is everything that decides its bytes.
 
 A finished cache with the same fingerprint over its identity needs no build.
 """
@@ -33,7 +33,8 @@ def cache_identity(
 
     `vocab_size`: the size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
     `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
-    read instead of the source. Then the content of the corpus and its drop list count, but not how they were made.
+    read instead of the source. Then the identity has the content of the corpus and of its drop list (the list of duplicates), and not the
+    settings that made them.
     """
     members = getattr(source, "members", {}) if prepared is None else {}
     return {

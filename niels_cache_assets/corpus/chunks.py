@@ -1,7 +1,7 @@
-"""The work on a chunk of documents (convert, clean, sign, count), and the sums of the counts of chunks.
+"""The work on a chunk of documents (convert, clean, sign, count), and the sums of the counts over all chunks.
 
-The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. The work uses no file.
-It takes twice the memory of the chunk.
+The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. The work uses no file,
+and takes twice the memory of the chunk.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PreparedChunk:
 class ChunkWork:
     """The work on a chunk, as a picklable function.
 
-    An instance is sent with every chunk, so it holds only settings. Each worker makes the heavy objects (cleaner, signer) once. If
+    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once. If
     `cleaning` is None, documents are not cleaned. If `num_perm` or `ngram` is None, documents are not signed.
     """
 
@@ -145,7 +145,7 @@ class CorpusCounts:
     """Sums over the chunks so far.
 
     `dropped_by_source` counts documents that `convert` dropped; the report of the stream counts documents that the source dropped earlier.
-    `splits` counts the documents that stay by upstream's split ("unknown": upstream gives no split).
+    `splits` counts the documents that stay, by the split that upstream gives to them ("unknown": upstream gives no split).
     """
 
     report: CleaningReport

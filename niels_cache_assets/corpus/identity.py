@@ -17,7 +17,7 @@ from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATU
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -31,7 +31,7 @@ HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out different do
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
-    """Return the cleaning settings that decide a data set's documents; None if it is not cleaned."""
+    """Return the cleaning settings that decide a data set's documents, or None if the data set is not cleaned."""
     if "clean" not in registry.pretrain[name].prepare:
         return None
     settings = settings_that_count(registry.cleaning_of(name), "cleaning", without=_ONLY_CHECKED)
@@ -39,7 +39,7 @@ def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None
 
 
 def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
-    """Return the settings that decide signatures; None without "dedup"."""
+    """Return the settings that decide signatures, or None without "dedup"."""
     if "dedup" not in registry.pretrain[name].prepare:
         return None
     return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION}
@@ -48,13 +48,14 @@ def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
 def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
     """Return the settings that decide which documents without a split of their own go to val.
 
-    None if token budgets decide the split, or if upstream alone decides it.
+    Return None if token budgets decide the split, or if upstream alone decides the split.
     """
     return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
 def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
-    """Return the settings that decide which documents a mixture holds out for the val of its members. They are part of fingerprints.
+    """Return the settings that decide which documents a mixture leaves out because they are in the val of a member. Fingerprints contain
+    these settings.
 
     `seed` is the seed of the mixture's build. The documents and val_frac of the members are part of the mixture's revision, so they are not
     repeated here. The result is empty for every source that is not a mixture, and for a mixture whose members have neither val_tokens nor
@@ -77,7 +78,7 @@ def needs_tokenizer(registry: Registry, name: str) -> bool:
     return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
 
 
-def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
+def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:
     """Return the tokenizer if a data set's corpus depends on it, and otherwise None. Raises NielsCacheError if the tokenizer is not built
     yet.
     """
@@ -97,9 +98,9 @@ def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, t
 
 
 def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
-    """Return everything that decides the bytes of a corpus. The revision of an interleave covers its members.
+    """Return everything that decides the bytes of a corpus. The revision of an interleave (a mixture of data sets) covers its members.
 
-    `tokenizer_sha256`: the sha256 of the model that `corpus_tokenizer` returns; None if `corpus_tokenizer` returns None.
+    `tokenizer_sha256`: the sha256 of the model that `corpus_tokenizer` returns, or None if `corpus_tokenizer` returns None.
     """
     source = registry.pretrain[name]
     identity = source.identity()
@@ -119,8 +120,8 @@ def corpus_made_of(registry: Registry, name: str, *, revision: str | None, token
 
 
 def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
-    """Return the tables of a mixture's members. They are needed because the revision is not requested again, and changed tables change the
-    splits.
+    """Return the tables of a mixture's members. They are part of the identity, because changed tables change the splits, and the revision
+    is not requested again.
     """
     members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
     return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
@@ -146,7 +147,9 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
 
 
 def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:
-    """Return everything that decides the drop lists of these corpora, for their meta.json. `missing`: the data sets without a corpus."""
+    """Return everything that decides the drop lists (lists of duplicates) of these corpora, for meta.json. `missing`: the data sets without
+    a corpus.
+    """
     return {
         **dedup_identity(registry.dedup),
         "order": [*corpora],
@@ -165,7 +168,9 @@ def dedup_order(registry: Registry) -> list[str]:
 
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
-    """Return the `settings` of [dedup], and `bands` and `rows`, given or computed. `dedup_order` gives the order of the corpora."""
+    """Return the `settings` of [dedup], and the numbers of `bands` and `rows`, which the settings give or which are computed. `dedup_order`
+    gives the order of the corpora.
+    """
     from niels_cache_assets.dedup.bands import choose_bands
 
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
@@ -173,7 +178,9 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
-    """Return the first difference between the drop lists and the configuration, as words that end "the duplicates were found ..."."""
+    """Return the first difference between the drop lists and the configuration, as the end of a sentence that begins "the duplicates were
+    found".
+    """
     if any(meta[key] != wanted[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"
     if meta["order"] != wanted["order"]:

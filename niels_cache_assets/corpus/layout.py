@@ -37,7 +37,7 @@ REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
 REPORT_NAME = "report.json"
-TEXT_BYTES_PER_FILE = 128_000_000  # a killed build loses at most this much text: a minute of work on one core
+TEXT_BYTES_PER_FILE = 128_000_000  # a killed build loses at most this much text, which is a minute of work on one core
 
 
 def documents_file(index: int) -> str:
@@ -46,7 +46,7 @@ def documents_file(index: int) -> str:
 
 
 def duplicates_file(name: str) -> str:
-    """Return the file name of a data set's drop list."""
+    """Return the file name of a data set's drop list (the list of its dropped duplicates)."""
     return f"{name}.parquet"
 
 

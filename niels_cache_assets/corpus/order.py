@@ -1,7 +1,8 @@
-"""The order of the documents of several corpora, and the conversion of positions in this order to (corpus, ordinal).
+"""The order of the documents of several corpora. Positions in this order are converted to (corpus, ordinal), where the ordinal is the
+number of the document in its corpus.
 
-Of several duplicates, the document that comes first in this order is kept. Memory: 5 bytes a document, about 100 bytes for each dropped
-document while the dropped documents are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
+Of several duplicates, the document that comes first in this order is kept. The memory is 5 bytes a document, about 100 bytes for each
+dropped document while they are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _BLOCK = 16_384  # number of documents whose signatures are read at once: 8 MB w
 class ArrayRows:
     """The (n, width) array of a .npy file, open for reading rows. It is a context manager.
 
-    The file stays open, so it can be read even if a new file replaces it. The file is not memory-mapped: reading scattered rows of a memory
-    map would keep the pages around each row in memory, and soon the whole file. Memory: the returned rows. Cost: one system call for each
-    run of consecutive rows.
+    The file stays open, so it can be read even if a new file replaces it. The file is not memory-mapped. Reading scattered rows of a memory
+    map would keep the pages around each row in memory, and soon the whole file. Only the returned rows take memory. Each run of consecutive
+    rows costs one system call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +120,7 @@ class Input:
                 yield Signatures(digests=digests[rows], slots=slots[rows])
 
     def slots(self) -> ArrayRows:
-        """Return the slots of all documents. Row i belongs to the document with ordinal i."""
+        """Return the slots (the numbers of the signature) of all documents. Row i belongs to the document with ordinal i."""
         return ArrayRows(self.directory / SIGNATURES_NAME)
 
 

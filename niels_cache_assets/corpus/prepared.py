@@ -1,10 +1,10 @@
 """An open prepared data set: its corpus without the documents in its drop list, and the split of each document.
 
-A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source, and mixtures read it through a PreparedMember.
-reading.py checks that corpus and drop list are what the configuration asks for. Everything that is read belongs to the meta.json that was
-opened. If a file of the corpus or the drop list was replaced since then, an error is raised, so old and new data are never mixed. Memory:
-one row group of text (2 MB), and two bytes per document of the corpus. Parquet is decompressed at some hundred megabytes a second; nothing
-is cleaned or compared here.
+A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source. Mixtures read the data set through a
+PreparedMember. reading.py checks that corpus and drop list (the list of duplicates) fit the configuration. Everything that is read belongs
+to the meta.json that was opened. If a file of the corpus or the drop list was replaced since then, an error is raised, so old and new data
+are never mixed. One row group of text (2 MB) is in memory, and two bytes per document of the corpus. Parquet is decompressed at some
+hundred megabytes a second. Nothing is cleaned or compared here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]
 class PreparedCorpus:
     """A corpus and its drop list. Opening reads two small files; `splits` and `gone` are computed when needed.
 
-    `duplicates`: the meta.json of the drop lists; None without "dedup", or if duplicates stay.
+    `duplicates`: the meta.json of the drop lists (lists of duplicates). It is None without "dedup", and if duplicates stay.
     """
 
     name: str
@@ -55,7 +55,7 @@ class PreparedCorpus:
 
     @property
     def drops(self) -> dict[str, Any] | None:
-        """The entry of this data set in the meta.json of the drop lists; None if duplicates stay."""
+        """The entry of this data set in the meta.json of the drop lists, or None if duplicates stay."""
         return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
@@ -65,13 +65,15 @@ class PreparedCorpus:
 
     @property
     def dropped(self) -> Counter[str]:
-        """The number of dropped documents for each reason. The source, cleaning and the drop list each have their own reasons."""
+        """The number of dropped documents for each reason. The source, the cleaning and the search for duplicates each have their own
+        reasons.
+        """
         drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
         return +Counter({**self.meta["dropped"], **drops})
 
     @property
     def drop_sha256(self) -> str | None:
-        """The sha256 of the ordinals in the drop list; None without a drop list."""
+        """The sha256 of the ordinals in the drop list, or None without a drop list."""
         return self.drops["drop_sha256"] if self.drops else None
 
     @cached_property
@@ -107,10 +109,10 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the batches of `documents`, and report drops, facts and places in `context.report`, like any source.
+        """Yield the batches of `documents`. Report dropped documents, facts and places in `context.report`, as every source does.
 
-        The drops and facts are those of the whole corpus, even if only a part of it is read. A stream can start at a reported place. The
-        `row` of a place is the ordinal of a document, which determines the file and the row group.
+        Dropped documents and facts are those of the whole corpus, even if only a part of the corpus is read. A stream can start at a
+        reported place. The `row` of a place is the ordinal of a document, which determines the file and the row group.
         """
         if context.start is None:
             context.report.dropped.update(self.dropped)
@@ -120,10 +122,10 @@ class PreparedCorpus:
             yield batch
 
     def documents(self) -> Iterator[DocumentBatch]:
-        """Yield the documents that stay, in the order of the corpus, in batches of about 2 MB of text.
+        """Yield the documents that stay, in batches of about 2 MB of text, in the order of the corpus.
 
-        Raises NielsCacheError if a file cannot be read, and before it reads a file of a corpus that has replaced this one. A file that is
-        open is still read to its end if it is replaced.
+        Raises NielsCacheError if a file cannot be read, and if another corpus has replaced this corpus. A file that is already open is
+        still read to its end.
         """
         for _, batch in self._batches(0):
             yield batch
@@ -182,7 +184,7 @@ class PreparedCorpus:
 
 
 class PreparedMember(PretrainSource):
-    """A source that streams a prepared data set. It opens the data set at the first use, and keeps it open.
+    """A source that streams a prepared data set. The data set is opened at the first use, and stays open.
 
     So the identity and every stream belong to one corpus and one drop list. If the corpus or the drop list is replaced meanwhile, reading
     raises an error.
@@ -253,7 +255,7 @@ def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
 
 
 def ordinals_sha256(ordinals: np.ndarray) -> str:
-    """Return the sha256 that identifies a drop list. It is computed over the ordinals as little-endian int64."""
+    """Return the sha256 that identifies a drop list. The hash covers the ordinals as little-endian int64."""
     return hashlib.sha256(ordinals.astype("<i8").tobytes()).hexdigest()
 
 
@@ -279,7 +281,7 @@ def open_documents(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
-    """Yield a file of the corpus with this meta.json. One check after opening is enough, because an open file does not change."""
+    """Yield an open file of the corpus with this meta.json. One check after opening is enough, because an open file does not change."""
     with _of_meta(path.parent, meta), open_documents(path) as parquet:
         require_unchanged(path.parent, meta)
         yield parquet

@@ -1,6 +1,6 @@
-"""Opening of prepared data sets. The functions check that the corpus and its drop list are what the configuration asks for.
+"""Functions that open prepared data sets. They check that the corpus and its drop list (the list of duplicates) fit the configuration.
 
-Cost: two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
+Opening costs two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def open_prepared(
     build: BuildSettings | None = None,
     minus_duplicates: bool = True,
 ) -> PreparedCorpus:
-    """Return the prepared data set that the configuration asks for.
+    """Return the prepared data set of this configuration.
 
     `source` is the table of the data set, and `build` is the table [build], with the settings for this run; None means the values of the
-    registry. Raises NielsCacheError if the corpus or (with "dedup") the drop list is missing or out of date. The message says what to
-    materialize.
+    registry. Raises NielsCacheError if the corpus or (with "dedup") the drop list is missing or out of date. The message names the artifact
+    to materialize.
     """
     source, build = source or registry.pretrain[name], build or registry.build
     corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
@@ -57,8 +57,8 @@ def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
-    """Return all pretrain tables by name, for `siblings` of a StreamContext. A table that has a corpus is replaced by a reader of its
-    corpus.
+    """Return all pretrain tables by name, for `siblings` of a StreamContext. If a table has a corpus, a reader of this corpus replaces the
+    table.
     """
     return {
         name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if source.prepare else source

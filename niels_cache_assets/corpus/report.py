@@ -1,4 +1,4 @@
-"""The report of a prepared data set, in numbers: stages, reasons, lengths, duplicates.
+"""The report of a prepared data set in numbers, for stages, reasons, lengths and duplicates.
 
 Everything comes from the meta.json of the corpus and of the drop lists. So a report costs a few small reads, and reads no document.
 Dagster's checks judge these numbers, not this module.
@@ -35,7 +35,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". `replaced`, `not_text`: the
     bytes and documents that are not text, copied from `facts` of meta.json if it has them.
 
-    Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message says what to materialize.
+    Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
@@ -91,7 +91,7 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """Return the share of documents in the wanted languages, among documents with a known language; None if there are no such documents."""
+    """Return the share of documents in the wanted languages, among documents with a known language. Return None if no language is known."""
     asked = sum(languages.values())
     return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 
@@ -102,7 +102,7 @@ def estimated_tokens(characters: int) -> int:
 
 
 def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the totals after each stage. `duplicates`: the entry of this data set in the drop lists; None without "dedup"."""
+    """Return the totals after each stage. `duplicates`: the entry of this data set in the drop lists, or None without "dedup"."""
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
         (

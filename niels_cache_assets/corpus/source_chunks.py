@@ -1,8 +1,8 @@
 """The unconverted documents of a source, in chunks of 256 documents or about a megabyte.
 
-Chunks do not depend on the batches of the source. New chunks are made before earlier chunks are finished, so each chunk has its own
-position in the stream. A stream that resumes at a position gives the same chunks as a pass from the beginning. Memory: a chunk, and a small
-object for each chunk that is not finished.
+Chunks do not depend on the batches of the source. Each chunk has its own position in the stream, because new chunks are made before earlier
+chunks are finished. A stream that resumes at a position gives the same chunks as a pass from the beginning. The memory is that of a chunk,
+and a small object for each chunk that is not finished.
 """
 
 from __future__ import annotations
@@ -44,5 +44,7 @@ class SourceChunks:
             yield Chunk(position.items - len(chunk), list(chunk))
 
     def next_reached(self) -> Reached:
-        """Return the position after the next chunk. Each call moves on by one chunk, in the order in which the chunks were yielded."""
+        """Return the position in the source after the next chunk. Each call moves on by one chunk, in the order in which the chunks were
+        yielded.
+        """
         return self._under_way.popleft()

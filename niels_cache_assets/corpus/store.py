@@ -1,8 +1,9 @@
-"""The files of a corpus, written from start to end: documents in parquet, digests and signatures as arrays, rejected examples.
+"""The files of a corpus, which are written from start to end. Documents and rejected examples are in Parquet files, digests and signatures
+in arrays.
 
 A file of documents ends at the end of a chunk, and a build can resume there. A build cannot resume inside a file of documents, because a
-parquet file cannot be extended. The arrays can be extended. Memory: one row group of documents (2 MB of text, or 16,384 documents),
-whatever the size of the corpus and of its texts. `artifacts/corpus.py` decides the content.
+parquet file cannot be extended. The arrays can be extended. One row group of documents is in memory (2 MB of text, or 16,384 documents),
+for any size of the corpus and of its texts. `artifacts/corpus.py` decides the content.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ class Written:
 
 
 class CorpusWriter:
-    """A writer of documents, in files of about 128 MB of text, with digests and signatures. It is a context manager, which closes the
-    files.
+    """A writer of documents, with digests and signatures. A file has about 128 MB of text. The writer is a context manager, which closes
+    the files.
     """
 
     def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
         """Open the files to write.
 
-        `num_perm`: the number of slots of a signature; None to write no digests and signatures. `there`: the state of `root` if a build
-        resumes. `files`: the finished files in `root`.
+        `num_perm`: the number of slots (numbers) of a signature. With None, no digests and signatures are written. `there`: the state of
+        `root` if a build resumes. `files`: the finished files in `root`.
         """
         self._root = root
         there = there or Written()
@@ -108,7 +109,7 @@ class CorpusWriter:
         """Append a chunk of documents. Return whether a file of documents ended with this chunk.
 
         If the result is True, all documents so far are in finished files. `hashes`: the `document_hash` of each document, back to back.
-        `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; both are None without dedup.
+        `digests` is (n, 20) uint8, and `slots` is (n, num_perm) uint32. Both are None without dedup.
         """
         self._hashes.append(hashes)
         if rows and self._digests is not None and self._slots is not None:
@@ -146,8 +147,8 @@ class CorpusWriter:
 
     @property
     def content_sha256(self) -> str:
-        """The sha256 over the hashes of all documents, in order. It does not depend on the version of the parquet writer. Use it after
-        `seal`.
+        """The sha256 over the hashes of all documents, in order. It does not depend on the version of the Parquet writer. Read this
+        property after `seal`.
         """
         return str(self._hashes_files[_HASHES_NAME]["sha256"])
 

@@ -1,7 +1,7 @@
-"""The shingle sets that `verify = "jaccard"` compares, for documents of several corpora. They are made in one pass over the texts.
+"""The sets of shingles that `verify = "jaccard"` compares, for documents of several corpora. One pass over the texts makes all sets.
 
-A shingle is a run of consecutive words. Each text is read and shingled once, in the order of the corpora, on all cores. The sets are
-written to a file, which needs 8 bytes a word. Memory: 40 bytes for each of the documents, a few row groups of text, and 64 MB of recently
+A shingle is a run of consecutive words. Each text is read and cut into shingles once, in the order of the corpora, on all cores. The sets
+are written to a file, which needs 8 bytes a word. The memory is 40 bytes for each document, a few row groups of text, and 64 MB of recently
 used sets.
 """
 
@@ -31,7 +31,8 @@ _CACHE_BYTES = 64 << 20
 
 
 class ShingleFile:
-    """The shingle sets of some documents. The key is the position of a document in the order of all corpora.
+    """The shingle sets of some documents (a shingle is a run of consecutive words). The key is the position of a document in the order of
+    all corpora.
 
     A ShingleFile is a context manager, because it holds its file open.
     """
@@ -66,7 +67,7 @@ class ShingleFile:
         return jaccard(self[position], self[other])
 
     def __getitem__(self, position: int) -> NDArray[np.uint64]:
-        """Return the sorted unique shingle hashes of one document, (n,) uint64."""
+        """Return the hashes of the shingles (runs of words) of one document, sorted and unique, (n,) uint64."""
         held = self._cache.get(position)
         if held is not None:
             self._cache.move_to_end(position)

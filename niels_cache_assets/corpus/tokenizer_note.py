@@ -1,7 +1,8 @@
-"""The note of `status` about a trained tokenizer. It names the data sets in the training sample, and the data sets that were left out.
+"""The note of `status` about a trained tokenizer. The note names the data sets in the training sample, and the data sets that were left
+out.
 
-The note also tells which of the data sets that were left out can be read now. Cost: a small read for each data set that was left out, and
-the first document if the data set reads local files. The hub is never asked.
+The note also tells which of the data sets that were left out can be read now. Each data set that was left out costs a small read, and the
+first document if it reads local files. No request goes to the hub.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and e
 
 
 def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
-    """Return a text like `trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
+    """Return a text like `trained on notes (prepared), web; without chats, which can be read now: ...`. Return None for an imported
+    tokenizer.
+    """
     trained_on = meta.get("trained_on")
     if not isinstance(trained_on, dict):
         return None
@@ -41,13 +44,13 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
 
 
 def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table in `trained_on`; empty if the value is not a table. No other code checks the form of this value."""
+    """Return a table in `trained_on`, or an empty table if the value is not a table. No other code checks the form of this value."""
     value = trained_on.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def _how_it_was_read(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
-    """Return ` (prepared)` or a similar note. Return "" for a data set without `prepare`, which can only be read as raw text."""
+    """Return ` (prepared)` or a similar note. Return "" for a data set without `prepare`, because only its raw text can be read."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
     return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")
 

@@ -1,10 +1,10 @@
-"""The training text of a tokenizer: the first `sample_bytes` of every data set. Each line of a text is one line of the file.
+"""The training text of a tokenizer. It is the first `sample_bytes` of every data set. Each line of a text is one line of the file.
 
 A data set with `prepare` contributes the documents of its corpus that go to train. These documents are cleaned, and documents in the drop
 list are left out. If the data set has no current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from
 its members. A member with a corpus contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed from its
 members. So the mixture gives the same text when the tokenizer is trained again. A data set that cannot be read, for any reason, is left
-out, with a warning and a record. Cost: only the needed part of each data set is read. Text is written to disk.
+out, with a warning and a record. Only the needed part of each data set is read. The text is written to disk.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
 def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
     """Write the sample to the file `sample`, and return `trained_on` for meta.json.
 
-    `beginnings`: the function adds the beginning of each data set's text to it. Raises NielsCacheError if there is no text at all, and if a
-    data set in [tokenizer] train_on is available but cannot be read.
+    `beginnings`: the function adds the beginning of each data set's text to it. Raises NielsCacheError if there is no text at all. Also
+    raises it if a data set in [tokenizer] train_on is available but cannot be read.
     """
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
@@ -114,8 +114,8 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
 class _Lines:
     """The lines of one data set, each with its newline, as bytes.
 
-    If the data set cannot be read, the lines end, and `error` is the reason. `opened`: whether the `revision` is known. `read_as`: the kind
-    of text that was read. `facts`: the facts in the source's report.
+    If the data set cannot be read, the lines end, and `error` is the reason. `opened`: whether the `revision` of the source is known.
+    `read_as`: the kind of text that was read. `facts`: the facts in the source's report.
     """
 
     def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
@@ -192,7 +192,9 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
 
 
 class _TrainOfMember(PreparedMember):
-    """A reader that yields only train. Without the tokenizer, a mixture cannot leave out documents that a token budget gives to val."""
+    """A reader that yields only documents of train. Without the tokenizer, a mixture cannot find the documents that a token budget gives to
+    val.
+    """
 
     def documents(self, context: StreamContext) -> Iterator[Documents]:
         return batched(_of_train(self.prepared))
@@ -206,7 +208,7 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     """Yield the documents that go to train.
 
     If token budgets decide the split, only the tokenizer can find the end of val. Therefore the longest possible val is skipped. This val
-    has val_tokens pieces of maximal length, but it is never more than half of the text.
+    consists of val_tokens pieces of maximal length, but of at most half of the text.
     """
     source = prepared.source
     batches = prepared.documents()

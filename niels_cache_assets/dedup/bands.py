@@ -1,4 +1,5 @@
-"""Locality-sensitive hashing of MinHash slots: the numbers of bands and rows, the probability of a match, and the hash of each band.
+"""Locality-sensitive hashing (LSH) of MinHash slots. This module has the numbers of bands and rows, the probability of a match, and the
+hash of each band.
 
 A band consists of `rows` slots of a signature. Two documents of similarity s agree in all slots of a given band with probability s^rows.
 They agree in at least one of `bands` bands with probability 1 - (1 - s^rows)^bands. As a function of s, this is the S-curve (Leskovec,
@@ -18,13 +19,15 @@ _STEPS = 10_000  # number of steps of the integrals in `choose_bands`
 
 
 def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability that two documents of a given similarity share at least one band. Works elementwise; float64."""
+    """Return the probability that two documents of a given similarity share at least one band, as float64. Arrays are handled element by
+    element.
+    """
     return 1 - (1 - similarity**rows) ** bands
 
 
 @lru_cache(maxsize=64)
 def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """Return (bands, rows) with bands x rows <= num_perm whose S-curve is nearest to a step at the threshold.
+    """Return the pair (bands, rows), with bands x rows <= num_perm, whose S-curve is nearest to a step at the threshold.
 
     The distance to the step is the sum of two areas with equal weight. The area of false positives is below the threshold and under the
     curve. The area of false negatives is above the threshold and over the curve. If two choices have the same distance, the choice with

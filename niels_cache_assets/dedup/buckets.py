@@ -1,13 +1,13 @@
-"""Buckets of documents. The documents in a bucket share the hash of a band, or the digest. (Digests are treated as band 0.)
+"""Buckets of documents. The documents in a bucket share the hash of a band, or the digest of the text. (Digests are treated as band 0.)
 
 1. `signatures` are read once, in blocks; their band hashes and digests are written to files in `scratch`.
 2. For each band, the hashes are sorted, buckets with more than one document are numbered, and the bucket number of each document is written
    ((documents,) uint32).
 
 Everything is computed band by band, in files, so a killed run loses little. `record` is called after each step. The last steps that
-`record` put on the disk are passed as `done` to the next run. The time is that of sorting, n log n. Memory: about 50 bytes a document while
-a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 bytes a document for each band that was not recorded. The choice of the
-documents to keep is in greedy.py.
+`record` put on the disk are passed as `done` to the next run. The time is that of sorting, n log n. Sorting a band takes about 50 bytes of
+memory a document. The files take 28 + 8 x bands bytes a document, and 12 bytes a document for each band that was not recorded. The choice
+of the documents to keep is in greedy.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -84,10 +84,10 @@ def hashes_bytes(documents: int, *, bands: int) -> int:
 def number_buckets(
     signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record
 ) -> Buckets:
-    """Run both steps, and return the buckets.
+    """Run both steps (hashes, then buckets), and return the buckets.
 
     `done`: the last steps that `record` put on the disk. If `done` is given, the signatures are not read again. Raises NielsCacheError if
-    bands and rows do not fit the signatures, and for 2^32 / (bands + 1) documents or more.
+    bands and rows do not fit the signatures, and if there are 2^32 / (bands + 1) documents or more.
     """
 
     def after(steps: Steps) -> bool:
@@ -140,7 +140,7 @@ def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scrat
             for start in range(0, len(block), _AT_ONCE):
                 digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
                 digests_file.write(digests.data)
-                # Eight bytes distinguish digests, except after a deliberate collision. greedy.py compares all twenty bytes.
+                # Eight bytes distinguish digests, except if somebody made a collision on purpose. greedy.py compares all twenty bytes.
                 hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
                 hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
                 for file, column in zip(hash_files[1:], hashes.T, strict=True):

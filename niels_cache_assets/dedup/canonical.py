@@ -1,4 +1,5 @@
-"""The canonical text of a document, which defines "the same text": lower case, no punctuation, collapsed white space.
+"""The canonical text of a document, which defines "the same text". It is in lower case, without punctuation, and with collapsed white
+space.
 
 Each code point has one rule. All rules are in one table (`code_points`), which the pure Python code and the compiled kernel share:
 
@@ -13,8 +14,8 @@ Categories and case are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which ev
 the Python version. Code points that Unicode added later stay unchanged. There is no normalization (NFC), so composed and decomposed accents
 stay different.
 
-Cost: the table takes about 0.1 s once a process. In pure Python, ASCII text takes 6 us/KB, and other text 60 us/KB. For many documents use
-`signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
+The table takes about 0.1 s, once in each process. In pure Python, ASCII text takes 6 us/KB, and other text takes 60 us/KB. For many
+documents use `signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
 """
 
 import string
@@ -38,7 +39,9 @@ _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
 
 
 def canonical_code_point(code_point: int) -> int:
-    """Return the replacement of a code point: REMOVED, BLANK, the code point itself or its lower case. `code_points` stores all results."""
+    """Return the replacement of a code point, which is REMOVED, BLANK, the code point itself or its lower case. `code_points` stores all
+    results.
+    """
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)
@@ -85,7 +88,7 @@ _translation = _Translation()
 
 
 def canonical_text(text: str) -> str:
-    """Return the canonical form of a text: words with one blank between them, or "" if nothing remains."""
+    """Return the canonical form of a text, which is words with one blank between them, or "" if nothing remains."""
     if text.isascii():
         table, removed = _ascii_translation()
         return b" ".join(text.encode("ascii").translate(table, removed).split()).decode("ascii")

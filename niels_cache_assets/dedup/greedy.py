@@ -3,12 +3,12 @@
 Two documents match if they share a band (and, with `verify`, are similar enough), or if they have the same digest (exact duplicates). The
 result is the same as if the documents were inserted one after another into an index, but no index is needed. First, buckets.py finds which
 documents share a hash, in files. Then one pass reads the bucket numbers of all bands, in order of the documents. The pass remembers the
-first kept document of each bucket (with `verify`, the first 64). The order of `signatures` decides which document is first.
+first kept document of each bucket. With `verify`, it remembers the first 64. The order of `signatures` decides which document is first.
 
-Cost: the cost of the buckets, and one pass. No step is quadratic, even if many documents are equal. Memory: first the memory of buckets.py,
-then 4 bytes a bucket and 13 bytes for each dropped document. `verify` takes 17 bytes a bucket, 4 bytes for each document that may be
-compared, and the memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes a
-document and band). This module reads no texts: the caller defines the similarity.
+The cost is that of the buckets, and one pass. No step is quadratic, even if many documents are equal. The memory is first that of
+buckets.py, then 4 bytes a bucket and 13 bytes for each dropped document. `verify` takes 17 bytes a bucket, 4 bytes for each document that
+may be compared, and the memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4
+bytes a document and band). This module reads no texts: the caller defines the similarity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,11 +32,11 @@ _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the 
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """An additional condition: documents that share a band must also reach a similarity of `threshold`.
+    """An additional condition for duplicates. Documents that share a band must also reach a similarity of `threshold`.
 
-    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32. It returns a function,
-    which is then called for pairs of these ordinals. Of documents with the same digest, only the first is compared, so many equal copies
-    cost as much as two.
+    `similarity` is called once, with the ordinals (numbers) of all documents that may be compared, ascending (n,) uint32. It returns a
+    function, and this function is then called for pairs of these ordinals. Of documents with the same digest, only the first is compared,
+    so many equal copies cost as much as two.
     """
 
     similarity: Callable[[NDArray[np.uint32]], Callable[[int, int], float]]
@@ -45,10 +45,10 @@ class Verify:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """The dropped documents in order: arrays of shape (n,).
+    """The dropped documents in order, as arrays of shape (n,).
 
-    `ordinals` and `because` are uint32; `because` is the earliest kept document that is the reason. `exact` is bool: whether the digests
-    are equal. `similarity` is float32. It is 1 for exact duplicates and the measured value with `verify`; otherwise it is NaN.
+    `ordinals` and `because` are uint32. `because` is the earliest kept document that is the reason. `exact` is bool, and says whether the
+    digests are equal. `similarity` is float32. It is 1 for exact duplicates, the measured value with `verify`, and NaN otherwise.
     """
 
     documents: int
@@ -74,8 +74,8 @@ def keep_first(
     """Return the documents to drop. The order of the signatures decides which copy is kept; `ordinals` count from 0 in this order.
 
     `scratch` is an existing folder; the caller removes its content. If an earlier kept document has the same digest, a document is dropped
-    without `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated. Raises the errors of
-    `number_buckets`.
+    even without the condition of `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated.
+    Raises the errors of `number_buckets`.
     """
     buckets = number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record)
     if buckets.documents == 0:
@@ -87,7 +87,7 @@ def keep_first(
 
 
 def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """Yield (ordinal of the first column, bucket numbers). The bucket numbers are (bands + 1, up to _AT_ONCE) uint32; row 0 is for the
+    """Yield (ordinal of the first column, bucket numbers). The bucket numbers are (bands + 1, up to _AT_ONCE) uint32. Row 0 is for the
     digests.
     """
     start = 0

@@ -1,5 +1,5 @@
-"""The definition of the numbers in a signature, in plain Python and numpy. `kernels` computes the same numbers faster; a test compares
-them.
+"""The definition of the numbers in a signature, in plain Python and numpy. `kernels` computes the same numbers faster, and a test compares
+both.
 
 * word hash: the UTF-8 bytes of a word are split into little-endian blocks of eight bytes; the last block is shorter, and may be empty. The
   hash h begins as WORD_START. Each block changes it to (h ^ block) * WORD_FACTOR, and `mix` ends it. A word contains no NUL, so words of up
@@ -13,7 +13,7 @@ them.
 All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014). The constants of the slots are the output
 of splitmix64 from SLOT_SEED, and are the same on every machine. The constants of 16 slots are the first constants of 128 slots.
 
-Cost: about 0.35 ms/KB of text, about fifty times the cost of the kernels (benchmarks/dedup.py).
+This code takes about 0.35 ms/KB of text, which is about fifty times the time of the kernels (benchmarks/dedup.py).
 """
 
 from functools import lru_cache
@@ -82,7 +82,7 @@ def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
 
 
 def slots_of(shingles: NDArray[np.uint64], num_perm: int) -> NDArray[np.uint32]:
-    """Return the MinHash of shingles, (num_perm,) uint32. The shingles are given by their hashes."""
+    """Return the MinHash of shingles (runs of words), (num_perm,) uint32. The argument has the hashes of the shingles."""
     xors, factors = slot_constants(num_perm)
     slots = np.full(num_perm, LAST_SLOT_VALUE if len(shingles) else NO_SHINGLE, dtype=np.uint32)
     values = (shingles >> np.uint64(32)).astype(np.uint32)

@@ -1,5 +1,5 @@
-"""The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Import this module only with numba
-installed.
+"""The loops of `signatures` over bytes, which numba compiles. They compute canonical text, shingle hashes and slots. Import this module
+only with numba installed.
 
 Documents are given as one array of UTF-8 bytes, and the end of each document in this array. A blank follows each canonical text, so the
 next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `canonical` and
@@ -158,7 +158,7 @@ def _first_blank(block):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _next_word(canonical, position):  # type: ignore[no-untyped-def]
-    """Return the hash of the word that begins at a position, and the position after the blank that ends the word."""
+    """Return the hash of the word that begins at a position, and the position after the blank at the end of the word."""
     value = _WORD_START
     block = _block(canonical, position)
     blank = _first_blank(block)
@@ -197,7 +197,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
 def shingle(
     canonical: NDArray[np.uint8], ends: NDArray[np.int64], ngram: int, shingles: NDArray[np.uint64], shingle_ends: NDArray[np.int64]
 ) -> None:
-    """Write the hash of every shingle, in text order. `shingles` has room for one hash per word."""
+    """Write the hash of every shingle (run of words), in text order. `shingles` has room for one hash per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position, filled = _ZERO, _ZERO
     for document in range(len(ends)):
@@ -224,7 +224,9 @@ def sign(
     factors: NDArray[np.uint32],
     slots: NDArray[np.uint32],
 ) -> None:
-    """Write the slots of canonical texts, (documents, num_perm) uint32. This needs 16 KB of memory, for documents of any size."""
+    """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32. This needs 16 KB of memory, for
+    documents of any size.
+    """
     values = np.empty(_BUFFER, dtype=np.uint32)
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position = _ZERO

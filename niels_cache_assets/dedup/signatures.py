@@ -8,8 +8,8 @@ process, the machine, the version of Python, the hash seed, or whether numba is 
 So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Only its digest can equal the digest of another
 text.
 
-Cost: about 6 us/KB of text (benchmarks/dedup.py); the kernels release the GIL. Memory: two copies of a group of texts, one as UTF-8 and one
-as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.
+Signing takes about 6 us/KB of text (benchmarks/dedup.py), and the kernels release the GIL. The memory is two copies of a group of texts,
+one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.
 """
 
 import hashlib
@@ -62,7 +62,9 @@ class Shingles:
         return len(self.ends)
 
     def of(self, index: int) -> NDArray[np.uint64]:
-        """Return the shingle set of the index-th document, sorted and unique, in the form that `jaccard` takes."""
+        """Return the hashes of the shingles (runs of words) of the index-th document, sorted and unique, in the form that `jaccard`
+        takes.
+        """
         return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
 
 
@@ -100,7 +102,9 @@ class Signer:
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
 
     def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
-        """Return the shingle set of a text: its hashes, sorted and unique, (n,) uint64; empty for a text without words."""
+        """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
+        is empty.
+        """
         return self.shingle([text]).of(0)
 
     def sign_canonical(self, texts: Sequence[str]) -> NDArray[np.uint32]:
@@ -115,7 +119,9 @@ class Signer:
         return numba_is_there() and not self.pure
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text; PADDING more follow the last text."""
+        """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text, and PADDING more blanks follow the
+        last text.
+        """
         if not self._compiled:
             return _with_blanks([canonical_text(text).encode() for text in texts])
         from niels_cache_assets.dedup import kernels
@@ -183,8 +189,8 @@ def numba_is_there() -> bool:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the compiled function. If numba is not installed, return the function itself, which gives the same results.
 
-    Compiled code releases the GIL. It is cached on disk beside the module (or in the user's cache folder if the module's folder is
-    read-only). So numba compiles once for each machine and numba version, which takes about four seconds in the first process. In later
+    Compiled code releases the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is
+    read-only). So numba compiles once for each machine and numba version. This takes about four seconds in the first process. In later
     processes, the import of numba and the first result take about a second. Numba is not imported before the first call.
     """
     if not numba_is_there():

@@ -1,8 +1,8 @@
 """All Dagster definitions for one registry (a loaded configuration). The import of this module loads no registry. definitions.py loads it.
 
 Every asset shows the owners and tags of [dagster], the location of the caches, and links to the code that makes the asset. A link opens the
-local file in an editor. If `repository` is set, a link opens the same line on the web. An external asset has no code, so its link opens the
-configuration.
+local file in an editor. If `repository` is set, a link opens the same line on the web. An external asset (upstream) has no code, so its
+link opens the configuration.
 """
 
 import logging
@@ -39,7 +39,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
     """Return all definitions for a registry. By default, load the registry from the environment and the working directory.
 
     `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration that
-    cannot be read. If there is no configuration, the default profile is used, and a line in the log reports this.
+    cannot be read. If there is no configuration, the default profile is used, and a line in the log says so.
     """
     if registry is None:
         registry = load_registry()
@@ -73,7 +73,9 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
 
 
 def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """Return the assets with owners, tags and links. In the code of their descriptions, the real cache root replaces `cache`."""
+    """Return the assets with owners, tags and links. In code samples of their descriptions, the real path of the cache root replaces
+    `cache`.
+    """
     settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:

@@ -70,7 +70,7 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
             refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
     conditions = dg.AutomationCondition
     changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
-    # Upstream is ignored here, because only a build records it as materialized.
+    # Upstream is ignored here, because only a build records upstream as materialized.
     missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
     condition = eager & ~conditions.missing() & conditions.all_deps_blocking_checks_passed()

@@ -1,5 +1,5 @@
 """The run configuration that the launchpad shows. None, or -1 for a budget, stands for the value in the registry. The registry checks all
-remaining values.
+other values.
 """
 
 from typing import Any

@@ -68,7 +68,7 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
     def observe_revisions(context: dg.OpExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> None:
-        with briefly():  # a build retries longer than this observation
+        with briefly():  # a build retries for a longer time than this observation
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))

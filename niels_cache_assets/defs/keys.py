@@ -1,4 +1,4 @@
-"""Names that the definitions share: asset keys, groups, ops, jobs, pools, partitions. No definition is made here."""
+"""Names that the definitions share (asset keys, groups, ops, jobs, pools and partitions). No definition is made here."""
 
 from dagster import AssetKey, StaticPartitionsDefinition
 
@@ -9,7 +9,7 @@ from niels_cache_runtime.format.layout import Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
-STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at a time; no op is in the pool (turns.py)
+STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (turns.py)
 
 STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}

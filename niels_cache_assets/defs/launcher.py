@@ -1,7 +1,8 @@
 """Builds that a program starts through Dagster. Each data set is one run in this process, and the runs are recorded for the UI.
 
-`niels-cache build-all` uses the launcher. The launcher has the same assets, checks, jobs and instance as the UI. It does not retry, and it
-needs no daemon. A listener prints lines and progress bars. Dagster itself writes nothing to the console here.
+`niels-cache build-all` uses the launcher. The launcher has the same assets, checks, jobs and instance as the UI. The launcher does not
+retry, and needs no daemon. A listener (an object that receives the events) prints lines and progress bars. Dagster itself writes nothing to
+the console here.
 """
 
 import time
@@ -68,7 +69,7 @@ _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION)
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """The result of building one data set, or of one step before it. `message`: why the build failed or was skipped, or a remark.
+    """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
 
     `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index or a plan, it is None.
     """
@@ -105,8 +106,8 @@ def launch_builds(
 ) -> list[LaunchResult]:
     """Build and verify the tokenizer and every data set, or only the data sets in `only`, in the order of the registry.
 
-    The steps have this order. First come the corpora of prepared data sets and of their mixtures, and the search for duplicates in all
-    corpora. Then comes the tokenizer, which is trained on the corpora. Then come the corpora of mixtures that need the tokenizer, the
+    The steps have this order. First come the corpora of data sets with `prepare` and of their mixtures, and the search for duplicates in
+    all corpora. Then comes the tokenizer, which is trained on the corpora. Then come the corpora of mixtures that need the tokenizer, the
     reports of corpora, the caches, and the indices of blends (`only` may also name blends). At the end, the reports about everything are
     written, if anything was built or no report exists.
 
@@ -140,7 +141,7 @@ def launch_builds(
 
 
 def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> None:
-    """Record in a Dagster home that the index of a blend exists. A run that finds the index does this. Raises NielsCacheError if the run
+    """Record in a Dagster home that the index of a blend exists. A run finds the index and records it. Raises NielsCacheError if the run
     fails.
     """
     with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
@@ -176,7 +177,7 @@ class _ListenerSink(ProgressSink):
 
 @dataclass(frozen=True)
 class _Step:
-    """The run that builds an artifact. The last materialization of `op` holds the result. If `op` has settings, it gets `force`."""
+    """The run that builds an artifact. The last materialization of `op` holds the result. If `op` has settings, `force` is one of them."""
 
     artifact: Artifact
     name: str
@@ -277,8 +278,8 @@ class _Launcher:
         return run
 
     def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a job like Dagster's execute_in_process, and also record the job of the run. Without this record, the UI shows the run on
-        no timeline and below no job.
+        """Execute a job in the same way as Dagster's execute_in_process, and also record the job of the run. Without this record, the UI
+        shows the run on no timeline and below no job.
         """
         in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
         run = self._instance.create_run_for_job(
@@ -317,7 +318,9 @@ def _was_interrupted(run: dg.JobExecutionResult) -> bool:
 
 
 def _why_failed(run: dg.JobExecutionResult) -> str:
-    """Return the reason in one line. It is the failure of a check if there is one, otherwise the error of the first failed step."""
+    """Return the reason of a failure in one line. If a check failed, it is the failure of the check. Otherwise, it is the error of the
+    first failed step.
+    """
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
             return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"

@@ -1,7 +1,7 @@
 """Reports of a running build. Dagster gets a report every ten seconds and at the end. A listener in this process gets every report.
 
-Each log line and each observation is a row in Dagster's database. A row costs milliseconds and kilobytes, so reports to Dagster are
-throttled by time.
+Each log line and each observation is a row in Dagster's database. A row costs milliseconds and kilobytes, so there is a minimal time
+between two reports to Dagster.
 """
 
 import time
@@ -19,7 +19,7 @@ _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines wi
 
 
 class ProgressSink:
-    """A resource that also receives the progress of a build in this process. This one ignores it."""
+    """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it."""
 
     def progressed(self, name: str, progress: HowFar) -> None:
         """Receive the progress after every chunk of a build, many times a second."""
@@ -30,7 +30,9 @@ class ProgressSink:
 
 @contextmanager
 def readable_failures() -> Iterator[None]:
-    """Turn NielsCacheError into a failure that shows only its message and is never retried. All remaining errors keep their traceback."""
+    """Turn NielsCacheError into a failure that shows only the message of the error, and is never retried. All other errors keep their
+    traceback.
+    """
     try:
         yield
     except NielsCacheError as error:
@@ -79,7 +81,7 @@ class BuildReporter:
         self._sink.logged(self._name, message)
 
     def note(self, message: str) -> None:
-        """Write a line only to the log of the run. The listener gets this information in a different way."""
+        """Write a line only to the log of the run. The sink gets this information in a different way."""
         self.log(f"{DEBUG}{self._name}: {message}")
 
     def tell(self, metadata: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""The resources and the executor of every run: the cache root, the progress sink, and a recorded executor.
+"""The resources and the executor of every run. These are the cache root (the folder of all caches), the progress sink, and an executor that
+records runs.
 
 The resources take no run configuration, because `build_defs` gets their values. So the launchpad offers only the settings of a build. The
-executor records the coordinator of a run (home/abandoned.py) before the first step begins. So after its first step has begun, every run has
-a record. It does not matter whether the UI, the daemon, `dagster asset materialize` or `dg launch` launched the run. `build-all` executes
-and records its runs itself. If a run cannot be recorded, it is still executed, with a warning.
+executor records the coordinator of a run (home/abandoned.py) before the first step begins. So every run has a record as soon as its first
+step begins, whether the UI, the daemon, `dagster asset materialize` or `dg launch` launched it. `build-all` executes and records its runs
+itself. If a run cannot be recorded, it is still executed, with a warning.
 """
 
 from collections.abc import Iterator

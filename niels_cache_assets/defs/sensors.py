@@ -1,11 +1,11 @@
 """Sensors that watch upstream. The sensors compare data sets of the hub by commit, and folders of notes by content. All sensors are off by
 default.
 
-A change on the hub is recorded as an observation when a sensor sees it. A change of notes is recorded when their build is requested
+A change on the hub is recorded as an observation when a sensor sees the change. A change of notes is recorded when their build is requested
 (assets/upstream.py). Partitions that were built from a different version then show as unsynced. A build is requested only once for each
 version of upstream, even if the build fails. It is requested again if upstream changes and later returns to the same version. To find out
-whether anything has changed, a sensor compares upstream with the version that the newest materialization read. docs/ui.md gives the cost of
-a look. A look must end within 60 seconds, which is Dagster's limit.
+whether anything has changed, a sensor compares upstream with the version that the newest materialization read. One tick of a sensor must
+end within 60 seconds, which is Dagster's limit. docs/ui.md gives the cost of a tick.
 
 Dagster never starts a second run with the same run key. So the run key of a request names the data set and the version, and Dagster starts
 the run only once. Upstream may return to an earlier version, so the key also contains a number that changes with each change of upstream
@@ -37,7 +37,7 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
-ASKING_SECONDS = 20.0  # after this time a look asks no further data set; a data set without an answer takes up to 20 s more
+ASKING_SECONDS = 20.0  # after this time, a tick of a sensor asks no further data set; a data set without an answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
 OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
@@ -47,7 +47,9 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Return the sensor of the hub. Its cursor is {next: the next data set to ask, wanted: {name: the version of the last request}}."""
+    """Return the sensor of the hub. The cursor of the sensor is {next: the next data set to ask, wanted: {name: the version of the last
+    request}}.
+    """
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
@@ -185,7 +187,7 @@ class _Look:
         return version_of(self._seen[name])
 
     def built(self, name: str) -> set[str | None]:
-        """Return the same as `built_versions`."""
+        """Return the versions of upstream that a data set was last built from, as `built_versions` does."""
         return built_versions(self._context.instance, self._registry, name)
 
     def observe(self, name: str) -> None:
@@ -200,7 +202,7 @@ class _Look:
     def left(self, name: str) -> str:
         """Return the number of the newest observation whose version differs from the version that was seen now.
 
-        This number changes only when upstream changes, even after a crash.
+        This number changes only when upstream changes. A crash does not change it.
         """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
@@ -244,7 +246,9 @@ def _sensor(
     seconds: int,
     description: str,
 ) -> dg.SensorDefinition:
-    """Return a sensor. `tick` gets the look and the cursor. It is None if there is nothing to watch. `of`: the watched kind of data set."""
+    """Return a sensor. `tick` gets the look (one tick) and the cursor. If there is nothing to watch, `tick` is None. `of`: the watched kind
+    of data set.
+    """
 
     @dg.sensor(
         name=name,

@@ -1,4 +1,5 @@
-"""Turns of streams in one Dagster home. The pool `source_stream` limits the number of builds that read a source at the same time.
+"""Turns of streams in one Dagster home. A stream is a build that reads a source. The pool `source_stream` limits the number of streams at
+the same time.
 
 A slot is a lock on a file in the home. The kernel frees the lock when the process that holds it ends. An op takes a slot only after it
 knows that it must build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check
@@ -24,7 +25,9 @@ _NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamPlace:
-    """The slot of one op, from the first `take` to the end of the `with` block. `log` is called with the builds that the op waits for."""
+    """The slot of one op (a place for one stream), from the first `take` to the end of the `with` block. `log` is called with the builds
+    that the op waits for.
+    """
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
         self._context, self._name, self._log = context, name, log
@@ -38,7 +41,9 @@ class StreamPlace:
         self._stack.close()
 
     def take(self) -> bool:
-        """Wait for a slot, unless this op already holds one. If it had to wait, return True, because earlier decisions may be outdated."""
+        """Wait for a slot, unless this op already holds a slot. If the op had to wait, return True, because earlier decisions may be
+        outdated.
+        """
         if self._held or self._context.instance.is_ephemeral:  # only this process can see an instance in memory
             return False
         told = ""
@@ -51,7 +56,7 @@ class StreamPlace:
         return bool(told)
 
     def _try(self) -> str | None:
-        """Return None if a slot was free, otherwise the reason for waiting."""
+        """Take a slot if one is free, and return None. Otherwise, return the reason for waiting."""
         limit = stream_limit(self._context.instance)
         if limit is None:
             return None

@@ -1,13 +1,14 @@
-"""The journal of a build that can be resumed: which data are safely on the disk, and the state that the builder needs to continue.
+"""The journal of a build that can be resumed. It records which data are safely on the disk, and the state that the builder needs to
+continue.
 
     Journal.open   the latest record, with every file cut back to its recorded size; or an empty directory and `state` None
     due, record    a new record after 32 MiB of written data, a finished file, or 60 s; the builder flushes its files to the disk first
 
-A record is one small JSON file. It is written beside the old record and renamed over it, so after a kill one of the two is there. It has
-the fingerprint of everything that decides the bytes; a build with a different fingerprint starts from the beginning. A record costs an
-fsync of each unfinished file, of the journal, and of the directories with new files. It also costs some microseconds for each finished file
-that it names. If records take more than a fiftieth of the time, they are made less often. The builders define the state. Locks and the
-exchange of directories are in staging.py.
+A record is one small JSON file. A new record is written beside the old record and then renamed over it, so after a kill one of the two is
+there. A record has the fingerprint of everything that decides the bytes. A build with a different fingerprint starts from the beginning. A
+record costs an fsync of each unfinished file, of the journal, and of the directories with new files. It also costs some microseconds for
+each finished file that the record names. If records take more than a fiftieth of the time, records are made less often. The builders define
+the state. Locks and the exchange of directories are in staging.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 JOURNAL_NAME = "journal.json"
-SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; the result does not contain it
+SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; it is not part of the result
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
 _FORMAT = 3
@@ -100,8 +101,8 @@ class Journal:
     ) -> Journal:
         """Open the journal of the unfinished build in `directory`. If that build cannot be resumed, log the reason and clear the directory.
 
-        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Files are cut
-        back to their recorded sizes, and files that the record does not name are removed, so that all files are as they were at the record.
+        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Each file is cut
+        back to its recorded size. Files without an entry in the record are removed. So all files are as they were at the record.
         Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
@@ -121,9 +122,9 @@ class Journal:
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
 
-        It is time after 32 MiB of written data, after a finished file, or 60 seconds (`seconds`) after the last record. `bytes_written`:
-        the bytes written to all files since the build began. `finished`: the number of complete files. Both numbers include the files that
-        were there at `open`.
+        A record is due after 32 MiB of written data, after a finished file, or 60 seconds (`seconds`) after the last record.
+        `bytes_written`: the bytes written to all files since the build began. `finished`: the number of complete files. Both numbers
+        include the files that were there at `open`.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
@@ -203,7 +204,7 @@ def _encode(content: dict[str, Any]) -> bytes:
 def _decode(content: bytes) -> Recorded | str:
     """Parse the bytes of a journal, a line with a sha256 and a line of JSON.
 
-    Return the record. For any other form, return the reason why the journal cannot be used.
+    Return the record. If the bytes have any other form, return the reason why the journal cannot be used.
     """
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:

@@ -1,9 +1,9 @@
 """The writers of lineage, which is the origins of documents and examples.
 
 A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. So a build also writes its
-rows to a spool file, as consecutive IPC messages of Arrow. This file may be cut after any message. A build that is resumed reads its spool
-and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so the file does not
-depend on the chunks of the stream. Cost: each row is written twice. Memory: one row group. show/lineage.py reads lineage.
+rows to a second file, the spool, as consecutive IPC messages of Arrow. The spool may be cut after any message. A build that is resumed
+reads the spool, and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so the
+file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. show/lineage.py reads lineage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_PER_GROUP = 65_536
 
 
 class RowSpool(GrowingFile):
-    """A spool file of rows, which can be read from the start at any time.
+    """A spool, which is a file of rows that can be read from the start at any time.
 
     `schema`: {column name: "string" or "int64"}. `resume_at`: the number of bytes to keep.
     """
@@ -101,7 +101,7 @@ class LineageWriter:
     def _write_group(self, rows: pa.Table) -> None:
         import pyarrow as pa
 
-        ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
+        ordinals = pa.array(np.arange(self.rows, self.rows + len(rows)), pa.int64())
         # The chunks are combined, because otherwise the pages of the file would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)

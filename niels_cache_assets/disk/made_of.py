@@ -1,4 +1,4 @@
-"""The values that the fingerprint of an unfinished build hashes: settings, revision, tokenizer, versions. They explain what has changed.
+"""The values that the fingerprint of an unfinished build hashes (settings, revision, tokenizer, versions). They explain what has changed.
 
 A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed. Journals from before 22
 November 2026 do not have them.
@@ -26,7 +26,7 @@ def recordable(made_of: Mapping[str, Any]) -> MadeOf:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences as parts of a sentence. One part names all changed settings; it comes first."""
+    """Return the differences as parts of a sentence. The first part names all changed settings."""
     changed, told = [], []
     for name, before, after in _unequal(then, now):
         if name == "tokenizer_sha256":
@@ -39,7 +39,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             told.append(f"it was made by code version {before} of {of}, which is {after} now")
         elif name.startswith(f"{_VERSIONS}."):
             told.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
-        elif not name.startswith("signatures."):  # the message names their corpus already
+        elif not name.startswith("signatures."):  # the message already names the corpus of these values
             setting = name.removeprefix("source.")
             corpus = setting.removeprefix("inputs.")
             changed.append(_CORPUS.get(setting, setting) if corpus == setting else f"the corpus of {corpus}")

@@ -1,9 +1,9 @@
 """Checks of the free disk space before a build, and messages for errors of the disk.
 
 Before a build begins, its size is compared with the free space. If the size is certain and too large, the build is rejected. Sizes are
-certain for an export, an import, the bands of duplicates, and a token budget that an existing corpus certainly fills. An estimate from
-source files, or a token budget for a source of unknown length, only gives a warning. If the size is unknown, there is no message. Cost: one
-statvfs.
+certain for an export, an import and the search for duplicates, and for a token budget that an existing corpus certainly fills. An estimate
+from source files, or a token budget for a source of unknown length, only gives a warning. If the size is unknown, there is no message. A
+check costs one call of statvfs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _ADVICE = {
 class Need:
     """The disk space that a build needs.
 
-    `bytes`: its size. `why`: the reason for the size, for messages. `certain`: whether the build certainly takes so many bytes. `fewer`:
-    whether the size comes from a token budget, so that the user can ask for fewer tokens.
+    `bytes`: the size of the build. `why`: the reason for this size, for messages. `certain`: whether the build certainly takes so many
+    bytes. `fewer`: whether the size comes from a token budget, so that the user can ask for fewer tokens.
     """
 
     bytes: int
@@ -69,7 +69,7 @@ def pretrain_need(
 def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
     """Return the disk space that an SFT cache needs, or None if it is unknown. `token_bytes`: the size of a token.
 
-    Tokens count twice, because for a time they are both in the spool and in the splits.
+    Tokens count twice, because for a time they are both in a temporary file (the spool) and in the splits.
     """
     if text_bytes is None:
         return None
@@ -80,7 +80,7 @@ def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
 
 
 def corpus_need(text_bytes: int | None) -> Need | None:
-    """Return the disk space that a corpus needs, or None if it is unknown. Its documents are compressed.
+    """Return the disk space that a corpus needs, or None if it is unknown. Documents of a corpus are compressed.
 
     Signatures are not included, because their number is unknown.
     """
@@ -151,7 +151,7 @@ def free_bytes(target: Path) -> int:
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the bytes of all files in the folder; 0 if it does not exist."""
+    """Return the bytes of all files in the folder, or 0 if the folder does not exist."""
     count = 0
     for below, _, names in os.walk(folder):
         for name in names:

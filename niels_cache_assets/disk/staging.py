@@ -25,7 +25,8 @@ from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
-    TOKENIZER_MODEL_NAME,
+    TOKENIZER_MODEL_NAMES,
+    TOKENIZER_SIDE_NAMES,
     doc_ends_name,
     documents_folder,
     documents_name,
@@ -38,7 +39,8 @@ from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, examples_name)
-_CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+_TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
+_CACHE_NAMES = {META_NAME, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 
 def is_cache_name(name: str) -> bool:
@@ -82,16 +84,16 @@ def work_on(target: str | Path) -> Work:
 
 @contextmanager
 def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, resumable: bool = False) -> Iterator[Path]:
-    """Yield an empty directory. If the block succeeds, this directory replaces `target`. If the block fails, it is removed.
+    """Yield an empty directory. If the block succeeds, this directory replaces `target`. If the block fails, the directory is removed.
 
     `resumable`: if the block fails and leaves a JOURNAL_NAME in the directory, the directory is kept, and the next call yields it
     unchanged. Only in this case is the yielded directory not empty. Without a journal, the next build removes the files of a killed build.
     The journal and SCRATCH_NAME are removed only when the directory replaces the target, so a last step that fails or is interrupted can be
     repeated.
 
-    Raises Busy if another build of `target` is running. Raises NielsCacheError if the file system of `target` has no locks, if its parent
-    is not writable, if `target` is a directory that is not ours, and for errors of the disk. A directory is ours if `is_ours` returns True
-    for all names in it.
+    Raises Busy if another build of `target` is running. Raises NielsCacheError if the file system has no locks, if the parent of `target`
+    is not writable, and for errors of the disk. Also raises it if `target` is a directory that is not ours. A directory is ours if
+    `is_ours` returns True for all names in it.
     """
     with locked(target, is_ours=is_ours), staged(target, resumable=resumable) as partial:
         yield partial
@@ -141,7 +143,7 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
             placed = True
             sync(target.parent)
         except OSError as error:
-            problem = refusal(error, target)  # names the free space, so it is made before the written files are removed
+            problem = refusal(error, target)  # the message names the free space, so it is made before the written files are removed
             raise
         finally:
             if placed or not _is_resumable(partial, resumable):
@@ -178,7 +180,7 @@ def place_of(target: Path) -> tuple[int, int] | None:
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
     """Remove the files of killed builds of `target`, unless a process builds `target` now.
 
-    `resumable`: keep a build that can be resumed.
+    `resumable`: whether to keep an unfinished build that can be resumed.
     """
     target = real_path(target)
     if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
@@ -269,7 +271,7 @@ def _take_place(partial: Path, target: Path) -> None:
         sync(partial.parent)
         commit.take_place(partial, target)
     except BaseException:
-        # If the interrupt came after the exchange, `partial` is the old cache.
+        # After an interrupt that came after the exchange, `partial` is the old cache.
         if partial.exists() and os.stat(partial).st_ino == finished:
             for name in (SCRATCH_NAME, JOURNAL_NAME):
                 if (spare / name).exists():

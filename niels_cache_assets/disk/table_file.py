@@ -1,7 +1,8 @@
-"""Parquet files of a cache: lineage, corpora, and lists of dropped duplicates. They are written from start to end, one row group at a time.
+"""Parquet files of a cache, which hold lineage (the origin of documents), corpora, and lists of dropped duplicates. They are written from
+start to end, one row group at a time.
 
-Rows are read by ordinal. Python opens each file, so that errors of the disk name the file. Memory: one row group. The callers define the
-columns.
+Rows are read by ordinal (the number of the row). Python opens each file, so that errors of the disk name the file. One row group is in
+memory. The callers define the columns.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class TableFile:
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
-        with suppress(OSError):  # the error of a full disk was raised already
+        with suppress(OSError):  # the error of a full disk was already raised
             self._writer.close()
         with suppress(OSError):
             self._file.close()

@@ -1,4 +1,4 @@
-"""The implementation of `--wait`: it logs which process builds the same target, and waits until that build ends.
+"""The implementation of `--wait`. It logs which process builds the same target, and waits until that build ends.
 
 `artifacts/materialize.py` then checks again whether a build is still needed.
 """

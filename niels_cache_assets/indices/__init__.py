@@ -1,4 +1,4 @@
-"""Indices of blends, built before training, under our own names or under the names of megatron-core.
+"""Indices of blends (stored orders of samples). They are built before training, under our own names or under the names of megatron-core.
 
 The modules are:
 

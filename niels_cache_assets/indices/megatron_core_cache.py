@@ -1,6 +1,6 @@
 """Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path).
 
-megatron-core finds these files and builds no indices of its own:
+megatron-core finds these files, and then builds no indices of its own:
 
     MD5-GPTDataset-PART-description.txt      the text that was hashed: its md5 is MD5
                        -document_index.npy   and -sample_index.npy, -shuffle_index.npy
@@ -12,10 +12,10 @@ The text is `json.dumps(identifiers, indent=4)`. The identifiers, their order an
 release finds none of these indices, and builds its own.
 
 megatron-core uses an index if all its files exist. megatron-core never checks the content of the files, and never looks at the data again.
-So the description is written last. When files are replaced, the description is removed first. Beside the description there is a record
-`.MD5-CLASS-PART.json`, which megatron-core does not have. The record names the data that the arrays belong to, and the sizes and sha256 of
-the arrays. With this record, an index is built again if its data was exported again, or if a file is damaged or truncated. To check an
-existing index, the files are read once.
+So the description is the last file that is written, and the first file that is removed when files are replaced. Beside the description
+there is a record `.MD5-CLASS-PART.json`, which megatron-core does not have. The record names the data that the arrays belong to, and the
+sizes and sha256 of the arrays. With this record, an index is built again if its data was exported again, or if a file is damaged or
+truncated. To check an existing index, the files are read once.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _ARRAYS = {"gpt": ("document_index", "sample_index", "shuffle_index"), "blend": 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreNames:
-    """The values that a run hashes in addition to the settings of its indices.
+    """The values that megatron-core hashes in addition to the settings of an index.
 
     folder: the value of --data-cache-path.
     split: the string of --split; None if each part has its own data sets.
@@ -53,7 +53,9 @@ class CoreNames:
 
 
 def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
-    """Return the `config.split_matrix` of megatron-core: begin and end of each part as shares of the whole; None for an empty part."""
+    """Return the `config.split_matrix` of megatron-core. It has the begin and the end of each part as shares of the whole, or None for an
+    empty part.
+    """
     if split is None:
         return None
     return [(begin, end) if end > begin else None for begin, end in split_bounds(split)]
@@ -62,9 +64,9 @@ def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
 class MegatronCoreCache(IndexCache):
     """The indices of one part (train, valid, test) of a run. `of` returns the cache for one data set.
 
-    `open_blend` uses an instance as an IndexCache: it opens the data sets first and then the blend. asked_for_none: True if the run
-    requests 0 samples of the data sets, instead of every sample once. Both give the same index, but megatron-core uses different names for
-    them. Raises the errors of an IndexCache, NielsCacheError and NotWrittenError.
+    `open_blend` uses an instance as an IndexCache. It opens the data sets first and then the blend. asked_for_none: True if the run
+    requests 0 samples of the data sets, instead of every sample once. Both requests give the same index, but megatron-core uses different
+    names for them. Raises the errors of an IndexCache, which are NielsCacheError and NotWrittenError.
     """
 
     def __init__(self, names: CoreNames, *, part: str, asked_for_none: bool = False) -> None:
@@ -80,7 +82,7 @@ class MegatronCoreCache(IndexCache):
         return found
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Return the common beginning of the paths of an index's files. There is no folder for an index."""
+        """Return the common beginning of the paths of an index's files. An index has no folder of its own."""
         md5 = hashlib.md5(self._description(kind, parameters).encode(), usedforsecurity=False).hexdigest()
         return self.folder / f"{md5}-{_CLASSES[kind]}-{self._part}"
 
@@ -89,7 +91,7 @@ class MegatronCoreCache(IndexCache):
         return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
-        """Open an index in the way of `IndexCache.open`.
+        """Open an index in the same way as `IndexCache.open`.
 
         Also record the identifiers of the data set, because the name of the blend is made from them.
         """
@@ -99,8 +101,8 @@ class MegatronCoreCache(IndexCache):
         return arrays
 
     def _identifiers(self, kind: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that are hashed, in megatron-core's order. parameters: those that MegatronGPTDataset and MegatronBlendedDataset
-        use.
+        """Return the values that are hashed, in megatron-core's order. parameters: the parameters of the index in MegatronGPTDataset or
+        MegatronBlendedDataset.
         """
         if kind == "blend":
             return {

@@ -1,10 +1,10 @@
-"""The indices of a training run of Megatron-LM with megatron-core 0.16.1: the indices of train, valid and test.
+"""The indices of a training run of Megatron-LM with megatron-core 0.16.1, for train, valid and test.
 
     target_sizes         number of samples of each part, counted in the same way as Megatron-LM's `get_train_valid_test_num_samples`
     CoreRun, plans_of    the datasets of `BlendedMegatronDatasetBuilder`: one plan for each top-level data set or blend
 
-Cost: `check_data` opens every data set once, and opening reads each .idx file once. `prebuild` builds the arrays, and `megatron_core_cache`
-names them.
+`check_data` opens every data set once, and so reads each .idx file once. `prebuild` builds the arrays, and `megatron_core_cache` names
+them.
 """
 
 import math
@@ -32,7 +32,7 @@ _ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # for each part, the 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreRun:
-    """The part of a run's GPTDatasetConfig that decides its indices, and the sizes for the builder.
+    """The part of a run's GPTDatasetConfig that decides the indices of the run, and the sizes for the builder.
 
     blend: the blend of all parts, divided by `split`. If it is None, `blend_per_split` has a blend, or None, for each part.
     surplus: the value of --mid-level-dataset-surplus.
@@ -74,8 +74,8 @@ def target_sizes(
 def plans_of(run: CoreRun) -> list[BlendPlan]:
     """Return one plan for each data set or blend of the run's parts. Reads no file.
 
-    Raises NielsCacheError for an invalid split, and for input that megatron-core rejects: weights without a number of samples, too many
-    data sets.
+    Raises NielsCacheError for an invalid split. Also raises it for input that megatron-core rejects, such as weights without a number of
+    samples, or too many data sets.
     """
     if not (math.isfinite(run.surplus) and run.surplus >= 0):
         raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share of at least 0, such as 0.005")

@@ -30,7 +30,7 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
     ignored.
 
     flags: the values by their names in Megatron-LM's `args`.
-    Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and unreadable metadata.
+    Raises NielsCacheError for an unknown type, for a missing --tokenizer-model, and for unreadable metadata.
     """
     kind = flags["tokenizer_type"]
     if kind not in TYPES:
@@ -70,7 +70,7 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 
 def _model_of(metadata: str | None) -> str:
-    """Return the kind of model from the file of --tokenizer-metadata. The kind of model decides the class."""
+    """Return the kind of model from the file of --tokenizer-metadata. The kind of model decides the class of the tokenizer."""
     if metadata is None:
         return "default"
     content = _json_object(read_text(metadata, "--tokenizer-metadata takes a JSON file"), metadata)

@@ -4,7 +4,7 @@
 Indices for the runtime's data sets are written to the cache root. Indices for megatron-core (`BlendPlan.core`) are written to
 megatron-core's own folder. `niels_cache_runtime.megatron.prebuild_blend` decides what is built. For a long blend the steps are compiled if
 numba is installed; this does not change the arrays. A long blend is built in a child process, because numpy's shuffle of a large array
-cannot be interrupted. A child process can be killed, and the next build removes the files that it left.
+cannot be interrupted. A child process can be killed, and the next build removes the files that the child process left.
 """
 
 import json
@@ -47,7 +47,7 @@ class BlendPlan:
 
     labels, paths: the data sets; a path is a prefix, or the folder of a split.
     weights: as the user gave them.
-    core: if it is given, the indices are stored for megatron-core, under its names, instead of in the cache root.
+    core: if given, the indices are stored for megatron-core, under the names of megatron-core, instead of in the cache root.
     """
 
     labels: tuple[str, ...]
@@ -88,19 +88,19 @@ class Index:
 
 
 def hash_of_all(indices: Sequence[Index]) -> str:
-    """Return a hash of these indices. The hash stays the same as long as the samples of a run stay the same."""
+    """Return a hash of these indices, which changes only if the samples of a run change."""
     return fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
 
 
 def index_folder(root: Path) -> Path:
-    """Return the folder of a cache root for indices. Training passes it to `IndexCache`."""
+    """Return the folder of a cache root for indices. Training passes this folder to `IndexCache`."""
     return root / "index"
 
 
 def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
     """Return the plan of [blend.NAME], which reads the train splits of its members' caches.
 
-    Raises NielsCacheError for an unknown name, with the nearest name, and if the folder of a member holds a different data set.
+    Raises NielsCacheError for an unknown name (the message has the nearest name), and if the folder of a member holds a different data set.
     """
     if name not in registry.blend:
         refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
@@ -138,14 +138,14 @@ def parse_json(text: str, where: str) -> Any:
 def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
     """Return the data sets and weights in a file for Megatron-LM's --data-args-path.
 
-    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths; then the weights are None. White space separates the words, also line
-    breaks. Raises NielsCacheError if the file cannot be read or has any other form.
+    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths. Without weights in the file, the weights are None. White space separates
+    the words, also line breaks. Raises NielsCacheError if the file cannot be read or has any other form.
     """
     return parse_blend(read_text(path, "--blend takes a file of weights and paths").split(), where=str(path))
 
 
 def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[float] | None]:
-    """Return the data sets and weights in `WEIGHT PATH WEIGHT PATH ...`, or in paths alone; then the weights are None.
+    """Return the data sets and weights in `WEIGHT PATH WEIGHT PATH ...`. For paths alone, the weights are None.
 
     This is the form of Megatron-LM's --data-path. Raises NielsCacheError for any other form.
     """
@@ -249,7 +249,9 @@ def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
 
 
 def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
-    """Return whether every index of [blend.NAME] exists. Costs nothing if there is no index at all, otherwise as much as `find_indices`."""
+    """Return whether every index of [blend.NAME] exists. The check costs as much as `find_indices`, or nothing if there is no index at
+    all.
+    """
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
     try:

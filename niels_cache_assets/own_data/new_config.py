@@ -20,6 +20,8 @@ from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.tokenizer.base import likely_eot
+from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
@@ -27,7 +29,7 @@ _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
 _LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # a file of any other kind holds about this many bytes of text for each of its bytes
+_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _FORMS = {
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
@@ -129,8 +131,8 @@ def _from_catalog(name: str, wishes: Wishes) -> str:
 
 def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
-        model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one"
+        model = _existing(wishes.tokenizer, wishes, option="--tokenizer")
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(wishes.tokenizer)}"
     said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
     elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
@@ -141,7 +143,16 @@ def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str
     return f"""\
 [tokenizer]
 {said}  # {why}
-# model = "my.model"  # a SentencePiece model to use instead of training one"""
+# model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
+
+
+def _end_of_text(model: str) -> str:
+    """Return the line that names the EOT of a model of another project. It is empty for a model with our special tokens."""
+    tokenizer = open_model(Path(model).expanduser(), special_tokens={})
+    eot = likely_eot(tokenizer.special_names())
+    if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
+        return ""
+    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name; SFT data also needs sys, usr, asst"
 
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
@@ -229,7 +240,7 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Return a note on the fields that are read, such as `text in 'body'`. It is empty if none of these keys is set."""
+    """Return a note on the fields that a table reads, such as `text in 'body'`. The note is empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 

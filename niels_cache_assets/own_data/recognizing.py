@@ -100,10 +100,10 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
 
 
 def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
-    """Return the places, grouped by kind.
+    """Return the places (files, folders and globs) of the data, grouped by kind.
 
     If all files of a pattern are of one kind, the place is the pattern; otherwise the files of the pattern are listed one by one. A file
-    without rows fits any kind.
+    without rows may be of any kind.
     """
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
@@ -148,7 +148,7 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_entered_once(folder: str) -> bool:
-    """Return whether no link leads to a folder that was already entered. Stops at the first such link."""
+    """Return whether no link leads to a folder that was already entered. The search stops at the first such link."""
     seen = set()
     for here, subfolders, _ in os.walk(folder, followlinks=True):
         real = os.path.realpath(here)
@@ -204,7 +204,7 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
 
 
 def _whole_json(path: str) -> Any:
-    """Return the value of a whole JSON file; None if it is too large, invalid or not a regular file."""
+    """Return the value of a whole JSON file. Return None if the file is too large, invalid or not a regular file."""
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON:
         return None
     try:
@@ -254,7 +254,7 @@ def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
 def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return `text` if there is such a field, otherwise the field with the most text.
 
-    Fields with names or addresses are chosen only if there are no other fields. None if no field holds text.
+    Fields with names or addresses are chosen only if there are no other fields. Return None if no field holds text.
     """
     lengths: dict[str, int] = {}
     for row in rows:

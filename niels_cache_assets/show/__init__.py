@@ -1,1 +1,1 @@
-"""Values that describe caches, for display. The command line and the UI print these values."""
+"""Values that describe caches. The command line and the UI show these values."""

@@ -1,4 +1,5 @@
-"""The content of a finished folder according to its meta.json: counts, bytes, content hash and missed token budgets.
+"""The content of a finished folder according to its meta.json. This is counts, bytes, the content hash, and token budgets that the build
+missed.
 
 This module also makes the table cells that show this content. It reads no file. meta.json records the token budgets of a build only in
 `split_rule`, and older caches have this key too. Budgets that were set for one run are included. A build that reaches a token budget holds
@@ -46,7 +47,8 @@ def all_counts(meta: Meta) -> dict[str, int]:
 def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Return the table cells for train and val. A count without splits is in the first cell.
 
-    `shares`: for each split that missed its token budget, the share that was reached. The cell shows this share after the count.
+    `shares`: the share of the token budget that was reached, for each split that missed its budget. The cell shows this share after the
+    count.
     """
     noted = {split: f" ({share})" for split, share in (shares or {}).items()}
     for unit in ("example", "token"):

@@ -1,4 +1,4 @@
-"""Facts about corpora for the commands: folder, state, duplicates, single rows, and a sample of the remaining documents.
+"""Facts about corpora for the commands (folder, state, duplicates, single rows, and a sample of the remaining documents).
 
 A corpus is the cleaned documents of one data set. Drop lists name the duplicates in all corpora. Finding the state takes one or two small
 reads and contacts no upstream. Finding rows reads the footers of the files and the row groups that hold a requested row, one row group at a
@@ -82,8 +82,8 @@ def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     """Return the folder and meta.json of a finished corpus.
 
-    Raise NielsCacheError if the name is unknown (the message suggests the nearest name), if the corpus is missing (the message gives the
-    command that builds it), or if the folder holds the corpus of a different data set.
+    Raise NielsCacheError if the name is unknown (the message suggests the nearest name). Also raise it if the corpus is missing (the
+    message gives the command to build it), or if the folder holds the corpus of a different data set.
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
@@ -104,7 +104,9 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
 
 
 def find_drop_lists(registry: Registry, root: Path) -> Meta:
-    """Return the meta.json of the drop lists of all data sets. If there are no drop lists, raise NielsCacheError with the repair."""
+    """Return the meta.json of the drop lists (lists of duplicates) of all data sets. Raise NielsCacheError if there are no drop lists. The
+    message says how to make them.
+    """
     path = duplicates_dir(root) / META_NAME
     if path.exists():
         return read_meta(str(path))

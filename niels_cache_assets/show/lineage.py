@@ -1,7 +1,7 @@
 """Look-up of lineage, the origin of a document or example, in `{split}_documents.parquet` or `{split}_examples.parquet`.
 
-The key is the ordinal, the number of the document or example in its split. A look-up reads the footer of the file and the row groups that
-hold a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
+The key of a look-up is the ordinal, which is the number of the document or example in its split. A look-up reads the footer of the file and
+the row groups that hold a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ _MOST_NAMES = 8
 
 
 def read_loader_state(path: str | Path) -> dict[str, Any]:
-    """Return the loader state in a file. If the file has states of several DataLoader workers of one loader, return the most advanced.
+    """Return the loader state in a file. If the file has the states of several DataLoader workers of one loader, return the state that is
+    furthest.
 
     Raise NielsCacheError if the file is missing, has an unknown format, has no state, or has states of different loaders.
     """
@@ -74,7 +75,9 @@ def _read_checkpoint(path: Path) -> Any:
 
 
 def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place of each state, such as `trainer.loader`, and the state. An object that contains itself is visited once."""
+    """Yield the place of each state in the file, such as `trainer.loader`, and the state. An object that contains itself is visited
+    once.
+    """
     waiting: list[tuple[str, Any]] = [("", content)]
     seen: set[int] = set()
     while waiting:

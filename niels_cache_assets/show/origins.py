@@ -1,4 +1,5 @@
-"""The origin of the tokens in a row of a batch: the documents in the row, with their lineage and text.
+"""The origin of the tokens in a row of a batch. It is the documents in the row, with their lineage (source id, file and row) and their
+text.
 
 The runtime traces every token of a batch, and `row_of` makes a `Row` from this trace. Source ids come from the lineage parquet file. Text
 comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note reports
@@ -19,11 +20,10 @@ from numpy.typing import NDArray
 from niels_cache_assets.disk.table_file import table_files
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
 from niels_cache_runtime.format.layout import (
     META_NAME,
-    TOKENIZER_MODEL_NAME,
     Split,
     Tokens,
     documents_name,
@@ -34,12 +34,12 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace
 
-UNKNOWN = -1  # a file with this value means padding; a document with this value is not known
+UNKNOWN = -1  # as a file, this value means padding; as a document, it means that the document is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
+    """Columns first..last-1 of a row. They are consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
 
     first: int
     last: int
@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
+    """One row of a batch. It has the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
 
     number: int
     dataset: str
@@ -130,12 +130,12 @@ class Cache:
         self.notes.append(f"{self.name}: source ids are unknown, because there is no {path}")
         return {}
 
-    def _open_tokenizer(self) -> SentencePieceTokenizer | None:
+    def _open_tokenizer(self) -> TextTokenizer | None:
         meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
         used = read_meta(str(meta)).get("tokenizer_sha256") if meta.exists() else None
         if used is None:
             self.notes.append(f"{self.name}: showing token ids, because no meta.json names the tokenizer")
-        elif used != current_tokenizer_sha256(self._split.parent) or not (tokenizer_dir(root) / TOKENIZER_MODEL_NAME).exists():
+        elif used != current_tokenizer_sha256(self._split.parent) or not built_model(tokenizer_dir(root)).exists():
             self.notes.append(f"{self.name}: showing token ids, because their tokenizer is not in {tokenizer_dir(root)}")
         else:
             return open_tokenizer(root)

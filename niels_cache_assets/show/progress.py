@@ -48,7 +48,7 @@ class Pace:
 
 
 class Throttle:
-    """A limit of one event per PROGRESS_SECONDS. The first event is due PROGRESS_SECONDS after `began`."""
+    """A limit of one event in PROGRESS_SECONDS. The first event is due PROGRESS_SECONDS after `began`."""
 
     def __init__(self, began: float) -> None:
         self._last = began

@@ -1,4 +1,4 @@
-"""Samples of a finished cache: notable documents or examples, and random samples in the form that training reads.
+"""Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
 
 `pick_samples` returns the first document or example, the longest, the shortest, and one chosen by the hash of the content. It reads 8 bytes
 for each document or example of the split, and the shown tokens. `niels-cache sample` prints the results of `windows`, `examples` and
@@ -35,7 +35,7 @@ from niels_cache_runtime.format.meta_keys import is_count
 if TYPE_CHECKING:
     import torch
 
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
 SHOWN_TOKENS = 200
 
@@ -88,7 +88,7 @@ def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The marking of a text that ends early. mark: printed at the end of the text. explanation: printed once for all samples."""
+    """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
 
     mark: str
     explanation: str
@@ -150,7 +150,7 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
         yield Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
 
 
-def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: SentencePieceTokenizer | None) -> Iterator[Drawn]:
+def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:
     """Yield the same documents or examples that the UI shows."""
     noun = "document" if family == "pretrain" else "example"
     meta = load_meta(str(directory / META_NAME))
@@ -176,7 +176,7 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
 
 
 def examples(
-    directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
+    directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: TextTokenizer | None
 ) -> Iterator[Drawn]:
     """Yield different random examples. Long examples are cut for display."""
     import torch
@@ -193,7 +193,7 @@ def examples(
         yield _of_example(f"{split} example {example:,} of {total:,}", stream.read(start, end - start), shown=length, ids=ids)
 
 
-def _target_ids(directory: Path, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:
+def _target_ids(directory: Path, tokenizer: TextTokenizer | None) -> dict[str, int]:
     """Return the ids that mark targets. Without a tokenizer, take the ids from meta.json. Raise NielsCacheError if meta.json lacks these
     ids.
     """

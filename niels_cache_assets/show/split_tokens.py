@@ -61,7 +61,7 @@ class SplitTokens:
         ends: Any = self.ends
         return int(
             np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right")
-        )  # the same dtype, so that the ends are not copied
+        )  # with the same dtype, the ends are not copied
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the start and the end of a document or example, in tokens."""

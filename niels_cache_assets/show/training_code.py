@@ -8,7 +8,7 @@ from pathlib import Path
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import Meta
 
-_WINDOW = 256  # T of the example; less if a split has fewer tokens
+_WINDOW = 256  # T of the example, or less if a split has fewer tokens
 _ROWS = 4
 _COLUMNS = 72  # the UI cuts longer lines beside a name
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 UNKNOWN = "-"
-SHORT_SHA256 = 12  # digits, enough to distinguish builds
-_MOST_NAMES = 10  # in one line; a table lists all
+SHORT_SHA256 = 12  # number of digits; enough to distinguish builds
+_MOST_NAMES = 10  # number of names in one line; a table lists all
 
 # Labels by key of meta.json, or by the path of a value in a table of meta.json.
 _LABELS = {

@@ -1,6 +1,6 @@
-"""`chat_jsonl`: SFT rows of the user's files, one conversation in each row.
+"""The source `chat_jsonl`, for SFT rows of the user's files, with one conversation in each row.
 
-This module turns rows into messages. `sources.conversations` decides which conversations are valid. Memory: one row at a time.
+This module turns rows into messages. `sources.conversations` decides which conversations are valid. One row at a time is in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED = 50
 _OPTIONAL = ("input_field", "system_field")
-_OF_FORM = {  # by reason for dropping: a description of the wrong form, if all rows have it
+_OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
@@ -63,7 +63,7 @@ class ChatJsonl(DecodesText, SftSource):
         return find_files(self.files, self.endings)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Check that each field occurs in the first rows, and that at least one of these rows has the right form.
+        """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
         An optional field may appear in any row.
         """

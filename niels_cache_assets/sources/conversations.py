@@ -1,4 +1,6 @@
-"""Functions of all SFT kinds: the check whether a conversation can be used for training, batches, and messages from an instruction."""
+"""Functions that all SFT kinds use. They check whether a conversation can be used for training, make batches, and make messages from an
+instruction.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -10,10 +12,10 @@ from niels_cache_assets.sources.reading.rows import batched
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why these messages are not an SFT example (a reason as in `dropped`), or None if they are one.
+    """Return why these messages are not an SFT example, as a reason for `dropped`. Return None if they are an SFT example.
 
     Roles may come in any order. Each role must be known, and each message needs content. At least one message must be the assistant's,
-    because the loss needs it.
+    because the loss counts only these messages.
     """
     if not messages:
         return "empty_conversation"

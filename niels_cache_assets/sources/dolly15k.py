@@ -1,4 +1,4 @@
-"""`dolly15k`: Databricks' Dolly on the Hugging Face hub, instructions and answers written by people."""
+"""The source `dolly15k`, for Databricks' Dolly on the Hugging Face hub. People wrote its instructions and answers."""
 
 from __future__ import annotations
 

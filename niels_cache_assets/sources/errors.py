@@ -1,4 +1,4 @@
-"""Errors of sources: the class for an unavailable source, and how messages and logs show other errors.
+"""Errors of sources. This module has the class for an unavailable source, and functions that show other errors in messages and logs.
 
 A source reads foreign data with foreign libraries, so it may raise any exception. A message never shows a token, a password or the query of
 an address.
@@ -45,7 +45,9 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without access tokens, also that of this process, and without the queries of addresses, which may contain keys."""
+    """Return the text without access tokens and without the queries of addresses, which may contain keys. The access token of this process
+    is removed too.
+    """
     from huggingface_hub import get_token
 
     token = get_token()

@@ -1,4 +1,4 @@
-"""`fineweb_edu`: FineWeb-Edu, web pages of educational value."""
+"""The source `fineweb_edu`, for FineWeb-Edu, which is web pages of educational value."""
 
 from __future__ import annotations
 

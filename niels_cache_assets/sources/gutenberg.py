@@ -1,6 +1,6 @@
-"""`gutenberg`: Project Gutenberg books without the project's header and licence footer.
+"""The source `gutenberg`, for books of Project Gutenberg without the project's header and licence footer.
 
-The books are read from the hub, or from a folder of *.txt. Memory: one book of a folder, or one row group of the hub.
+The books are read from the hub, or from a folder of *.txt. One book of a folder, or one row group (block of rows) of the hub, is in memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Gutenberg(HubData, PretrainSource):
                     places.file, places.row = file, row + 1
                     replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                     problem = held.problem(text, file, row)
-                    if problem and problem != "empty":  # an empty text is left to `admits`, which may reject it
+                    if problem and problem != "empty":  # `admits` may reject an empty text
                         context.report.dropped[problem] += 1
                     elif decoding.admits(file, text, replaced=replaced):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)

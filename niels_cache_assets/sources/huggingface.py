@@ -1,4 +1,6 @@
-"""`huggingface`: any text data set of the Hugging Face hub, and the base class of `fineweb_edu`. The hub's library shuffles."""
+"""The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`. The hub's library
+shuffles.
+"""
 
 from __future__ import annotations
 

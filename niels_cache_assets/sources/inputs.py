@@ -1,7 +1,8 @@
 """Checks of all data sets before a long build. They check that the files exist and have the fields that the tables name.
 
-Cost: the first rows of local files, the columns of each Parquet file, and one request per hub data set until the hub is unreachable. An
-unreachable upstream is not reported as a problem, because the build waits for it. This module tokenizes and writes nothing.
+The checks read the first rows of local files and the columns of each Parquet file. They send one request for each hub data set until the
+hub is unreachable. An unreachable upstream is not reported as a problem, because the build waits for it. This module tokenizes and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ class BadInputs(NielsCacheError):
 
 
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
-    """Yield the problems of the data sets in `names` (None: of all that can be built), in order.
+    """Yield the problems of the data sets in `names`, in order. With None, check all data sets that can be built.
 
-    `offline`: skip files on other machines. This function sends no request to the hub.
+    `offline`: whether to skip files on other machines. This function sends no request to the hub.
     """
     for table, source in _tables(registry, names):
+        if source.family == "sft" and (problem := registry.tokenizer.roles_problem) is not None:
+            yield InputProblem(table, f"cannot be built: {problem}")
+            continue
         if offline and is_remote(source):
             continue
         try:
@@ -63,7 +67,7 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
     """Yield a problem for each hub data set that does not exist or refuses access.
 
-    If a data set cannot be reached, yield its problem with `is_away`, and end the check.
+    If a data set cannot be reached, its problem has `is_away`, and the check ends.
     """
     for table, source in _tables(registry, names):
         if not isinstance(source, HubData) or source.local_key:
@@ -79,7 +83,7 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 
 
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
-    """Yield ("pretrain.books", source) for each table in `names` (None: for each table that can be built)."""
+    """Yield pairs such as ("pretrain.books", source) for the tables in `names`. With None, yield all tables that can be built."""
     wanted = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):

@@ -1,9 +1,9 @@
-"""`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
+"""The source `interleave`, which mixes one stream from other pretrain data sets by weight, document by document.
 
-`datasets.interleave_datasets` draws from streams; each member is read with the settings of its own table. Cost: about 0.1 ms a document,
+`datasets.interleave_datasets` draws from streams. Each member is read with the settings of its own table. A document costs about 0.1 ms,
 because the library passes rows between threads one at a time. A member that is split by val_frac is read one more time to count its
-documents. Memory: the memory of all members. The documents that a member keeps for val are found by streaming/held_out.py, which describes
-this cost.
+documents. The memory is that of all members together. streaming/held_out.py finds the documents that a member keeps for val, and describes
+the cost of this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Interleave(PretrainSource):
-    """Documents of the members, drawn with the given weights. The source ends when the first member ends or, if you set so, when all
+    """Documents of the members, drawn with the given weights. The source ends when the first member ends, or with `all_exhausted` when all
     members have ended.
 
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
@@ -50,7 +50,7 @@ class Interleave(PretrainSource):
         return self
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        self._sources(siblings)  # this does not check the data of the members; each member has its own check
+        self._sources(siblings)  # the data of the members is not checked here, because each member has its own check
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return self._digest(siblings, self._revisions(siblings))
@@ -79,7 +79,7 @@ class Interleave(PretrainSource):
             revisions = self._revisions(context.siblings)
             if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
-            context.revisions.update(revisions)  # all later passes and restarted members read the same revision
+            context.revisions.update(revisions)  # so that all later passes and restarted members read the same revision
         streams = [_Member(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()

@@ -1,4 +1,4 @@
-"""`jsonl`: pretrain data sets from the user's files with one JSON object per line."""
+"""The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 class Jsonl(KeepsDamaged, RowFileSource):
     """JSON Lines: one object per line. A string `title` becomes the document's title. The cache records a `row` for each document: the
-    index of its line in the file. Blank lines count.
+    index of its line in the file. Blank lines are counted too.
     """
 
     code_version: ClassVar[str] = "2"

@@ -1,4 +1,5 @@
-"""`markdown_folder`: notes below a folder, one document for each *.md file. The module also has the base class of `roam`.
+"""The source `markdown_folder`, for notes below a folder, with one document for each *.md file. The module also has the base class of
+`roam`.
 
 Files are read in the order of their relative paths. Hidden files and folders (.git, .obsidian) are left out. One file is in memory at a
 time.
@@ -35,7 +36,7 @@ class Notes(DecodesText, PretrainSource):
             yield from self.file_documents(file, files, context, decoding)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """Yield the documents of a file, beginning at the position of the pass."""
+        """Yield the documents of a file, beginning at the position of the pass in this file."""
         if files.position.row:
             return
         text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)

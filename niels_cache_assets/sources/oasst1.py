@@ -1,7 +1,7 @@
-"""`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
+"""The source `oasst1`, for OpenAssistant's message trees as conversations. There is one conversation for each path from a root to a leaf.
 
 The module reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all of them are held in memory: 88,000
-for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The cost is linear in the number of messages and of messages in the
+for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is linear in the number of messages and in the length of the
 written threads. There is no recursion.
 """
 
@@ -127,7 +127,7 @@ def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
 
 
 def _nodes(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> list[Node]:
-    """Return the messages of a tree. In a damaged row, each message has the number of its replaced characters."""
+    """Return the messages of a tree. If a row has replaced bytes, each of its messages has the number of replaced characters."""
     nodes = list(_flattened(tree, file, row, dropped))
     if not isinstance(tree, DamagedRow):
         return nodes

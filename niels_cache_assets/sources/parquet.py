@@ -1,4 +1,4 @@
-"""`parquet`: pretrain data sets from the user's Parquet files."""
+"""The source `parquet`, for pretrain data sets from the user's Parquet files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.limits import refuse_length
-from niels_cache_assets.sources.reading.parquet_files import is_string_type, is_text_type, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
@@ -77,7 +77,7 @@ class Parquet(RowFileSource):
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
-            for first, table in parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row):
+            for first, table in decoded_ahead(parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)):
                 damaged: dict[int, str] = {}
                 values = rows.column_values(table[text_field], self.encoding, damaged)
                 texts = texts_of(values, limit=limit, judged=True, damaged=damaged)

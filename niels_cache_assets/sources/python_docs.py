@@ -1,8 +1,8 @@
-"""`python_docs`: a pretrain data set that every machine has, made of the standard library's docstrings.
+"""The source `python_docs`, for a pretrain data set that every machine has. It is made of the standard library's docstrings.
 
 The quickstart profile builds this data set, because it is real prose and needs no network. The source code of the library is parsed, not
-imported, so none of it runs. `python_help` (SFT) uses the same docstrings. Cost: a few seconds of parsing per pass. Objects that are
-written in C have no docstring in the source code, so they are not found.
+imported, so none of it runs. `python_help` (SFT) uses the same docstrings. Parsing takes a few seconds for each pass. Objects that are
+written in C have no docstring in the source code, so the parser does not find them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`roam`: a graph exported from Roam, as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one document."""
+"""The source `roam`, for a graph that Roam exported as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one
+document.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Roam(Notes):
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
         """Yield the pages of an export.
 
-        A JSON file in the folder that is not an export is skipped and counted. If `path` names such a file itself, this is an error.
+        A JSON file in the folder that is not an export is skipped and counted. It is an error if `path` names such a file itself.
         """
         if not file.name.lower().endswith(".json"):
             yield from super().file_documents(file, files, context, decoding)

@@ -1,4 +1,4 @@
-"""`text`: pretrain data sets from the user's plain text files."""
+"""The source `text`, for pretrain data sets from the user's plain text files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Text(KeepsDamaged, FileSource):
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
         """Yield (row, text, marked text or None), starting at `position`.
 
-        The marked text has a mark in place of replaced bytes (see reading/encodings.py). Reading lines or paragraphs takes constant memory.
+        The marked text has a mark (a lone surrogate) in place of replaced bytes (see reading/encodings.py). Reading lines or paragraphs
+        takes constant memory.
         """
         limit = self.max_document_bytes
         if self.sample_by == "document":

@@ -1,4 +1,4 @@
-"""The interface of a source: one typed configuration table that describes and streams its data.
+"""The interface of a source. A source is one typed configuration table that describes and streams its data.
 
 A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it. So a new source
 is one module and one line in `sources/__init__.py`. This module opens no file. Other packages split, tokenize and write.
@@ -53,7 +53,7 @@ ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
 
 
 class HeldOut(Protocol):
-    """The val documents of the members of a mixture. `streaming.held_out` finds them before the mixture is read."""
+    """The val documents of the members of a mixture. `streaming.held_out` finds these documents before the mixture is read."""
 
     @property
     def seed(self) -> int:
@@ -119,7 +119,7 @@ class Source(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_key_for_data(cls, table: Any) -> Any:
-        """Accept `files` and `path` as two names of one key: a kind that has one of them also takes the other.
+        """Accept `files` and `path` as two names of one key. A kind that has one of these keys also takes the other.
 
         `files` may be one string instead of a list.
         """
@@ -172,14 +172,14 @@ class Source(BaseModel):
         """Return the current version of upstream: the hub commit, or a digest of the files' names and content. Return None if there is no
         version.
 
-        Raises SourceUnavailable if upstream cannot be reached now, NielsCacheError if it does not exist.
+        Raises SourceUnavailable if upstream cannot be reached now, and NielsCacheError if upstream does not exist.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
         """Return `source` of meta.json: the kind, whether it is streamed, and the identity of the data.
 
-        It contains no absolute path, no time and no name of a machine.
+        The value contains no absolute path, no time and no name of a machine.
         """
         return {"kind": self.source, "streaming": True}
 
@@ -189,12 +189,14 @@ class Source(BaseModel):
         return self.code_version
 
     def shown_settings(self) -> dict[str, Any]:
-        """Return the settings to show to the user: those of `identity`, without settings that have no effect for this table."""
+        """Return the settings to show to the user. These are the settings of `identity`, without settings that have no effect for this
+        table.
+        """
         return self.identity()
 
     @property
     def hub_config(self) -> str | None:
-        """`dataset_config` of meta.json: the configuration of the hub data set, or None if no hub data set is read."""
+        """The value of `dataset_config` in meta.json. It is the configuration of the hub data set, or None if no hub data set is read."""
         return getattr(self, "config", None)
 
     def identity(self) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class PretrainSource(Source):
     def seeded_val_frac(self) -> float | None:
         """The seeded share of the documents without a split that goes to val.
 
-        None if token budgets decide, or if upstream alone decides.
+        The value is None if token budgets decide the split, or if upstream alone decides the split.
         """
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
@@ -283,7 +285,7 @@ class PretrainSource(Source):
 
     @property
     def builder_shuffle(self) -> int:
-        """The number of documents in the builder's shuffle buffer; 0 if the builder keeps the order of the stream.
+        """The number of documents in the builder's shuffle buffer, or 0 if the builder keeps the order of the stream.
 
         The stream itself may already be shuffled.
         """
@@ -296,7 +298,7 @@ class PretrainSource(Source):
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents in batches of tens to hundreds each.
+        """Yield the documents in batches of some tens to some hundreds.
 
         The stream is read lazily. The same context gives the same order.
         """
@@ -310,7 +312,7 @@ class PretrainSource(Source):
         return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents before `convert`, in batches. `documents` applies both."""
+        """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
         return self.documents(context)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:

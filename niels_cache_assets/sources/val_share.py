@@ -21,8 +21,8 @@ from niels_cache_runtime.format.layout import SPLITS
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
     """Return a mask of `count` items, True for items that go to val.
 
-    max(1, int(count * val_frac)) items go to val if count > 1 and val_frac > 0; otherwise none. The first items of `torch.randperm(count)`
-    under `seed` are val, so the choice depends only on `count`, `val_frac` and `seed`.
+    If count > 1 and val_frac > 0, max(1, int(count * val_frac)) items go to val. Otherwise, no item goes to val. The first items of
+    `torch.randperm(count)` under `seed` are val, so the choice depends only on `count`, `val_frac` and `seed`.
     """
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
@@ -58,7 +58,7 @@ class FractionSplitter:
         return replace(batch, split=split)
 
     def finish(self) -> None:
-        """Check the number of documents after the last document. Raises NielsCacheError if it is not `count`."""
+        """Check the number of documents after the last document. Raises NielsCacheError if this number is not `count`."""
         if self.position != len(self._is_val):
             raise NielsCacheError(
                 f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"

@@ -1,9 +1,9 @@
-"""`wikipedia`: articles from the hub's plain text, from a MediaWiki XML dump, or from the output of wikiextractor.
+"""The source `wikipedia`, for articles from the hub's plain text, from a MediaWiki XML dump, or from the output of wikiextractor.
 
-The file name decides the format. A file `.xml`, or `.xml-p1p41242` of a dump in parts, is a dump. Every other file is JSON Lines (or a
-.parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert` turns their wikitext
-into text. Cleaning is not part of this module, but it counts redirects: if the table asks for cleaning, the redirects of a dump are kept
-here. Cost: see `mediawiki`.
+The file name decides the format. A file whose name ends in `.xml`, or in `.xml-p1p41242` as a part of a dump, is a dump. Every other file
+is JSON Lines (or a .parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert`
+turns their wikitext into text. Cleaning is not part of this module, but it counts redirects: if the table asks for cleaning, the redirects
+of a dump are kept here. `mediawiki` describes the cost.
 """
 
 from __future__ import annotations

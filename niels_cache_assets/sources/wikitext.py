@@ -1,4 +1,4 @@
-"""`wikitext`: rows of WikiText joined back into articles.
+"""The source `wikitext`, which joins rows of WikiText back into articles.
 
 The hub's rows and the lines of the raw files are paragraphs. An article starts at a level-1 heading (` = Title = `; ` = = Section = = ` is
 a section inside an article). No row is lost: the joined texts of all articles equal the joined texts of all rows.
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Wikitext(HubData, PretrainSource):
-    """WikiText. The splits are upstream's train and validation. If you set `files` and not `val_files`, val_frac decides."""
+    """WikiText. The splits are upstream's train and validation. If you set `files` and not `val_files`, val_frac decides the splits."""
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"
@@ -76,9 +76,9 @@ def articles(
     """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not a heading).
 
     The text before the first heading is a separate document. If it is blank, it belongs to the first article. `row` of a document is the
-    row of its heading. With these rules, WikiText-2 has 60 validation and 60 test articles, as its paper says. An article of more than
-    `limit` characters is an error. `places`: the pass that reports places; a pass can resume at the heading after an article. `decoding`:
-    counts replaced bytes, and rejects articles that are not text.
+    row of its heading. With these rules, WikiText-2 has 60 validation articles and 60 test articles, as its paper says. An article of more
+    than `limit` characters is an error. `places`: the pass that reports places; a pass can resume at the heading after an article.
+    `decoding`: counts replaced bytes, and rejects articles that are not text.
     """
     parts: list[str] = []
     characters = replaced = 0

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.disk.table_file import rows_of, table_files
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
@@ -161,6 +162,7 @@ class _Documents:
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
+        self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = _cut_documents(meta, split, len(self.ends))
         self._decode = _decoder(tokenizer)
 
@@ -186,7 +188,9 @@ class _Documents:
         start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
         ends = [end - start for end in self.ends[ordinals[0] : ordinals[-1] + 1].tolist()]
         ids = self._read(start, start + ends[-1]).tolist()
-        return [self._decode(ids[begin : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)]
+        return [
+            self._decode(ids[begin + self._begin_tokens : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)
+        ]
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""

@@ -29,7 +29,7 @@ EMPTY = "empty"
 
 _CHUNK_ITEMS = 256
 _CHUNK_CHARACTERS = 1_000_000
-_CHUNKS_PER_TASK = 4
+_CHUNKS_PER_TASK = 8
 
 Batch = TypeVar("Batch", bound=Sized)
 
@@ -192,6 +192,8 @@ def _encode_chunks(
     if not keep.all():
         documents, ids, lengths = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep]
     tokens = ids.astype(dtype)
+    if tokenizer.bos is not None:
+        tokens, lengths = np.insert(tokens, np.cumsum(lengths) - lengths, dtype.type(tokenizer.bos)), lengths + 1
     if append_eot:
         tokens, lengths = np.insert(tokens, np.cumsum(lengths), dtype.type(tokenizer.eot)), lengths + 1
     return EncodedDocuments(documents, tokens, lengths, dropped, chunks)

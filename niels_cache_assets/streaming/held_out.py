@@ -37,7 +37,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
 from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
@@ -62,9 +62,7 @@ class HeldOut:
     `tokenizer`: required if a member is split by token budgets.
     """
 
-    def __init__(
-        self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: SentencePieceTokenizer | None
-    ) -> None:
+    def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
         self._keys: dict[str, frozenset[Key]] = {}
         self._indexes: list[ValIndex] = []
@@ -216,7 +214,7 @@ class HeldOut:
         index.seal()
         self._indexes.append(index)
 
-    def _needed_tokenizer(self, name: str) -> SentencePieceTokenizer:
+    def _needed_tokenizer(self, name: str) -> TextTokenizer:
         if self._tokenizer is None:
             raise NielsCacheError(
                 f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"

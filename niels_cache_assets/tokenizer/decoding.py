@@ -10,20 +10,18 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
+from niels_cache_runtime.format.layout import tokenizer_dir
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def open_tokenizer(root: str | Path) -> SentencePieceTokenizer:
+def open_tokenizer(root: str | Path) -> TextTokenizer:
     """Return the tokenizer of a cache root, with the special tokens that were recorded when it was built."""
-    folder = tokenizer_dir(root)
-    return SentencePieceTokenizer(str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"])
+    return open_built_model(tokenizer_dir(root))
 
 
-def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continues: bool = False) -> str:
+def as_text(tokens: Iterable[int], tokenizer: TextTokenizer, *, continues: bool = False) -> str:
     """Return tokens as readable text. `continues`: True if these tokens follow other tokens, so an initial blank is part of the text."""
     labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
     parts: list[str] = []
@@ -32,16 +30,10 @@ def as_text(tokens: Iterable[int], tokenizer: SentencePieceTokenizer, *, continu
         if special:
             parts.extend(labels[token] for token in run)
         elif continues and not parts:
-            parts.append(spell_controls(_decode_continued(run, tokenizer)))
+            parts.append(spell_controls(tokenizer.decode_continued(run)))
         else:
             parts.append(spell_controls(tokenizer.decode(run)))
     return "".join(parts)
-
-
-def _decode_continued(tokens: list[int], tokenizer: SentencePieceTokenizer) -> str:
-    """Decode tokens that follow another token, and keep an initial blank. SentencePiece drops the blank at the start of a text."""
-    eot = tokenizer.special_token_ids()["eot"]
-    return tokenizer.decode([eot, *tokens]).removeprefix(tokenizer.decode([eot]))
 
 
 def spell_controls(text: str) -> str:

@@ -1,14 +1,12 @@
-"""The conversion of text to token ids: the SentencePiece tokenizer, and one view of any tokenizer that is passed to a builder.
+"""The kinds of tokenizers, the functions that open them, and one view of any tokenizer that is passed to a builder.
 
-Text never yields a special id. `SentencePieceTokenizer.encode*` raise an error for text that would yield a special id, and the builders
-count and drop such a document. SentencePiece releases the GIL while it encodes, so more threads encode faster. Training is in training.py.
+Text never yields a special id. `encode` of each kind raises an error for text that would yield a special id, and the builders count and
+drop such a document. Training is in training.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,152 +14,100 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
+from niels_cache_assets.config.tables import TokenizerSettings, kind_of_model
+from niels_cache_assets.tokenizer.base import TEXTS_PER_TASK, TextTokenizer, flat
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer, load_model
+from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
+from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKEN_DTYPES, TOKENIZER_MODEL_NAME, token_dtype_name, tokenizer_dir
-from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 if TYPE_CHECKING:
-    import sentencepiece
-    import torch
-
     from niels_cache_assets.config.registry import Registry
 
-TEXTS_PER_TASK = 64
+__all__ = [
+    "LIBRARIES",
+    "TEXTS_PER_TASK",
+    "BuildTokenizer",
+    "EncodeFlat",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "TextTokenizer",
+    "TiktokenTokenizer",
+    "built_model",
+    "load_model",
+    "load_tokenizer",
+    "open_built_model",
+    "open_configured_model",
+    "open_model",
+    "require_vocab_fits",
+    "view_tokenizer",
+]
+
+LIBRARIES: dict[ModelKind, str] = {"sentencepiece": "sentencepiece", "tokenizer.json": "tokenizers", "tiktoken": "tiktoken"}
+"""The library that defines the ids of each kind."""
 
 EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
 
-def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
-    """Load any SentencePiece model, and return it with the sha256 of its bytes.
+def open_model(
+    path: str | Path,
+    *,
+    kind: ModelKind | None = None,
+    special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
+    encoding: str | None = None,
+    pattern: str | None = None,
+) -> TextTokenizer:
+    """Open a tokenizer of any kind.
 
-    Every piece is read once, which costs some milliseconds. The reason is that SentencePiece loads a damaged model whose pieces are not
-    text, and fails only later. Raises NielsCacheError for a file that cannot be read or is not a SentencePiece model.
+    `path`: a SentencePiece model, a tokenizer.json or a folder that has it, or a rank file of tiktoken. `kind`: needed if the name of the
+    file does not tell it. `special_tokens`: the strings by role; empty to open a model without special tokens. `encoding`, `pattern`: for
+    rank files (see TiktokenTokenizer). Raises NielsCacheError for a file that is not of this kind, or lacks a special token.
     """
-    import sentencepiece
-
-    try:
-        content = Path(path).read_bytes()
-        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-        processor.id_to_piece(list(range(processor.get_piece_size())))
-    except UnicodeDecodeError as error:
-        raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except RuntimeError as error:
-        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote") from error
-    return processor, hashlib.sha256(content).hexdigest()
+    kind = kind or kind_of_model(path)
+    if kind == "tokenizer.json":
+        return HuggingFaceTokenizer(path, special_tokens=special_tokens)
+    if kind == "tiktoken":
+        return TiktokenTokenizer(path, special_tokens=special_tokens, encoding=encoding, pattern=pattern)
+    return SentencePieceTokenizer(str(path), special_tokens=special_tokens)
 
 
-class SentencePieceTokenizer:
-    """A SentencePiece model with four special tokens. Each special token is one id.
+def open_configured_model(settings: TokenizerSettings, path: str | Path | None = None) -> TextTokenizer:
+    """Open the model that [tokenizer] names, or the model at `path` with the same settings."""
+    path = settings.model if path is None else path
+    assert path is not None
+    return open_model(
+        path, kind=settings.kind, special_tokens=settings.special_tokens, encoding=settings.encoding, pattern=settings.pattern
+    )
 
-    `model_path` is a .model file. `special_tokens` maps sys, usr, asst and eot to their strings; the ids are looked up by these strings.
-    Raises NielsCacheError if the file cannot be read, has more pieces than a cache can hold, or lacks a special token. Pickling stores the
-    path of the model, not its content.
+
+def built_model(folder: str | Path) -> Path:
+    """Return the path of the model in the folder of a cache's tokenizer. Without meta.json, it is that of SentencePiece."""
+    meta = Path(folder) / META_NAME
+    return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
+
+
+def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
+    """Open the tokenizer in the folder of a cache, with the special tokens that were recorded when it was built.
+
+    meta: the meta.json of the folder, if it was read already.
     """
-
-    def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
-        self.model_path = str(model_path)
-        self.special_tokens = dict(special_tokens)
-        self.model_sha256: str | None = None  # sha256 of the loaded bytes
-        self._special_ids = _lookup_special_ids(self._processor, self.special_tokens, self.model_path)
-
-    @cached_property
-    def _processor(self) -> sentencepiece.SentencePieceProcessor:
-        if not Path(self.model_path).is_file():
-            raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-        processor, loaded = load_model(self.model_path)
-        require_vocab_fits(processor.get_piece_size(), self.model_path)
-        if self.model_sha256 not in (None, loaded):
-            raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; create it again")
-        self.model_sha256 = loaded
-        return processor
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_processor"}
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of pieces, including special tokens. All ids are below this number."""
-        return int(self._processor.get_piece_size())
-
-    def special_token_ids(self) -> dict[str, int]:
-        """Return the ids of the special tokens by role: {"sys", "usr", "asst", "eot"}."""
-        return dict(self._special_ids)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without any special token. Raises NielsCacheError if the text itself would yield a special id."""
-        return self.encode_batch([text], threads=1)[0].tolist()
-
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Return the ids of each text as a 1-D array, in the order of `texts`. Uses `threads` threads. Raises the errors of `encode`.
-
-        The arrays have the narrowest token dtype that holds every id: uint16 or uint32.
-        """
-        tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
-        if threads > 1 and len(tasks) > 1:
-            with ThreadPoolExecutor(threads) as executor:
-                arrays = [ids for task in executor.map(self.encode_unchecked, tasks) for ids in task]
-        else:
-            arrays = [ids for task in tasks for ids in self.encode_unchecked(task)]
-        special = np.array(sorted(self._special_ids.values()))
-        for text, ids in zip(texts, arrays, strict=True):
-            if np.isin(ids, special).any():
-                raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
-        dtype = TOKEN_DTYPES[token_dtype_name(self.vocab_size)]
-        return [ids.astype(dtype) for ids in arrays]
-
-    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
-        try:
-            return self._processor.encode_as_numpy(list(texts), num_threads=1)
-        except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
-            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts back to back, int32, and the number of ids of each text, int64.
-
-        Like `encode_unchecked`, it does not check for special ids.
-        """
-        return _flat(self.encode_unchecked(texts))
-
-    def encode_torch(self, text: str) -> torch.Tensor:
-        """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises the errors of `encode`."""
-        import torch
-
-        return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""
-        try:
-            return self._processor.decode([int(token) for token in ids])
-        except (IndexError, RuntimeError) as error:
-            raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
-
-    def piece_bytes(self) -> list[bytes]:
-        """Return the text of each id as UTF-8 bytes, with blanks for U+2581. For a byte piece, this is the byte.
-
-        Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
-        faster. The bytes of an unknown or control id are empty.
-        """
-        pieces = self._processor
-
-        def bytes_of(token: int) -> bytes:
-            if pieces.is_unknown(token) or pieces.is_control(token):
-                return b""
-            piece = pieces.id_to_piece(token)
-            return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace("\u2581", " ").encode()
-
-        return [bytes_of(token) for token in range(self.vocab_size)]
+    meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
+    path = Path(folder) / tokenizer_model_name(meta)
+    return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
 
-def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
+def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
     """Return the tokenizer in the cache root. Raises NielsCacheError if it is not built yet; the message says what to do."""
-    model = tokenizer_dir(root) / TOKENIZER_MODEL_NAME
+    folder = tokenizer_dir(root)
+    model = built_model(folder)
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
+    if model.name != TOKENIZER_MODEL_NAME:
+        return open_built_model(folder)
     return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
 
 
@@ -171,7 +117,8 @@ class BuildTokenizer:
 
     encode_flat: EncodeFlat  # may give special ids
     vocab_size: int
-    special_ids: dict[str, int | None]  # by role key; None for a missing token
+    special_ids: dict[str, int | None]  # by role key; None for a missing token; bos only if it begins each document
+    reserved_ids: tuple[int, ...]  # ids that no text may yield
     model_sha256: str | None
 
     @property
@@ -180,11 +127,16 @@ class BuildTokenizer:
         assert eot is not None  # view_tokenizer rejects a tokenizer without eot
         return eot
 
+    @property
+    def bos(self) -> int | None:
+        """The id that begins each document of a pretrain cache, or None."""
+        return self.special_ids.get(BOS)
+
     @cached_property
     def is_special(self) -> np.ndarray:
-        """Whether each id is a special token: (vocab_size,) bool."""
+        """Whether each id is a special token, which no text may yield: (vocab_size,) bool."""
         special = np.zeros(self.vocab_size, dtype=bool)
-        special[[token for token in self.special_ids.values() if token is not None]] = True
+        special[list(self.reserved_ids)] = True
         return special
 
     def require(self, keys: Sequence[str]) -> None:
@@ -200,7 +152,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     """Return a view of a tokenizer.
 
     The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
-    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
+    strings. It may have `encodeflat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
     NielsCacheError if a required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)
@@ -212,14 +164,21 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
         raise NielsCacheError("the tokenizer has no special_token_ids(); it must return at least the id of eot")
     given: Mapping[str, int | None] = tokenizer.special_token_ids()
     special_ids = {key: given.get(key, given.get(SPECIAL_TOKENS[key])) for key in ROLE_KEYS}
+    if getattr(tokenizer, "prepends_bos", False):
+        special_ids[BOS] = given[BOS]
     for key, token in special_ids.items():
         if token is not None and not 0 <= token < size:
             raise NielsCacheError(f"the tokenizer's {key} id {token} is not below its vocab_size {size}")
+    reserved = {int(token) for token in getattr(tokenizer, "reserved_ids", list)()}
+    reserved |= {token for token in special_ids.values() if token is not None}
+    if reserved and not 0 <= min(reserved) <= max(reserved) < size:
+        raise NielsCacheError(f"the tokenizer's reserved_ids are not below its vocab_size {size}")
     model_path, loaded_sha256 = getattr(tokenizer, "model_path", None), getattr(tokenizer, "model_sha256", None)
     view = BuildTokenizer(
         encode_flat=_encode_flat_of(tokenizer),
         vocab_size=size,
         special_ids=special_ids,
+        reserved_ids=tuple(sorted(reserved)),
         model_sha256=loaded_sha256 or (sha256_file(str(model_path)) if model_path else None),
     )
     view.require(["eot"])
@@ -236,30 +195,5 @@ def _encode_flat_of(tokenizer: Any) -> EncodeFlat:
     if hasattr(tokenizer, "encode_flat"):
         return tokenizer.encode_flat
     if hasattr(tokenizer, "encode_batch"):
-        return lambda texts: _flat(tokenizer.encode_batch(texts, 1))
-    return lambda texts: _flat(map(tokenizer.encode, texts))
-
-
-def _flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
-    arrays = [ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=np.int64) for ids in encoded]
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int32), lengths
-
-
-def _lookup_special_ids(processor: sentencepiece.SentencePieceProcessor, special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
-    if set(special_tokens) != set(ROLE_KEYS):
-        raise NielsCacheError(f"special tokens are needed for exactly {', '.join(ROLE_KEYS)}; got {', '.join(special_tokens) or 'none'}")
-    ids = {key: int(processor.piece_to_id(special_tokens[key])) for key in ROLE_KEYS}
-    missing = [special_tokens[key] for key in ROLE_KEYS if ids[key] == processor.unk_id()]
-    if missing:
-        raise NielsCacheError(
-            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or set special_tokens"
-        )
-    if len(set(ids.values())) != len(ids):
-        raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")
-    return ids
-
-
-def _excerpt_around(text: str, special_tokens: Mapping[str, str]) -> str:
-    found = [token for token in special_tokens.values() if token in text]
-    return repr(found[0] if found else text[:60])
+        return lambda texts: flat(tokenizer.encode_batch(texts, 1))
+    return lambda texts: flat(map(tokenizer.encode, texts))

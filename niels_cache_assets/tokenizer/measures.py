@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.config.defaults import BOS
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
@@ -34,10 +35,11 @@ def characters_per_token(characters: int, tokens: int) -> float | None:
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Return the characters per token of a pretrain cache, rounded, without EOT. None if meta.json has no number of characters (SFT)."""
+    """Return the characters per token of a pretrain cache, rounded, without EOT and BOS. None if meta.json has no characters (SFT)."""
     if "characters" not in meta:
         return None
-    tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
+    special = meta["append_eot"] + (meta["special_token_ids"].get(BOS) is not None)  # special tokens of each document
+    tokens = sum(meta[f"{split}_tokens"] - special * meta["documents"][split] for split in splits)
     return _rounded(characters_per_token(sum(meta["characters"][split] for split in splits), tokens))
 
 
@@ -51,7 +53,7 @@ def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
         yield text
 
 
-def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return keys for `trained_on` in meta.json. `beginnings` has the texts of each source.
 
     `characters_per_token`: the ratio for each source that has text. `longest_words`: the longest words of all sources together.
@@ -95,7 +97,7 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
     return found
 
 
-def split_words(meta: Meta, tokenizer: SentencePieceTokenizer) -> dict[str, list[str]]:
+def split_words(meta: Meta, tokenizer: TextTokenizer) -> dict[str, list[str]]:
     """Return the pieces of each of the longest words of the sample, without the initial blank. The result is empty without a sample."""
     pieces = tokenizer.piece_bytes()
     words: list[str] = meta.get("trained_on", {}).get("longest_words", [])

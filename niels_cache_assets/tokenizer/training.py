@@ -1,8 +1,9 @@
 """The training of a tokenizer on a file of text (corpus/tokenizer_sample.py), and texts that a tokenizer must reproduce.
 
-SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`). The child
-is killed if an error or a signal ends `train` early. The child also ends if the parent is killed. No part of a text may be lost. Therefore
-there is no normalization, white space is kept, and characters without a piece become bytes. SentencePiece holds the whole sample in memory.
+Neither SentencePiece nor `tokenizers` can be interrupted, so training runs in a child process (`python -m
+niels_cache_assets.tokenizer.training SPEC`). The child is killed if an error or a signal ends `train` early. The child also ends if the
+parent is killed. No part of a text may be lost. Therefore there is no normalization, white space is kept, and characters without a piece
+become bytes. SentencePiece holds the whole sample in memory.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.byte_level import BYTE_LEVEL, sample_lines, train_byte_level
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 ROUND_TRIP_TEXTS = (
@@ -46,7 +47,7 @@ class RoundTripLoss:
     decoded: str
 
 
-def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
+def round_trip_losses(tokenizer: TextTokenizer) -> list[RoundTripLoss]:
     """Return the texts in ROUND_TRIP_TEXTS that decode differently. The result is empty for a tokenizer that was trained here."""
     pairs = ((text, tokenizer.decode(tokenizer.encode(text))) for text in ROUND_TRIP_TEXTS)
     return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
@@ -60,7 +61,7 @@ def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:
         "vocab_size": settings.vocab_size,
         "model_type": settings.model_type,
         "character_coverage": settings.character_coverage,
-        "user_defined_symbols": list(settings.special_tokens.values()),
+        "special_tokens": list(settings.special_tokens.values()),
     }
     _run_child(spec)
 
@@ -93,8 +94,9 @@ def _run_child(spec: dict[str, Any]) -> None:
 
 
 def _training_advice(errors: str, spec: dict[str, Any]) -> str:
-    """Return the last line of SentencePiece's error with advice. The place in SentencePiece's code is removed from this line."""
+    """Return the last line of the library's error with advice. The place in SentencePiece's code is removed from this line."""
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
+    last = last.rpartition(f"{NielsCacheError.__name__}: ")[2]
     if "size too high" in last:
         return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it (--vocab-size) or add text"
     if "required_chars" in last:
@@ -104,22 +106,24 @@ def _training_advice(errors: str, spec: dict[str, Any]) -> str:
 
 def _train_from_spec(spec: dict[str, Any]) -> None:
     """Train in the child process."""
+    if spec["model_type"] == BYTE_LEVEL:
+        train_byte_level(spec)
+    else:
+        _train_sentencepiece(spec)
+
+
+def _train_sentencepiece(spec: dict[str, Any]) -> None:
     import sentencepiece
 
     model = io.BytesIO()
 
-    def sentences() -> Iterator[str]:
-        with open(spec["sample"], encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\n")
-
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=sentences(),
+        sentence_iterator=sample_lines(spec["sample"]),
         model_writer=model,  # with model_prefix, the model would contain a path, so its bytes would depend on the machine
         vocab_size=spec["vocab_size"],
         model_type=spec["model_type"],
         character_coverage=spec["character_coverage"],
-        user_defined_symbols=spec["user_defined_symbols"],
+        user_defined_symbols=spec["special_tokens"],
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,

@@ -1,4 +1,4 @@
-"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need no torch."""
+"""Checks of settings that a caller gives (whole numbers, token ids, choices and indices). They need no torch."""
 
 import difflib
 import operator
@@ -22,7 +22,7 @@ def as_int(value: Any) -> int | None:
 
 
 def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
-    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, naming the setting, if it is not such a number."""
+    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, which names the setting, if `value` is not such a number."""
     number = as_int(value)
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
@@ -31,12 +31,12 @@ def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = Non
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return `value` as an int that is at least 1 and that an int64 can count. Raises NielsCacheError, naming the setting, otherwise."""
+    """Return `value` as an int from 1 to the largest count. Raises NielsCacheError, which names the setting, for any other value."""
     return check_whole(name, value, least=1, most=MOST)
 
 
 def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
-    """Return `value` as an int that can be the id of a token of this dtype. Raises NielsCacheError, naming the setting, otherwise."""
+    """Return `value` as an int that can be the id of a token of this dtype. Raises NielsCacheError, which names the setting, otherwise."""
     return check_whole(name, value, most=max_vocab_size(dtype) - 1)
 
 

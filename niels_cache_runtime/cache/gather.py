@@ -69,7 +69,7 @@ class WindowReader:
         self._by_shard = [_overlapping_windows(tokens, length) for tokens in mapped.shards] if self._all is None else []
 
     def read(self, positions: NDArray[np.int64]) -> Tokens:
-        """Return the windows (B, length) that begin at `positions` (B,). Each window must lie inside one shard."""
+        """Return the windows (B, length) that begin at `positions` (B,), which count tokens. Each window must lie inside one shard."""
         if self._all is not None and self._tokens is not None:
             # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
             self._tokens[positions]
@@ -132,7 +132,7 @@ class _RecycledMemory:
         self._lent: deque[tuple[_Pair, weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=self._KEPT)
 
     def take(self, rows: int, columns: int) -> _Pair:
-        """Return two arrays (rows, columns) with arbitrary content. Their memory is free again when these two array objects are gone.
+        """Return two arrays (rows, columns) with arbitrary content. When these two array objects are gone, their memory is free again.
 
         A tensor from `torch.from_numpy` keeps its array alive until the tensor's last view or autograd node is gone. A numpy view does not
         keep the array object alive.

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_DTYPE, Tokens
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Tokens
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -44,8 +44,7 @@ class Offsets(Protocol):
 class MappedTokens:
     """Token shards, read-only, as one range of positions.
 
-    dtype: the dtype of the tokens, uint16 or uint32. It comes from meta.json (`layout.token_dtype_of`). Files without a meta.json hold
-        uint16.
+    dtype: the dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
 
     `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (1-D, read-only) is the whole
     range, or None if each shard has its own map. `shards` is the list of shards and always set. There may be positions between two shards;
@@ -54,11 +53,11 @@ class MappedTokens:
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
     its map. Truncating the file does.
 
-    Raises NielsCacheError for a file that is missing or unreadable, that is not a whole number of tokens, or that is replaced during
-    opening by a file of a different size.
+    Raises NielsCacheError for a file that is missing or unreadable, or is not a whole number of tokens. Also raises it if a file of a
+    different size replaces a file during opening.
     """
 
-    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any] = TOKEN_DTYPE) -> None:
+    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
         sizes = [_tokens_size(path, dtype) for path in paths]
         _require_maps(paths, sum(size > 0 for size in sizes))
@@ -164,7 +163,7 @@ def _page_end(size: int) -> int:
 
 
 def _can_map_one_range() -> bool:
-    """Return whether this system is Linux or macOS and has the byte order of the files."""
+    """Return whether all files can be mapped as one range: the system must be Linux or macOS, with the byte order of the files."""
     return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
 
 

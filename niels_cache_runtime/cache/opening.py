@@ -1,4 +1,4 @@
-"""Opening a cache: its meta.json, if any, must describe the files, and all files must be of one build.
+"""Functions that open a cache. Its meta.json, if there is one, must describe the files, and all files must be of one build.
 
 This costs one small read, and the mapping of each shard (`mmap`). Only `verify="sha256"` hashes content: it reads every opened file once,
 several files at the same time. `verify` checks whole caches and their inner rules.
@@ -57,9 +57,9 @@ def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "
     doc_ends: whether to open the document ends too.
     verify: "size" compares sizes with meta.json; "sha256" reads the opened files and compares their content.
 
-    Raises NielsCacheError if the folder or its shards are missing, if a shard is not a whole number of tokens or is not the one that
-    meta.json lists, if the data set was never built or was built with another tokenizer than the cache has now, if the document ends do not
-    fit the tokens, or if meta.json has a token_dtype that no cache has. An empty split can be opened.
+    Raises NielsCacheError if the folder or its shards are missing, if the data set was never built, and if a shard is not a whole number of
+    tokens or is not the shard that meta.json lists. Also raises it if the document ends do not fit the tokens, if meta.json has an unknown
+    token_dtype, and if the cache has another tokenizer now than at the build. An empty split can be opened.
     """
     folder = Path(folder)
     return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
@@ -127,7 +127,7 @@ def _splits_in(folder: Path, below: str) -> list[Path]:
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
-    """Return the result of `open_files`. Everything that it opens in the data set's folder is of one build.
+    """Return the result of `open_files`. All files that `open_files` opens in the data set's folder are of one build.
 
     A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed during that time,
     all files are opened again, even if there was an error. An error is raised only if meta.json is the same before and after.
@@ -148,7 +148,7 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
 def read_build(folder: str | Path) -> bytes | None:
     """Return the bytes of meta.json, or None if it cannot be read.
 
-    These bytes identify a build: they hold meta_sha256, and so depend on the sha256 of every file.
+    These bytes identify a build. They hold meta_sha256, so they depend on the sha256 of every file.
     """
     try:
         return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
@@ -159,8 +159,9 @@ def read_build(folder: str | Path) -> bytes | None:
 def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     """Read the meta.json of a data set's folder. Return None if the folder has none.
 
-    Raises NielsCacheError if meta.json is unreadable, has an unknown token_dtype, says that the data set was not built, or names another
-    tokenizer than the cache root holds now. Also raises it if meta.json is missing and `verify` is "sha256".
+    Raises NielsCacheError if meta.json is unreadable, has an unknown token_dtype, or says that the data set was not built. Also raises it
+    if meta.json names another tokenizer than the cache root (the folder of all caches) holds now, and if `verify` is "sha256" but meta.json
+    is missing.
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
@@ -251,7 +252,7 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
 
 
 def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
-    """Raise NielsCacheError if the number under `key` in a foreign meta.json is not `found`, which was counted in the files.
+    """Raise NielsCacheError if the number under `key` in a foreign meta.json is not `found`, the number that was counted in the files.
 
     A foreign meta.json is one of another program, without a list of files. A missing key is accepted.
     """

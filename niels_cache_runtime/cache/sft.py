@@ -63,8 +63,8 @@ def example_target_mask(
 def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
     """Return meta.json (or None), the mapped tokens, and the start of each example, all of one build of a data set.
 
-    Raises NielsCacheError if a file is missing, malformed, or not the one that meta.json lists, or if the data set was never built or was
-    built with another tokenizer than the cache has now.
+    Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists. Also raises it if the data set was never
+    built, and if the cache has another tokenizer now than at the build.
     """
     return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
 
@@ -90,7 +90,7 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
     """Return the id of a special token: the given id, or the id in meta.json if none is given.
 
-    Raises NielsCacheError if the value is not a token id, if the given id and meta.json disagree, or if neither has an id.
+    Raises NielsCacheError if the value is not a token id, if the given id differs from the id in meta.json, or if there is no id at all.
     """
     dtype = token_dtype_of(meta)
     given = None if given is None else check_token_id(f"{role}_id", given, dtype=dtype)
@@ -107,7 +107,7 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
 
 
 def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
-    """Return the ids of EOT and of the assistant sentinel.
+    """Return the ids of EOT and of the assistant sentinel (the token that begins a message of the assistant).
 
     Raises NielsCacheError for the reasons that `resolve_id` lists, and if both ids are equal.
     """

@@ -1,4 +1,4 @@
-"""The files of a cache: their layout, meta.json, and safe reading of damaged or hostile files.
+"""The files of a cache. The modules define their layout and meta.json, and read damaged or hostile files safely.
 
     layout: names, dtypes, paths        meta, meta_keys, foreign_meta, place: the commit record
     npy_files, reading, safe_open: bytes        described: the kind of a path, in words        commit: lock, staging and exchange of folders

@@ -1,4 +1,5 @@
-"""Folders that appear whole or not at all: one writer under a lock, a staging folder beside the target, and an exchange in one step.
+"""Folders that appear whole or not at all. One writer holds a lock, writes to a staging folder beside the target, and exchanges both in one
+step.
 
     .NAME.lock       lies beside NAME and stays; flock shows whether a process writes, and the kernel frees it when its owner dies
     .NAME.partial    the staging folder of NAME
@@ -92,7 +93,7 @@ def partial_path(target: Path) -> Path:
 
 
 def aside_path(target: Path) -> Path:
-    """Return where the old folder lies for an instant, if the system cannot exchange two folders in one step but needs two renames."""
+    """Return the path of the old folder during the exchange. It is used only if the system cannot exchange two folders in one step."""
     return target.parent / f".{target.name}.old"
 
 
@@ -100,11 +101,11 @@ def aside_path(target: Path) -> Path:
 def writer_lock(
     target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `target`, whose parent folder must exist. `doing` replaces the command in messages about the owner.
+    """Hold the lock of `target`, whose parent folder must exist. Messages about the owner of the lock show `doing` instead of the command.
 
-    patience: how many seconds to try before the lock counts as held by another process.
-    wait: called while another process holds the lock. When `wait` returns, the lock is tried again. Without `wait`, Busy is raised, with
-        the owner.
+    patience: the seconds to try before the lock counts as held by another process.
+    wait: called while another process holds the lock. When `wait` returns, the lock is tried again. Without `wait`, Busy is raised, which
+        names the owner.
     Raises LockRefused if the file system has no locks, or if the lock file cannot be written.
     """
     descriptor = _acquire(target, patience, wait)
@@ -191,7 +192,9 @@ def _open(path: Path) -> int:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the locked file is still the file at `path`. Another process may have deleted it, and others would lock a new file."""
+    """Return whether the locked file is still the file at `path`. Another process may have deleted the file, and then a new file at this
+    path could be locked too.
+    """
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -199,7 +202,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _owner(descriptor: int) -> Writer | None:
-    """Return the owner that the file of a held lock names. Return None if it names no owner, or certainly a previous owner."""
+    """Return the owner that the file of a held lock names. Return None if the file names no owner, or certainly names a previous owner."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
         writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])

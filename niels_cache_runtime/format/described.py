@@ -1,6 +1,6 @@
 """The kind of a path, in words: a cache root, a data set, a split, a file of a data set, or none of these.
 
-Only error messages use this module, if a user gave a different path than expected. A call lists a few folders and reads one meta.json.
+Error messages use this module if a user gave a different path than expected. A call lists a few folders and reads one meta.json.
 """
 
 import json
@@ -24,7 +24,8 @@ _MOST_NAMED = 3
 class Whereabouts(NamedTuple):
     """A described path.
 
-    said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that the user may have meant.
+    said: a clause for messages, such as `is a pretrain data set, no cache root`. roots: the cache roots (folders of all caches) that the
+        user may have meant.
     dataset: the data set at the path or above it.
     """
 

@@ -32,12 +32,12 @@ def is_foreign(meta: Mapping[str, Any] | None) -> bool:
 
 
 def foreign_family(meta: Mapping[str, Any]) -> Family:
-    """Return the family of a foreign `meta`. Its counts decide the family, because no key names the family."""
+    """Return the family (pretrain or sft) of a foreign `meta`. The counts in `meta` decide the family, because no key names the family."""
     return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
 
 
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return the foreign `meta`, without the keys that have our names but values of a different form.
+    """Return the foreign `meta`. If a key has one of our names but its value has a different form, the key is left out.
 
     Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are neither little-endian uint16
     nor little-endian uint32.

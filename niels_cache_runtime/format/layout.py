@@ -1,4 +1,4 @@
-"""The layout of a cache on disk: dtypes, file names, paths, limits.
+"""The layout of a cache on disk (dtypes, file names, paths, limits).
 
 File names and dtypes are written in this module only; the package niels_cache_assets imports them from here. The only I/O is listing a
 folder.
@@ -32,11 +32,17 @@ TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
-MAX_UINT16_VOCAB_SIZE = 65_536
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"
 TOKENIZER_MODEL_NAME = "spm.model"
+TOKENIZER_MODEL_NAMES = {  # by the kind of model
+    "sentencepiece": TOKENIZER_MODEL_NAME,
+    "tokenizer.json": "tokenizer.json",
+    "tiktoken": "tiktoken.json",  # the pattern and the special tokens, beside the ranks
+}
+TIKTOKEN_RANKS_NAME = "ranks.tiktoken"
+TOKENIZER_SIDE_NAMES = (TIKTOKEN_RANKS_NAME, "tokenizer_config.json", "special_tokens_map.json")  # files beside a model
 
 
 def token_dtype_name(vocab_size: int) -> str:
@@ -77,6 +83,17 @@ def schema_version_of(meta: Mapping[str, Any]) -> int:
     if meta.get("kind") == "pretrain" and "parts" in meta:
         return 3
     return 2 if meta.get("token_dtype") == "uint32-le" else 1
+
+
+def tokenizer_model_name(meta: Mapping[str, Any]) -> str:
+    """Return the name of the model's file in the folder of a tokenizer with this meta.json.
+
+    Raises NielsCacheError for a kind of model that this version does not know.
+    """
+    kind = meta.get("model_kind", "sentencepiece")
+    if not isinstance(kind, str) or kind not in TOKENIZER_MODEL_NAMES:
+        raise NielsCacheError(f"model_kind is {kind!r:.80}; this version knows {', '.join(TOKENIZER_MODEL_NAMES)}")
+    return TOKENIZER_MODEL_NAMES[kind]
 
 
 def shard_name(index: int) -> str:

@@ -52,8 +52,8 @@ def sha256_file(path: str) -> str:
 def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sha256 over one line `path bytes sha256` for each token, doc_ends and idx file in `files`. The lines are sorted.
 
-    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet files, which tell the origin of documents, are excluded:
-    their bytes depend on the version of the parquet writer, but the training content does not.
+    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet files, which hold the origin of documents, are excluded,
+    because their bytes depend on the version of the Parquet writer.
     """
     lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
     return sha256_text("".join(lines))
@@ -69,7 +69,7 @@ def write_meta(path: str, meta: Meta) -> None:
 
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, the one
     that fits is added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError
-    for more than 32 MiB, which no reader accepts, and OSError if the disk refuses.
+    for more than 32 MiB, because no reader accepts such a file. Raises OSError if the disk refuses.
     """
     record = {"schema_version": schema_version_of(meta), **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
@@ -141,8 +141,8 @@ def load_meta(path: str) -> Meta:
 
 
 def build_id(meta: Meta | None) -> str | None:
-    """Return a value that differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. Return None if `meta` is
-    None.
+    """Return a value that differs between builds of a cache. It is `meta_sha256`, or a hash over a meta.json of another program. Return
+    None if `meta` is None.
     """
     if meta is None or not is_foreign(meta):
         return (meta or {}).get("meta_sha256")

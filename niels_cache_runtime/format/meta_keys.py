@@ -86,7 +86,12 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),
     MetaKey("tokenizer_sha256", "text or null", _FAMILIES, "sha256 of the tokenizer's model; readers compare it with `tokenizer/`"),
-    MetaKey("special_token_ids", "a table", ("tokenizer", *_FAMILIES), "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one"),
+    MetaKey(
+        "special_token_ids",
+        "a table",
+        ("tokenizer", *_FAMILIES),
+        "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one; `bos` only if each document of pretraining begins with it",
+    ),
     MetaKey("append_eot", "true or false", ("pretrain",), "Whether every document ends with EOT, and no other token is EOT"),
     MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Bytes of every shard, except the last one of a split or a part"),
     # Counts
@@ -114,10 +119,18 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
     MetaKey("facts", "a table", _DATASETS, "Further facts from the source, such as trees of messages that are in both splits"),
     # Tokenizer
-    MetaKey("sha256", "text", ("tokenizer",), "sha256 of `spm.model`; caches record it as `tokenizer_sha256`"),
-    MetaKey("model_type", "text", ("tokenizer",), "`unigram`, `bpe`, ..., or `imported`"),
-    MetaKey("special_tokens", "a table", ("tokenizer",), "Strings of the four special tokens; a text that contains one is dropped"),
+    MetaKey(
+        "sha256",
+        "text",
+        ("tokenizer",),
+        "sha256 of `spm.model`, `tokenizer.json` or `tiktoken.json`; caches record it as `tokenizer_sha256`",
+    ),
+    MetaKey("model_type", "text", ("tokenizer",), "`unigram`, `bpe`, `bytelevel_bpe`, or `imported`"),
+    MetaKey("model_kind", "text", ("tokenizer",), "`tokenizer.json` or `tiktoken`; SentencePiece has no such key"),
+    MetaKey("special_tokens", "a table", ("tokenizer",), "Strings of the special tokens by role; a text that yields one is dropped"),
     MetaKey("sentencepiece_version", "text", ("tokenizer",), "The version of SentencePiece that trained or imported the tokenizer"),
+    MetaKey("tokenizers_version", "text", ("tokenizer",), "The version of `tokenizers` that trained or imported the tokenizer"),
+    MetaKey("tiktoken_version", "text", ("tokenizer",), "The version of tiktoken that imported the tokenizer"),
     MetaKey(
         "trained_on",
         "a table",

@@ -33,7 +33,8 @@ _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
 class NpyHeader:
     """The header of an .npy file.
 
-    dtype: None if items are not plain numbers (text, dates, records, objects). offset: the number of bytes before the first item.
+    dtype: the dtype of an item, or None if items are not plain numbers (but text, dates, records or objects). offset: the number of bytes
+        before the first item.
     """
 
     dtype: np.dtype[Any] | None
@@ -51,7 +52,7 @@ class NpyHeader:
 def read_npy_header(path: str | Path) -> NpyHeader:
     """Read the header of an .npy file.
 
-    Raises OSError if the disk refuses, and NielsCacheError for an invalid header or if the file does not have the length that the header
+    Raises OSError if the disk refuses. Raises NielsCacheError if the header is invalid, or if the file has another length than the header
     gives.
     """
     descriptor = open_regular(path)

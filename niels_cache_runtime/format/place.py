@@ -19,7 +19,7 @@ _HASH_DIGITS = 32
 
 
 def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
-    """Return one clause if meta.json says that the folder NAME in FAMILY/ holds something different. Return None if there is no problem.
+    """Return one clause if meta.json says that the folder NAME in FAMILY/ holds a different data set. Return None if there is no problem.
 
     A `dataset_name` of null fits any name.
     """
@@ -43,7 +43,7 @@ def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
 
 
 def check_place(meta: Meta, folder: str | Path) -> Meta:
-    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`. Raises NielsCacheError if there is a `place_problem`."""
+    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`. Raises NielsCacheError if `place_problem` finds a problem."""
     path = Path(folder).absolute()
     if problem := place_problem(meta, family=path.parent.name, name=path.name):
         raise NielsCacheError(f"{Path(folder) / META_NAME}: {problem}")

@@ -85,7 +85,7 @@ def hash_files(
 ) -> dict[Path, str | NielsCacheError]:
     """Return the sha256 of each file, or the error that prevents reading it. Several files are read at the same time.
 
-    files: each path, and the `Look` that gets the blocks of this file, or None.
+    files: for each path, the `Look` (a function that gets the blocks of this file), or None.
     sizes: if given, the largest files are read first, so that no single core finishes late.
     threads: None means as many as this process may use.
     on_bytes: called with the size of each block, by one thread at a time.

@@ -1,4 +1,4 @@
-"""Files and names from an untrusted source: a name must stay inside its folder, and a file must be a regular file.
+"""Checks of files and names from an untrusted source. A name must stay inside its folder, and a file must be a regular file.
 
     meta.json --names--> `name_problem` --> `link_problem` of each part of the path --> `open_regular` --> a descriptor
 
@@ -28,7 +28,7 @@ def name_problem(name: object) -> str | None:
 
 
 def require_utf8(path: str | Path, advice: str) -> None:
-    """Raise NielsCacheError for a path that is not UTF-8. Otherwise libraries that write tables, and records of the path, would refuse it
+    """Raise NielsCacheError for a path that is not UTF-8. Libraries that write the path into tables and records would refuse such a path
     later.
     """
     try:
@@ -39,7 +39,7 @@ def require_utf8(path: str | Path, advice: str) -> None:
 
 
 def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of `names` that is a link out of `folder` or lies below such a link, and one clause about it.
+    """Return the first of `names` that is a link out of `folder` or lies below such a link, and one clause about the problem.
 
     The names are relative, and `name_problem` has accepted them. Return None if all names are safe.
     """

@@ -83,8 +83,8 @@ class BatchMaker:
         self._pairs = PairMaker(device)
 
     def check_boundaries(self) -> None:
-        """Raise NielsCacheError if documents are requested and a source lists none. Without this check, the first batch would raise the
-        error.
+        """Raise NielsCacheError if documents are requested but a source has no list of documents. Without this check, the first batch would
+        raise the error.
         """
         for source in self._sources:
             if self._boundaries and not source.packs:
@@ -133,7 +133,7 @@ class BatchMaker:
         return made
 
     def _masked(self, y: torch.Tensor, targets: NDArray[np.bool_]) -> torch.Tensor:
-        """Return y (B, T) int64 with -100 outside `targets`."""
+        """Return y (B, T) int64, with -100 where `targets` is False."""
         if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
             return torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
         return torch.where(self._send(targets), y, IGNORE_INDEX)

@@ -67,8 +67,8 @@ class Blend:
         self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two arrays (n,) int64 for global `samples` (n,): the index of each sample's source, and how many of its samples came
-        before.
+        """Return two arrays (n,) int64 for global `samples` (n,). The first has the source of each sample, the second the number of earlier
+        samples of this source.
         """
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
@@ -106,7 +106,8 @@ class _Segment:
     """One segment of the schedule: the samples from `first` on.
 
     before: (sources,) the number of samples of each source in earlier segments.
-    sources, numbers: the source of every slot, and the number of earlier slots of that source; at most one period long.
+    sources, numbers: the source of every slot (a place for one sample in the period), and the number of earlier slots of that source. Both
+        are at most one period long.
     slots: all slots sorted by source. slot_starts: the slots of source i begin at slots[slot_starts[i]].
     """
 
@@ -233,7 +234,7 @@ def _fraction(where: str, name: str, weight: Any, *, zero: bool) -> Fraction:
 
 
 def _whole_weights(fractions: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return whole numbers in the ratio of `fractions`. If their sum would be above MAX_PERIOD, the ratio is approximate."""
+    """Return whole numbers in the ratio of `fractions`. The ratio is approximate if the sum would otherwise be above MAX_PERIOD."""
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     shares = _divided_by_gcd([int(fraction * scale) for fraction in fractions])
     return shares if sum(shares) <= MAX_PERIOD else _divided_by_gcd(_largest_remainder(shares, total=MAX_PERIOD))

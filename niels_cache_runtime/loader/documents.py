@@ -1,4 +1,4 @@
-"""Document boundaries of a batch, and the arrays that models take: ids, positions, cumulative lengths, attention masks.
+"""Document boundaries of a batch, and the arrays that models take (ids, positions, cumulative lengths, attention masks).
 
     doc_ends --find_boundaries--> Boundaries --cu_seqlens--> cu --document_ids, position_ids, max_seqlen--> arrays of a batch
                                             `--cross_document_targets--> targets to exclude from the loss
@@ -49,7 +49,7 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], 
     stop = doc_ends.searchsorted(lasts, side="left")
     counts = stop - first
     rows = np.arange(len(positions)).repeat(counts)
-    # Each row has the documents first, first + 1, ..., stop - 1. Within a row, these differ from a running number by a constant.
+    # Each row has the documents first, first + 1, ..., stop - 1. Within a row, they differ from a count over all rows by a constant.
     documents = (stop - counts.cumsum()).repeat(counts)
     documents += np.arange(len(documents))
     columns = doc_ends[documents] - starts[rows]

@@ -162,7 +162,7 @@ class TokenLoader(IterableDataset[Batch]):
 
     @classmethod
     def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
-        """Return a loader with the settings of a saved state. This loader continues at the saved position.
+        """Return a loader with the settings of a saved state, which continues at the saved position.
 
         sources: the new folders of the caches, if they have moved. changes: keyword arguments of the constructor that are added to the
             saved settings or replace them, such as rank, world_size, B, device, weights. Raises NielsCacheError for the reasons that the
@@ -269,8 +269,8 @@ class TokenLoader(IterableDataset[Batch]):
         position on.
         allow_changed: names of sources whose files may have changed since the state was saved.
 
-        Raises NielsCacheError if the state is invalid, a setting that decides the samples differs, the sources come in a different order,
-        or a cache is missing or changed.
+        Raises NielsCacheError if the state is invalid, or if a cache is missing or changed. Also raises it if a setting that decides the
+        samples differs, or if the sources come in a different order.
         """
         check_form(state)
         position = read_position(state)
@@ -281,7 +281,7 @@ class TokenLoader(IterableDataset[Batch]):
         check_sources(state, self._source_states(), allow_changed=allowed)
         check_order(state, self.names)
         saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
-        if allowed:  # shares of the old cache cannot be computed any more, so the weights must be the same numbers
+        if allowed:  # the shares of an old cache cannot be computed any more, so the weights must be the same numbers
             check_same_weights(state, saved_weights, self._settings.weights)
         elif saved_weights != self._settings.weights and len(self.names) > 1:
             known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
@@ -323,8 +323,8 @@ class TokenLoader(IterableDataset[Batch]):
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
         """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
 
-        samples: the length of the dataset. With None and one source, the length is one epoch. With None and several sources, the dataset
-            ends when the first source has been read once.
+        samples: the length of the dataset. If it is None and there is one source, the length is one epoch. If it is None and there are
+            several sources, the dataset ends when the first source has been read once.
         """
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
         return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)

@@ -26,7 +26,8 @@ Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples: index of the source, epoch of that source, and sample number in that source; all (n,) int64.
+    """The places of samples. They are the index of the source, the epoch of that source, and the number of the sample in that source. All
+    are (n,) int64.
 
     same: (source, epoch) if all samples are known to share them, otherwise None.
     """
@@ -86,7 +87,7 @@ class Mixture:
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.
 
-        It is the first global sample from `start` on that would begin another `epochs` epochs of a source.
+        A pass ends at the first global sample from `start` on that would begin another `epochs` epochs of a source.
         """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
@@ -102,8 +103,8 @@ class Mixture:
 def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
-    Of the batches after `position`, worker number `worker` makes every `workers`-th one, beginning with number `worker`. The first `done`
-    batches of this worker are left out.
+    Count the batches after `position` from 0. Worker number `worker` makes every `workers`-th batch, beginning with batch number `worker`.
+    Its first `done` batches are left out.
     """
     full, last = steps.full(position), steps.last(position)
     rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)

@@ -36,10 +36,10 @@ class Order:
     Raises NielsCacheError for values out of range.
 
     The permutation is a Feistel network over a rectangle of at least n numbers. The two halves of a number are its coordinates in the
-    rectangle, and each half is added to modulo the length of its side. The network is applied again until the number is below n (Black and
-    Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking). The rectangle is so tight that almost no
-    number needs a second application. With sides of powers of two, up to half of the numbers would need it. The order is a shuffle, not a
-    secure cipher.
+    rectangle. A round adds a value to one half, modulo the length of its side. The network is applied again until the number is below n
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking). The rectangle is so tight that
+    almost no number needs a second application. With sides of powers of two, up to half of the numbers would need it. The order is a
+    shuffle, not a secure cipher.
     """
 
     def __init__(self, n: int, *, seed: int, name: str = "") -> None:
@@ -95,7 +95,7 @@ class Order:
             np.right_shift(mixed, _HALF, out=mixed)  # scale 32 good bits to range(side), as in Lemire 2019 without the rejection
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
-            # Modulo the side: the candidate that did not wrap around is the smaller one.
+            # This is modulo the side: of the two candidates, the smaller one did not wrap around.
             if forwards:
                 np.add(changed, mixed, out=changed)
                 np.subtract(changed, side, out=mixed)

@@ -34,7 +34,7 @@ def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
                     raise item
                 return
             yield item
-            del item  # otherwise its memory could not be reused for the batch after next
+            del item  # otherwise the memory of the item could not be reused for the batch after next
     finally:
         stop.set()
         if thread is not threading.current_thread():  # they are equal if the garbage collector closes this generator on the thread

@@ -20,8 +20,8 @@ class SourceShare:
     samples: the number of rows. tokens: the number of inputs that are not padding. For packed rows it is computed from the average row.
     configured: the share that the weights request for the planned samples, as a fraction of tokens (or examples). actual: the resulting
         share.
-    epochs: how many times the source has been read at the end of the plan, including earlier steps of the run.
-    repetitions: how many times the most-read sample is read again after its first time.
+    epochs: how often the source has been read when the plan ends, including earlier steps of the run.
+    repetitions: how often the sample that is read most often is read again after the first time.
     """
 
     name: str
@@ -92,7 +92,7 @@ def make_report(
 def _configured_shares(
     names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
 ) -> dict[str, float]:
-    """Return the shares that the weights request. Each segment of the schedule counts by the fraction of first..last-1 that lies in it."""
+    """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples first..last-1."""
     shares = dict.fromkeys(names, 0.0)
     starts = [start for start, _ in settings.weights]
     for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):

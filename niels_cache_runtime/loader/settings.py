@@ -64,7 +64,7 @@ class LoaderSettings:
         on_exhausted: str | None,
         **given: Any,
     ) -> "LoaderSettings":
-        """Check the arguments and return the settings. Raises NielsCacheError for a setting that is out of range or unknown."""
+        """Check the arguments and return the settings. Raises NielsCacheError for an unknown setting, and for a value out of range."""
         _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
@@ -114,7 +114,7 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
-    """Raise NielsCacheError if B is a float and B * world_size is a whole number, or nearly one. The message suggests a valid B.
+    """Raise NielsCacheError if B is a float and B * world_size is (nearly) a whole number. The message suggests a valid B.
 
     Such a B usually comes from dividing a global batch by the number of ranks.
     """

@@ -36,7 +36,7 @@ class Rows:
     """Samples that were read.
 
     tokens: (n, T+1) uint16 or uint32. boundaries: None unless requested.
-    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that it should learn all of them.
+    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that a model should learn all of them.
     """
 
     tokens: Tokens
@@ -84,8 +84,8 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
-        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries; a source that packs always finds
-        them.
+        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries. A source that packs examples finds
+        boundaries in any case.
         """
         ...
 

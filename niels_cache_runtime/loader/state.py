@@ -1,6 +1,6 @@
 """The state of a loader in a checkpoint: a position, the settings it depends on, fingerprints of the caches.
 
-A state is small and JSON-able. If a check fails, its error names the difference between the state and the loader. `batch` makes the
+A state is small and JSON-able. If a check fails, the error names the difference between the state and the loader. `batch` makes the
 batches.
 """
 
@@ -87,8 +87,8 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
 
 
 def check_values(state: Any) -> None:
-    """Raise NielsCacheError for a value that JSON does not have, such as an array, because it could not be compared. The message names its
-    key.
+    """Raise NielsCacheError for a value that JSON does not have, such as an array, because such a value could not be compared. The message
+    names the key.
 
     A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
     """

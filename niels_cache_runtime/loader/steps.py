@@ -1,4 +1,4 @@
-"""The global samples of each step of a run, for every rank, even if the batch size has changed.
+"""The global samples of each step of a run, for every rank. The batch size may have changed during the run.
 
 The global batch size is G = B * world_size. Step s takes G consecutive samples, and rank r takes the r-th block of B samples. So if G stays
 equal, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change. A
@@ -130,8 +130,8 @@ class Steps:
     def find(self, position: Position, step: int, *, rank: int) -> tuple[int, int]:
         """Return the samples that `rank` takes at `step`, as first sample and last sample + 1. `step` may be before or after `position`.
 
-        The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0, for a step after the end of
-        this pass, and for a rank that the run did not have at that step.
+        The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0 or after the end of this pass,
+        and for a rank that the run did not have at that step.
         """
         if step < 0:
             raise NielsCacheError(f"step={step}: steps are counted from 0")

@@ -1,4 +1,4 @@
-"""The origin of the tokens of a batch: data set, file, offset, document.
+"""The origin of the tokens of a batch (data set, file, offset and document).
 
 Origins are computed from the step number; nothing is recorded during training. The parquet files beside the tokens describe each document
 (its source, and its file in that source). The package niels_cache_assets reads these files (`niels-cache trace`).

@@ -46,7 +46,7 @@ class PretrainWindows:
     document. The object can be pickled: a copy opens the files again, and raises an error if they belong to another build. All files are of
     one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the split cannot be opened (see `opening.open_split`), if it is empty or shorter than one window, or if T or
+    Raises NielsCacheError if the split cannot be opened (see `opening.open_split`), or is shorter than one window. Also raises it if T or
     stride is below 1.
     """
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's data sets, without megatron-core: reading, writing and the order of samples are the same as in megatron-core 0.16.1.
+"""Megatron-LM's data sets, without megatron-core. Reading, writing and the order of samples are the same as in megatron-core 0.16.1.
 
     IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
 

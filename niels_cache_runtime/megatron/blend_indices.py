@@ -10,13 +10,13 @@ The rule is sequential, but it forgets its past. If it starts from counts that a
 sets, it gives the one right sequence for these weights (proof: Adler et al., "Convex dynamics and applications", 2005). A good guess is w_d
 * i, rounded to whole counts with the right sum: it is at most slightly wrong. So the samples are cut into lanes, which are stretches that
 begin at such a guess. All lanes advance side by side, with one numpy call per step for all of them. Then each guess is compared with the
-counts at the end of the lane before. If they differ, the lane is computed again from the right counts, until it meets its earlier result.
-So in the end, every lane has started from the counts at the end of the lane before it.
+counts at the end of the lane before. If they differ, the lane is computed again from the right counts, until it gives the same counts as
+before. So in the end, every lane has started from the counts at the end of the lane before it.
 
-Cost: about 20 ns per sample plus 2 ns per sample and data set, on one core. This is two to three times the time of Megatron's compiled
-helper. If numba is installed, `kernels` builds a large blend faster than the helper. Lanes are faster from about eight lanes on. Fewer
-samples than eight lanes have (2,048, and more with more than 32 data sets) are computed one by one, at about 3 us each. Beside the output,
-memory is needed for one round of at most 2^15 counts.
+A blend takes about 20 ns per sample plus 2 ns per sample and data set, on one core. This is two to three times the time of Megatron's
+compiled helper. If numba is installed, `kernels` builds a large blend faster than the helper. Lanes are faster from about eight lanes on.
+Fewer samples than eight lanes have (2,048, and more with more than 32 data sets) are computed one by one, at about 3 us each. Beside the
+output, memory is needed for one round of at most 2^15 counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,13 @@ MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; her
 
 Advance = Callable[[Floats, Floats, NDArray[np.int64], NDArray[Any], NDArray[np.int64]], None]
 
-_LANE_COUNTS = 1 << 15  # number of counts in all lanes together, so that they fit into a core's cache
+_LANE_COUNTS = 1 << 15  # number of counts in all lanes together, so that the counts fit into a core's cache
 _MOST_LANES = 1 << 13
 _FEWEST_STEPS = 256
 _MOST_STEPS = 4096
 _STEPS_AT_ONCE = 64
 _BLOCK = 1 << 20
-_FEWEST_LANES = 8  # with fewer lanes, numpy's calls take longer than a plain loop (measured with 2 to 1,000 data sets)
+_FEWEST_LANES = 8  # with fewer lanes (see above), numpy's calls take longer than a plain loop (measured with 2 to 1,000 data sets)
 _MANY = 64  # from this number of data sets on, it is faster to search one row per lane
 
 
@@ -117,7 +117,8 @@ def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], 
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:
-    """Do some steps of the rule in each lane: fill `chosen` with data sets and `numbers` with sample numbers, both (lanes, steps).
+    """Do some steps of the rule in each lane (a stretch of the blend). Fill `chosen` with data sets and `numbers` with sample numbers, both
+    (lanes, steps).
 
     weights: (D,). counts: (D, lanes), C-contiguous, how many earlier samples each data set has given; updated in place.
     samples: (lanes,), the current sample of each lane.
@@ -145,7 +146,8 @@ def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], c
 
 
 def _choose_of_few(weights: Floats, counts: Floats) -> tuple[Callable[[Floats], NDArray[np.int64]], tuple[int, NDArray[np.int64]]]:
-    """Return a function that chooses the data set of each lane, and (stride, offsets) to find the chosen data set's count.
+    """Return a function that chooses the data set of each lane (a stretch of the blend), and (stride, offsets) to find the count of that
+    data set.
 
     The function takes max(i, 1) of each lane. The count of data set d is at d * stride + offsets in the flattened `counts` (D, lanes).
     """
@@ -197,7 +199,8 @@ def _checked(weights: Sequence[float]) -> Floats:
 def _build(
     weights: Floats, size: int, *, advance: Advance | None, allocate: Allocate, progress: Progress | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Fill both arrays, round by round. A round has as many lanes as possible, all of equal length.
+    """Fill both arrays, round by round. A round is as many lanes (stretches that are computed side by side) as possible, all of equal
+    length.
 
     The next round begins at the end of the last lane. If too few samples for lanes are left, they are filled one by one.
     """
@@ -250,7 +253,9 @@ def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
 
 
 class _Round:
-    """Lanes of equal length, computed side by side, from sample `first` on. They fill `datasets` and `numbers`, both (lanes, steps)."""
+    """Lanes (stretches of the blend) of equal length, computed side by side, from sample `first` on. They fill `datasets` and `numbers`,
+    both (lanes, steps).
+    """
 
     def __init__(self, weights: Floats, first: int, datasets: NDArray[Any], numbers: NDArray[np.int64], advance: Advance) -> None:
         self._weights, self._advance = weights, advance
@@ -275,7 +280,7 @@ class _Round:
     def _redo(self, lanes: NDArray[np.int64], now: Floats, before: Floats, ends: Floats) -> None:
         """Compute these lanes again, from counts `now` (D, lanes) instead of `before`.
 
-        A lane is finished as soon as its counts equal its earlier counts, because nothing changes after that.
+        A lane is finished as soon as its counts equal the counts of the earlier computation, because nothing changes after that.
         """
         steps = self._datasets.shape[1]
         for start in range(0, steps, _STEPS_AT_ONCE):

@@ -90,7 +90,8 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
     def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
-        """Check that each data set has the samples that the blend takes. Only its last sample is checked, because sample numbers only rise.
+        """Check that each data set has the samples that the blend takes. The last sample of each data set is enough, because sample numbers
+        only rise.
 
         The search begins at the end of the blend, so it usually stops soon.
         """
@@ -176,8 +177,8 @@ def open_blend(
     num_samples: with 0 (Megatron-LM's --eval-iters 0), a blend is empty. For one prefix without weights, 0 and None both mean one epoch.
     settings: more keyword arguments for every `MegatronGPTDataset`.
 
-    Raises NielsCacheError for the reasons that MegatronGPTDataset and MegatronBlendedDataset list, for a part without sequences, for a data
-    set without a sample to blend, and for weights without num_samples.
+    Raises NielsCacheError for the reasons that MegatronGPTDataset and MegatronBlendedDataset list. Also raises it for a part without
+    sequences, for a data set without a sample to blend, and for weights without num_samples.
     """
     if part not in SPLITS:
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")

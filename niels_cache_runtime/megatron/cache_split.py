@@ -1,7 +1,7 @@
 """A split of a cache in place of an IndexedDataset: the samples and indices are the same as from an export of the split.
 
 Suppose that `indexed_writer` exports the split as one part. Then lengths, pointers and fingerprint of the exported files are the same as
-here. So an index that was built from the split is also found from the exported files, and the other way round, wherever the files lie.
+here. So an index that was built from the split also serves the exported files, and the other way round, wherever the files lie.
 Opening costs one pass over doc_ends and 4 bytes of memory per document. Reading samples costs another 8 bytes per document.
 """
 
@@ -43,7 +43,7 @@ class CacheSplit:
     """The documents of a split's folder, such as `cache/pretrain/NAME/train`. Each document, with its end-of-text token, is one sequence.
 
     `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64, `tokens`, `dtype` and `fingerprint` have the same meaning as in
-    `IndexedDataset`. They are what MegatronGPTDataset reads. The format has no uint32, so uint32 tokens of a cache appear as int32. The
+    `IndexedDataset`. MegatronGPTDataset reads these attributes. The format has no uint32, so uint32 tokens of a cache appear as int32. The
     bytes are the same, because every id is below 2^31.
 
     The object can be pickled: a copy opens the folder again, and raises an error if it holds another build. Builds are compared by

@@ -4,10 +4,10 @@
 
 `[k]` equals sample k of megatron-core's GPTDataset without an attention mask: the tokens, labels, loss mask and position ids are the same.
 (`create_attention_mask=False` is the advised setting if the kernel makes its own mask.) One thing differs. If no mask depends on the
-sample, megatron-core keeps the loss mask of the first sample that it reads, padding included, and applies this mask to all later samples.
-Here each sample has its own loss mask.
+sample, megatron-core keeps the loss mask of the first sample that it reads, and applies this mask to all later samples. The mask of the
+first sample covers padding too. Here each sample has its own loss mask.
 
-Cost: a few microseconds per sample; part of this is per document in the sample. A DataLoader takes whole batches (`__getitems__`).
+A sample costs a few microseconds, and more if it has many documents. A DataLoader takes whole batches (`__getitems__`).
 `gpt_indices` describes the order.
 """
 

@@ -63,7 +63,7 @@ def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndi
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The epochs to read.
+    """The epochs to read, for a number of samples.
 
     samples: the number of samples in all epochs. shuffled_apart: the number of samples before the last epoch, if the last epoch is shuffled
         separately, otherwise None.

@@ -1,4 +1,5 @@
-"""Indices on disk. One process builds an index, and all processes map it. FOLDER/<hash>/ has one .npy file per array, and meta.json.
+"""Indices on disk (stored orders of samples). One process builds an index, and all processes map it. FOLDER/<hash>/ has one .npy file per
+array, and meta.json.
 
     hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
 
@@ -203,7 +204,9 @@ def _finished(directory: Path) -> Arrays | None:
 
 
 def _exchange(partial: Path, directory: Path) -> None:
-    """Put a new index into its place, unless another process did so first. This can happen on a file system where the lock did not work."""
+    """Put a new index into its place, unless another process did so first. Two processes may build one index if the lock does not work on
+    their file system.
+    """
     if _finished(directory) is not None:
         return
     damaged = directory.parent / f".{directory.name}{_DAMAGED}"

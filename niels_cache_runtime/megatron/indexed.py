@@ -60,8 +60,7 @@ class IndexedDataset:
 
     The object can be pickled: a copy maps the files again, and raises an error if the files have changed. On the same host, the copy
     compares inode, size and time of change of the files. On any host, it compares blocks of their content. Raises NielsCacheError if a file
-    is missing, cut short or too long, or if header, lengths, pointers and document indices do not fit together. The message names the
-    field.
+    is missing or has a wrong length, or if header, lengths, pointers and document indices do not fit together. The message names the field.
     """
 
     def __init__(self, prefix: str | Path, *, idx_path: str | Path | None = None) -> None:

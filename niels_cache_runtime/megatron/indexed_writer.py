@@ -55,7 +55,7 @@ class IndexedWriter:
     It is a context manager: the files appear when its block ends without an error.
 
     dtype: the dtype of a token, one that the format has. multimodal: each sequence has a mode, an int8.
-    Raises NielsCacheError if a file exists and `force` is not set, if a token does not fit into dtype, or if a file cannot be written.
+    Raises NielsCacheError if a token does not fit into dtype, if a file cannot be written, and if a file exists but `force` is not set.
     """
 
     def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, multimodal: bool = False, force: bool = False) -> None:
@@ -249,8 +249,8 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
     with at most `max_bytes` each, PREFIX_00000, PREFIX_00001, ...
     key: if given, names get Megatron's ending, as in PREFIX_<key>_document.
 
-    Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than max_bytes or
-    longer than an int32 can count.
+    Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file. Also raises it if a document is larger than
+    max_bytes, or longer than an int32 can count.
     """
     return _plan(prefix, folder, *_open(folder), max_bytes=max_bytes, key=key)
 
@@ -271,8 +271,8 @@ def write_indexed(
         shares the shard's blocks. If the file system does not support this, and for all other parts, bytes are copied.
     progress: called with (bytes of .bin done, total).
 
-    Each part appears when it is complete. Raises NielsCacheError for the reasons that `plan_indexed` lists, if a file exists and `force` is
-    not set, and if a file cannot be written.
+    Each part appears when it is complete. Raises NielsCacheError for the reasons that `plan_indexed` lists, if a file cannot be written,
+    and if a file exists but `force` is not set.
     """
     split, ends = _open(folder)
     parts = _plan(prefix, folder, split, ends, max_bytes=max_bytes, key=key)

@@ -1,4 +1,4 @@
-"""Random windows of a pretrain split, every window equally likely.
+"""Random windows of a pretrain split. Every window is equally likely.
 
     generator --one draw--> B window numbers --> position of each in the mapped split --one gather--> (B, T+1) --widen--> x, y
 
@@ -31,9 +31,9 @@ class PretrainTokenStreamDataset:
     `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
     belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the folder or its shards are missing or empty, if a shard is not a whole number of tokens or not the one that
-    meta.json lists, if the data set was never built or was built with another tokenizer than the cache has now, or if T is below 1 or too
-    large for every shard.
+    Raises NielsCacheError if the folder or its shards are missing or empty, and if a shard is not a whole number of tokens or is not the
+    shard that meta.json lists. Also raises it if the data set was never built, if the cache has another tokenizer now than at the build,
+    and if T is below 1 or too large for every shard.
     """
 
     def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size") -> None:

@@ -80,8 +80,9 @@ class DatasetLoader:
     of completed epochs, and `files` maps names to lengths in tokens. A DatasetLoader can be pickled. A copy opens the files again, at the
     same position. It raises an error if the folder now holds another build.
 
-    Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks, if a
-    shard is not a whole number of tokens or not the one that meta.json lists, or if a `.npy` file is damaged.
+    Raises NielsCacheError if a setting is out of range, if the folder is missing, and if it holds no tokens or fewer than num_processes
+    chunks. Also raises it if a shard is not a whole number of tokens or is not the shard that meta.json lists, and if a `.npy` file is
+    damaged.
     """
 
     def __init__(
@@ -157,8 +158,9 @@ class DatasetLoader:
         num_processes. This is always so at the start of an epoch, and if the new number divides the old one. The chunks before and after
         the change are then those of one list. Only the chunks that are left over at the end of the list depend on the new number.
 
-        Raises NielsCacheError, and changes nothing, in these cases: the state is not a state of this class; batch, seq_len or the content
-        of the folder differ (files, their lengths, and their entries in meta.json); the position is not a multiple of num_processes.
+        Raises NielsCacheError, and changes nothing, if the state is not a state of this class, or if the position is not a multiple of
+        num_processes. Also raises it if batch, seq_len or the content of the folder differ (files, their lengths, and their entries in
+        meta.json).
         """
         check_values(state)
         if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
@@ -183,7 +185,7 @@ class DatasetLoader:
         self._go_to(epoch, next_chunk)
 
     def _go_to(self, epoch: int, next_chunk: int) -> None:
-        """Move to a chunk. At the end of an epoch, move to the start of the next epoch.
+        """Move to a chunk (batch * seq_len tokens). At the end of an epoch, move to the start of the next epoch.
 
         So a state that is saved at the end of an epoch fits any num_processes.
         """
@@ -204,7 +206,7 @@ class DatasetLoader:
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
 
     def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
-        """Return meta.json, the hash that it gives for these shards, and the files in order.
+        """Return meta.json, the hash in meta.json for these shards, and the files in order.
 
         meta.json and the hash are both None if no meta.json describes the shards.
         """

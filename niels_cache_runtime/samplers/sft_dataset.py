@@ -44,9 +44,9 @@ class SFTExampleDataset:
     number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
     if they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if a file is missing, malformed, or not the one that meta.json lists, if ids disagree with meta.json or are not
-    token ids, if asst_id is unknown, if the data set was never built or was built with another tokenizer than the cache has now, if this
-    machine lacks the device, if T is below 1, or if there is no example to sample.
+    Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists, and if the data set was never built. Also
+    raises it if an id is unknown, is no token id or differs from meta.json, and if the cache has another tokenizer now than at the build.
+    Further reasons are a device that this machine lacks, T below 1, and a split without an example to sample.
     """
 
     def __init__(

@@ -3,12 +3,12 @@
     root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
 If another program wrote the meta.json of a cache, the cache is unverifiable. This is a note, a result in the table and a number in the
-summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick` it reads no file, and compares
-names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It follows no
-link, with one exception: the folder of a data set may itself be a link.
+summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick`, the verifier reads no file,
+and compares names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It
+follows no link, except that the folder of a data set may itself be a link.
 
-If somebody changes files and computes all hashes again, including the hash of meta.json, the verifier does not detect it. To detect it, a
-record outside of the cache is needed (`niels-cache verify --against-dagster`).
+Somebody may change files and compute all hashes again, including the hash of meta.json. The verifier does not detect this, because only a
+record outside of the cache can show it (`niels-cache verify --against-dagster`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +57,8 @@ def verify_cache(
 ) -> list[Finding]:
     """Verify a cache root, or a folder that itself holds a meta.json. Return the findings.
 
-    names: what to verify, if not everything. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`, `corpus/NAME`,
-        `index/HASH`, `tokenizer` or `duplicates`.
+    names: the folders to verify; by default, all are verified. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`,
+        `corpus/NAME`, `index/HASH`, `tokenizer` or `duplicates`.
 
     In a root, the folder of a data set must have the name that its meta.json gives (`dataset_name`, if it is not null). The other arguments
     have the same meaning as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.
@@ -81,10 +81,12 @@ def verify_folders(
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """Yield the findings about places below a cache root: a folder with a different data set or kind, or a missing tokenizer."""
+    """Yield the findings about places below a cache root. A folder may hold a different data set or kind, or the tokenizer may be
+    missing.
+    """
     need_tokenizer = []
     for folder in folders:
-        if folder.meta is None:  # a missing meta is already a finding
+        if folder.meta is None:  # a missing meta.json is already a finding
             continue
         place, name = folder.path.name if folder.path.parent == root else folder.path.parent.name, folder.path.name
         if folder.path.parent.parent == parts_root(root):

@@ -1,4 +1,4 @@
-"""One folder of a cache under verification: its entries, the plan of files to read, and the findings.
+"""One folder of a cache under verification, with its entries, the files to read, and the findings.
 
 A finding names the place of the damage. If a damaged file has a consequence, such as a wrong total, the consequence is not another finding.
 `invariants` has the rules inside a folder. The package itself chooses the folders and reads them together.
@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
@@ -94,9 +94,9 @@ class VerifiedFolder:
             self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
 
     def _vouched_for(self) -> FileEntries:
-        """Return those files from the list in a damaged meta.json that its content_sha256 covers and confirms.
+        """Return the files in the list of a damaged meta.json that are certain, because content_sha256 covers and confirms them.
 
-        So if the entry of a file is damaged, this is not reported as damage of the file.
+        So damage of the list is not reported as damage of a file.
         """
         try:
             meta = json.loads(self._build or b"")
@@ -127,7 +127,7 @@ class VerifiedFolder:
         return read_build(self.path) != self._build
 
     def plan(self) -> dict[Path, Look | None]:
-        """Return the files to read, and for each of them the `Look` that gets its blocks, or None."""
+        """Return the files to read, and for each file the `Look` (a function that gets the blocks of the file), or None."""
         listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
@@ -187,8 +187,7 @@ class VerifiedFolder:
             if not was_read:
                 yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
         elif kind == "tokenizer":
-            if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
-                yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"
+            yield from self._guarded(None, self._model_problems(meta))
         elif kind in FAMILIES:
             if content_sha256(self._listed) != meta.get("content_sha256"):
                 yield META_NAME, "content_sha256 does not follow from `files`"
@@ -207,6 +206,11 @@ class VerifiedFolder:
         if (problem := form_problem(meta)) and not named:
             yield META_NAME, problem
 
+    def _model_problems(self, meta: Meta) -> Iterator[Problem]:
+        name = tokenizer_model_name(meta)
+        if self._listed.get(name, {}).get("sha256") != meta.get("sha256"):
+            yield META_NAME, f"sha256 is not that of {name} in `files`"
+
     def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
         try:
             problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
@@ -216,7 +220,9 @@ class VerifiedFolder:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """Return a wrapper of `look`. After an exception has stopped the part, calls of the wrapper do nothing."""
+        """Return a wrapper of `look`. After an exception has stopped the check of this part of the folder, calls of the wrapper do
+        nothing.
+        """
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:
@@ -228,7 +234,7 @@ class VerifiedFolder:
         return watched
 
     def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items until an exception ends them. The exception becomes a problem of the part.
+        """Yield the items until an exception ends them. The exception becomes a problem of the checked part.
 
         Any exception is accepted here, because numpy raises many different ones for a broken file.
         """

@@ -47,7 +47,7 @@ ROLES = ("sys", "usr", "asst")
 
 
 class Part(Protocol):
-    """A checked part.
+    """A part of a data set that is checked: a split, or meta.json alone.
 
     inputs: relative paths of the files that its problems depend on. looks: relative path -> function that gets the blocks of this file, in
         order.
@@ -69,8 +69,9 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
     vocab_size, eot = _known_or_not(meta, dtype)
     yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
+    bos = special_id(meta, "bos") if meta["special_token_ids"].get("bos") is not None else None
     for split in SPLITS:
-        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles), dtype=dtype)
+        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles, bos=bos), dtype=dtype)
 
 
 def _known_or_not(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
@@ -102,9 +103,9 @@ class SpecialIds:
     ids without a special id counts as ordinary. The few ids outside this run are compared one by one.
     """
 
-    def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int]) -> None:
-        self.vocab_size, self.eot, self.roles = vocab_size, eot, tuple(roles)
-        special = {token for token in (eot, *self.roles) if token is not None}
+    def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int], *, bos: int | None = None) -> None:
+        self.vocab_size, self.eot, self.roles, self.bos = vocab_size, eot, tuple(roles), bos
+        special = {token for token in (eot, bos, *self.roles) if token is not None}
         runs = pairwise(sorted({-1, vocab_size, *special}))
         self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
         self._buffers = threading.local()
@@ -149,7 +150,7 @@ class _PretrainSplit:
         self._parts = JoinedParts(meta, split)
         position, self._shards = 0, {}
         for path, size in self._sizes.items():
-            self._shards[path] = _Shard(ids, self._ends if meta.get("append_eot") is True else None, position, dtype)
+            self._shards[path] = _Shard(ids, self._ends, position, dtype, append_eot=meta.get("append_eot") is True)
             position += size // dtype.itemsize
         self.inputs = frozenset({*self._listed, self._ends_path})
         self.looks: dict[str, Look] = {path: shard.look_at for path, shard in self._shards.items()}
@@ -173,6 +174,10 @@ class _PretrainSplit:
             if shard.sentinels:
                 yield path, f"holds {shard.sentinels} role sentinels, which only SFT data may have"
         yield from total_problems(meta, f"{split}_tokens", self._token_count)
+        if unopened := sum(shard.unopened for shard in shards):
+            yield self._ends_path, f"{unopened} documents do not begin with BOS"
+        if found := sum(shard.inner_bos_tokens for shard in shards):
+            yield f"{split}/", f"holds {found} BOS tokens inside documents"
         if meta.get("append_eot") is not True:
             return
         if (found := sum(shard.eot_tokens for shard in shards)) != documents:
@@ -184,30 +189,47 @@ class _PretrainSplit:
 class _Shard:
     """Counts in the blocks of one shard.
 
-    position: the place of the next token in the stream, at first of the shard's first token. ends: the document ends, or None if documents
-        need not end with EOT.
+    position: the place of the next token in the stream, at first of the shard's first token. ends: the document ends, or None if they
+        cannot be used. append_eot: whether documents must end with EOT.
     """
 
-    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int, dtype: np.dtype) -> None:
-        self._ids, self._ends, self._position, self._dtype = ids, ends, position, dtype
+    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int, dtype: np.dtype, *, append_eot: bool) -> None:
+        self._ids, self._position, self._dtype = ids, position, dtype
+        self._ends = ends if append_eot else None
+        self._starts = ends if ids.bos is not None else None
         self.too_large = -1
-        self.sentinels = self.eot_tokens = self.unclosed = 0
+        self.sentinels = self.eot_tokens = self.unclosed = self.unopened = self.inner_bos_tokens = 0
 
     def look_at(self, block: memoryview) -> None:
         tokens = tokens_of(block, self._dtype)
-        unusual, closed = self._ids.unusual(tokens), 0
+        unusual, closed, opened = self._ids.unusual(tokens), 0, 0
         if self._ends is not None:
             _, last_tokens = self._ends.within(self._position + 1, len(tokens))
             closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
             self.unclosed += len(last_tokens) - closed
+        if self._starts is not None and len(tokens):
+            opened = self._count_opened(tokens)
         self._position += len(tokens)
-        if np.count_nonzero(unusual) == closed:  # nearly always, because only the EOT of documents are unusual
+        if np.count_nonzero(unusual) == closed + opened:  # nearly always, because only EOT and BOS of documents are unusual
             self.eot_tokens += closed
             return
         ids = tokens[unusual]
         self.too_large = max(self.too_large, self._ids.too_large(ids))
         self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
+        if self._starts is not None:
+            self.inner_bos_tokens += int(np.count_nonzero(ids == self._ids.bos)) - opened
+
+    def _count_opened(self, tokens: Tokens) -> int:
+        """Return the number of documents that begin here with BOS. A document that a budget cut to its EOT has no BOS."""
+        assert self._starts is not None
+        _, starts = self._starts.within(max(self._position, 1), len(tokens) - (self._position == 0))
+        first_tokens = tokens[starts + 1] if self._position == 0 else tokens[starts]
+        if self._position == 0:
+            first_tokens = np.concatenate([tokens[:1], first_tokens])
+        opened = int(np.count_nonzero(first_tokens == self._ids.bos))
+        self.unopened += len(first_tokens) - opened - int(np.count_nonzero(first_tokens == self._ids.eot))
+        return opened
 
 
 def tokens_of(block: memoryview, dtype: np.dtype) -> Tokens:
@@ -253,7 +275,7 @@ def special_id(meta: Meta, key: str) -> int:
 
 
 def as_problem(error: NielsCacheError, folder: Path) -> Problem:
-    """Return an error as a problem: (path, clause).
+    """Return an error as a problem, which is a pair (path, clause).
 
     If its message begins with a file of `folder`, the path is that file and the clause is the rest of the message. Any other error is about
     the folder's meta.json.
@@ -289,8 +311,8 @@ def read_offsets(
 ) -> tuple[OffsetFile | None, Problem | None]:
     """Return (offsets, None), or (None, problem) if the offsets have a problem.
 
-    Return (None, None) for a missing file that is listed, because the comparison of files reports it, and for a missing file that is not
-    needed.
+    Return (None, None) for a missing file that is not needed. Also return (None, None) for a missing file in the list of meta.json, because
+    the comparison of files reports it.
     """
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None

@@ -1,4 +1,4 @@
-"""The entries of a cache root: the folders to verify, and the entries beside them.
+"""The entries of a cache root (the folder of all caches): the folders to verify, and the entries beside these folders.
 
 A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`. Nothing else may be in these four folders, except
 `pretrain/.parts/`, which holds the parts of data sets (NAME/part-00000). The folder
@@ -80,7 +80,7 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
 
 
 def _renamed(folder: VerifiedFolder) -> Iterator[str]:
-    """Yield a line if a folder that the user gave by its path does not have the name of its data set. This is allowed."""
+    """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
     named = (folder.meta or {}).get("dataset_name")
     if named not in (None, folder.path.absolute().name):
         yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"

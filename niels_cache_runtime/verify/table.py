@@ -1,4 +1,6 @@
-"""The results of a verification, folder by folder: the rows of the table that `verify` prints, and this table as plain text."""
+"""The results of a verification, folder by folder. They are the rows of the table that `verify` prints. This module also formats the table
+as plain text.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ Outcome = Literal["sound", "findings", "unverifiable", "off"]
 class Result(NamedTuple):
     """The result of one folder.
 
-    family: `pretrain`, `sft`, `corpus` and so on. The tokenizer and the duplicates have their own name here.
+    family: `pretrain`, `sft`, `corpus` and so on. For the tokenizer and the duplicates, it is `tokenizer` or `duplicates`.
     files, bytes: the number of files and their bytes, without meta.json. result: the outcome in words.
     """
 

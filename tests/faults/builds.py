@@ -1,4 +1,4 @@
-"""Data sets of every way in which a build reads and splits, small, and the one build of them that fault tests break and take up again."""
+"""Small data sets for every way to read and split, and the build that fault tests break and resume."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PARTS_TABLES = {
 
 
 def write_project(folder: Path, model: Path) -> None:
-    """Sources and niels_cache.toml in `folder`, the tokenizer in its `root`, and the corpus of what is prepared."""
+    """Write sources and niels_cache.toml to `folder`, the tokenizer to its `root`, and the corpus of each data set with `prepare`."""
     texts = [text if number % 9 else sentences(1, seed=number % 45)[0] for number, text in enumerate(sentences(DOCUMENTS))]
     (folder / "lines").mkdir()
     for part in range(3):
@@ -84,7 +84,7 @@ def project(folder: Path, shard_bytes: int = 20_000) -> Registry:
 
 
 def fresh_root(folder: Path, root: Path) -> Path:
-    """An empty cache with the project's tokenizer and corpora."""
+    """Return an empty cache with the project's tokenizer and corpora."""
     shutil.copytree(folder / "root", root)
     return root
 
@@ -104,7 +104,9 @@ def build(
     env: dict[str, str] | None = None,
     force: bool = False,
 ) -> None:
-    """Build the data set as `niels-cache` does, with a record every so many bytes; killed at disk call `at`. `root`.calls and .log tell."""
+    """Build the data set as `niels-cache` does, with a record after so many bytes. The build is killed at disk call `at`. `root`.calls and
+    `root`.log record it.
+    """
     os.environ.update({**(env or {}), BYTES_VARIABLE: str(record_every)})
     with stop_on_signals(), open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk:
         try:

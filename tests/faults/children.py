@@ -1,6 +1,6 @@
-"""Functions run in processes of their own that may be killed: a program each (tests/programs.py) that calls one.
+"""Functions that run in separate processes, which may be killed. Each process is a program (tests/programs.py) that calls one function.
 
-They find imported and compiled what builds need, so that one starts in milliseconds.
+The modules that builds need are already imported and compiled, so that a process starts in milliseconds.
 """
 
 import base64
@@ -24,7 +24,7 @@ _IMPORTED = (
     "tests.faults.builds",
 )
 _CALL = "import base64, pickle, sys; function, args = pickle.loads(base64.b64decode(sys.argv[1])); function(*args)"
-_PATIENCE_SECONDS = 120.0  # a child that takes so long hangs
+_PATIENCE_SECONDS = 120.0  # a child that takes so many seconds hangs
 
 
 def run(function: Callable[..., object], *args: Any, kill_after: float | None = None, with_signal: int = signal.SIGKILL) -> int:
@@ -35,7 +35,7 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
     if kill_after is not None:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(kill_after)
-        with suppress(ProcessLookupError):  # it ended in this moment
+        with suppress(ProcessLookupError):  # the child ended in this moment
             child.send_signal(with_signal)
     try:
         return child.wait(_PATIENCE_SECONDS)
@@ -45,5 +45,5 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
 
 
 def here(seconds: float) -> float:
-    """What so many seconds of a machine with free cores are on this one now: on a busy one, more in proportion."""
+    """Return the seconds on this machine for so many seconds on a machine with free cores. On a busy machine, they are more."""
     return seconds * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))

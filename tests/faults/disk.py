@@ -1,7 +1,8 @@
-"""A disk that fails at a call of one's choice: `Disk` counts what this process does to files below a folder, and breaks one of the calls.
+"""A disk that fails at a chosen call. `Disk` counts the changes that this process makes to files below a folder, and breaks one of the
+calls.
 
-A call's number is all that decides, so what went wrong is replayed by it. What C code does on its own (a library that opens a path) is not
-seen: writers give Python's files to such libraries.
+Only the number of the call decides, so the number is enough to repeat a failure. Changes by C code (a library that opens a path) are not
+seen, so writers give Python's files to such libraries.
 """
 
 import errno
@@ -23,10 +24,10 @@ _BY_DESCRIPTOR = ("fsync", "fdatasync", "ftruncate", "write", "pwrite")
 
 
 class Disk:
-    """What this process changes below `folder`, counted from 0; call `at` is broken.
+    """The changes that this process makes below `folder`. Calls are counted from 0, and call `at` is broken.
 
-    fault: "kill" ends the process there, as SIGKILL does; an errno makes the call raise that OSError without doing anything. lasting: the
-    same kind of call (`calls` says which) fails from then on. calls: "kind path" of every call so far, paths relative to the folder.
+    fault: "kill" ends the process at this call, as SIGKILL does. An errno makes the call raise this OSError without any change. lasting:
+        all later calls of the same kind fail too. calls: "kind path" of every call so far, with paths relative to the folder.
     """
 
     def __init__(self, folder: Path, *, at: int | None = None, fault: Literal["kill"] | int = "kill", lasting: bool = False) -> None:
@@ -37,7 +38,7 @@ class Disk:
 
     @contextmanager
     def installed(self) -> Iterator["Disk"]:
-        """In the block, calls are counted and broken."""
+        """Count and break calls in the block."""
         with mock.patch.multiple(os, **self._os_calls()):
             opened = functools.partial(self._open, open)
             with mock.patch("builtins.open", opened), mock.patch.object(io, "open", opened):
@@ -52,7 +53,7 @@ class Disk:
         return calls | {name: functools.partial(self._descriptor, name, getattr(os, name)) for name in _BY_DESCRIPTOR}
 
     def count(self, kind: str, path: str | os.PathLike[str] | bytes, *, folder: int | None = None) -> None:
-        """One call that changes `path`; breaks it if it is its turn."""
+        """Count a call that changes `path`. Break this call if its number is `at`."""
         whole = os.fsdecode(path) if folder is None else os.path.join(_path_of(folder), os.fsdecode(path))
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
         if os.path.commonpath([self._folder, real]) != self._folder:

@@ -1,4 +1,6 @@
-"""Roots in which one stage of a small project is to be built anew, in the place of the same of other settings: for tests of bad disks."""
+"""Roots in which one stage of a small project must be built again, because the existing stage has other settings. Tests of bad disks use
+these roots.
+"""
 
 import shutil
 from dataclasses import dataclass
@@ -20,13 +22,13 @@ TARGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilds:
-    """new: a root with everything, as it is to become. old: the same of other settings: what is there before."""
+    """Two roots. new: a root with everything, as after the rebuild. old: a root with other settings, as before the rebuild."""
 
     new: SmallProject
     old: SmallProject
 
     def before(self, stage: str, root: Path) -> SmallProject:
-        """A root in which that stage is to be built anew: stages before it are done, its own is of other settings."""
+        """Return a root in which this stage must be built again. Earlier stages are done, and the stage itself has other settings."""
         shutil.copytree(self.new.root, root, dirs_exist_ok=True)
         target = root / TARGETS[stage]
         shutil.rmtree(target)
@@ -47,7 +49,7 @@ def make_rebuilds(folder: Path, tokenizer_model: Path) -> Rebuilds:
 
 
 def visible(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder but hidden ones, what lies in hidden folders, and reports, which tell the minute of a build."""
+    """Return every file below the folder, except hidden files, files in hidden folders, and reports, which show the time of a build."""
     files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
         name.as_posix(): path.read_bytes()
@@ -57,5 +59,5 @@ def visible(folder: Path) -> dict[str, bytes]:
 
 
 def in_root(root: Path, stage: str) -> dict[str, bytes]:
-    """What that stage makes, by path relative to the root."""
+    """Return the files that this stage makes, by path relative to the root."""
     return {name: content for name, content in visible(root).items() if name.startswith(f"{TARGETS[stage]}/")}

@@ -1,4 +1,4 @@
-"""Every single bit of a cache that flips is found, in the file where it flipped and nowhere else."""
+"""Flipped bits. The verifier finds every single flipped bit of a cache, in the right file and nowhere else."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.small_project import SmallProject, small_project
 def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> SmallProject:
     project = small_project(tmp_path_factory.mktemp("project"), tiny_model)
     project.build_all()
-    shutil.rmtree(project.exports)  # files of others: no meta.json lists them
+    shutil.rmtree(project.exports)  # files of other programs, which no meta.json lists
     return project
 
 
@@ -25,7 +25,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def flip_random_bits(root: Path, *, count: int, seed: int) -> None:
-    """Verify the folder after each of `count` flips, and the whole root now and then. Files are drawn first: all have their share."""
+    """Verify the folder after each of `count` flips, and the whole root now and then. A file is drawn first, so every file gets flips."""
     paths = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size and not path.name.startswith("."))
     kinds = {path.relative_to(root).parts[0] for path in paths}
     assert kinds == {"corpus", "duplicates", "index", "pretrain", "sft", "tokenizer"}

@@ -1,8 +1,8 @@
 """A build that is killed anywhere ends, after a second run, in exactly the bytes of an undisturbed run.
 
-Each trial draws where it is killed from its seed, which is the number in the test's name: run the one test again to replay it. Kills at a
-call to the disk come at the same call then. Those at a moment come after the same share of an undisturbed run, whose seconds are measured
-anew, so not exactly where they came before: what failed may need several runs.
+Each trial draws the place of the kill from its seed, which is the number in the test's name. To repeat a trial, run this test again. Kills
+at a call to the disk then come at the same call. Kills at a moment come after the same share of an undisturbed run. The seconds of this run
+are measured again, so the place may differ, and a failure may need several runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORD_EVERY = [0, 3_000, 20_000]
 
 
 class Reference(NamedTuple):
-    """What an undisturbed build wrote, in how many calls to the disk, and in how many seconds."""
+    """The files of an undisturbed build, its number of calls to the disk, and its seconds."""
 
     files: dict[str, str]
     calls: int
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 
 
 class Workshop:
-    """The project, its hub, and the undisturbed builds that were asked for so far."""
+    """The project, its hub, and the undisturbed builds that tests have requested so far."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.project = folder / "project"
@@ -57,7 +57,7 @@ class Workshop:
         self._references: dict[tuple[str, int, int], Reference] = {}
 
     def run(self, name: str, root: Path, *, shard_bytes: int, record_every: int, at: int | None = None, **settings: object) -> int:
-        """Exit code of a child that builds."""
+        """Return the exit code of a child that builds."""
         env = {key: value for key, value in self.hub.env.items() if key.startswith(("HF_", "NIELS_CACHE_NETWORK"))}
         work = partial(builds.build, self.project, name, root, shard_bytes=shard_bytes, record_every=record_every, at=at, env=env)
         return children.run(work, **settings)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
 
 
 def drawing(seed: int) -> Callable[[int], int]:
-    """Whole numbers below a limit, the same for the same seed."""
+    """Return a function that draws whole numbers below a limit. The same seed gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     return lambda limit: int(torch.randint(limit, (), generator=generator))
 
@@ -100,7 +100,9 @@ def log_of(root: Path) -> str:
 
 
 def kill_and_resume(workshop: Workshop, name: str, root: Path, *, seed: int, kills: int, shard_bytes: int, record_every: int) -> str:
-    """Kill the build so often, finish it, compare; the log of all runs. Half of the kills come at a call to the disk, half at a time."""
+    """Kill the build so often, finish it, and compare the bytes. Return the log of all runs. Half of the kills come at a call to the disk,
+    half at a time.
+    """
     draw = drawing(seed)
     reference = workshop.reference(name, shard_bytes, record_every)
     builds.fresh_root(workshop.project, root)
@@ -161,7 +163,7 @@ def test_signals_end_builds_within_two_seconds_and_the_next_finish_them(workshop
 
 
 def stop_and_resume(workshop: Workshop, name: str, root: Path, *, seed: int, number: signal.Signals, tries: int = 3) -> None:
-    """`tries`: one of them must be over in time; something else may delay the others."""
+    """`tries`: the number of tries. One of them must end in time, because other programs may delay some of them."""
     settings = {"shard_bytes": 20_000, "record_every": 3_000}
     reference = workshop.reference(name, **settings)
     builds.fresh_root(workshop.project, root)
@@ -170,8 +172,8 @@ def stop_and_resume(workshop: Workshop, name: str, root: Path, *, seed: int, num
     code = workshop.run(name, root, kill_after=after, with_signal=number, **settings)
     lasted = time.monotonic() - started - after
     told = f"seed {seed}: {name}, {number.name} after {after:.3f} s, which took {lasted:.1f} s"
-    elsewhere = not Path(f"{root}.log").exists() or builds.cache_of(workshop.project, name, root).exists()  # before the build, or behind it
-    # 0: it was finished before; 128 and the signal: it was in a call that did not return
+    elsewhere = not Path(f"{root}.log").exists() or builds.cache_of(workshop.project, name, root).exists()  # before or after the build
+    # 0: the build had finished before; 128 and the signal: it was in a call that did not return
     assert code in (0, 1, 128 + number) or (code == -number and elsewhere), told
     assert workshop.run(name, root, **settings) == 0, told
     assert workshop.written(name, root) == reference.files, told

@@ -1,4 +1,6 @@
-"""One writer, many readers: who reads a data set that is rebuilt has one build, whole; of many who build it one does, and all end well."""
+"""One writer and many readers. A reader of a data set that is rebuilt sees one whole build. If many processes build a data set, one of them
+does it, and all end well.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ DOCUMENTS = 40
 
 
 class Marked:
-    """A tokenizer that writes one and the same id: tokens of another build are told by theirs."""
+    """A tokenizer that always writes the same id. Each build has another id, so its tokens are known."""
 
     vocab_size = 300
 
@@ -100,7 +102,7 @@ def build_sft(folder: Path, mark: int) -> None:
 
 
 def marks(tokens: torch.Tensor) -> set[int]:
-    """The ids of content among these: of one build there is one."""
+    """Return the ids of content among these tokens. One build has one such id."""
     return set(tokens.flatten().tolist()) - {EOT, -100, *range(ROLE, ROLE + 3)}
 
 
@@ -116,7 +118,7 @@ def read_ordered(folder: Path, seed: int) -> set[int]:
 
 
 def read_whole(folder: Path, seed: int) -> set[int]:
-    """All shards and the document ends, and meta.json, which says of which build they must be."""
+    """Read all shards, the document ends, and meta.json, which names the build that they must belong to."""
     split = open_split(folder / "train", doc_ends=True)
     assert split.meta is not None
     assert split.doc_ends is not None
@@ -142,11 +144,11 @@ def read_examples(folder: Path, seed: int) -> set[int]:
 def test_every_batch_belongs_wholly_to_one_build_while_the_data_set_is_built_again_and_again(
     tmp_path: Path, build: Build, readers: tuple[Reader, ...], rebuilds: int
 ) -> None:
-    """So many times, and until each reader has seen builds come and go."""
+    """The build is repeated so many times, and until each reader has seen builds come and go."""
     folder = tmp_path / "x"
     build(folder, 1)
     done = threading.Event()
-    seen: list[list[int]] = [[] for _ in readers]  # of which build was what each reader opened, each time
+    seen: list[list[int]] = [[] for _ in readers]  # the build that each reader opened, each time
 
     def read(reader: Reader, seen: list[int]) -> None:
         while not done.is_set():
@@ -179,7 +181,7 @@ def test_every_batch_belongs_wholly_to_one_build_while_the_data_set_is_built_aga
 
 
 def build_or_find(folder: Path, told: Path) -> None:
-    """One of many processes that want the same data set: it says in a file of its own what it did."""
+    """Build or find the data set, as one of many processes. Write the result to a separate file."""
 
     outcome = materialize(Marks(folder=folder, mark=7), wait=True)
     (told / f"{os.getpid()}.{outcome.state}").touch()

@@ -55,12 +55,12 @@ def test_two_command_lines_and_a_ui_that_build_at_once_end_well(tmp_path: Path, 
 def test_runs_terminated_at_random_moments_end_within_two_seconds_and_the_last_finishes_them(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seconds are promised of a machine that does nothing else. The moments are drawn from seed 0, as far as they can be replayed."""
+    """Two seconds are the promise for a machine that does nothing else. The moments are drawn from seed 0."""
     monkeypatch.setenv(BYTES_VARIABLE, "200000")
     generator = torch.Generator().manual_seed(0)
     with running_ui(tmp_path, tiny_model) as ui:
         assert ui.project.build_tokenizer().success
-        ui.project.write_notes(sentences(60, words=200) * 2_000)  # soon counted, long encoded
+        ui.project.write_notes(sentences(60, words=200) * 2_000)  # quick to count, slow to encode
         target = ui.project.root / "pretrain/notes"
         lasted: list[float] = []
         for number in range(TERMINATIONS):

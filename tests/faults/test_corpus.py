@@ -1,8 +1,9 @@
-"""Cleaning, looking for duplicates and exporting: killed anywhere, run again, the same bytes; interrupted anywhere, over in two seconds.
+"""Cleaning, the search for duplicates and exports. If they are killed anywhere and run again, the bytes are the same. If they are
+interrupted anywhere, they end in two seconds.
 
-Each trial draws where it is killed from its seed, which is the number in the test's name: run the one test again to replay it. Kills at a
-call to the disk come at the same call then. Those at a moment come after the same share of an undisturbed run, whose seconds are measured
-anew, so not exactly where they came before: what failed may need several runs.
+Each trial draws the place of the kill from its seed, which is the number in the test's name. To repeat a trial, run this test again. Kills
+at a call to the disk then come at the same call. Kills at a moment come after the same share of an undisturbed run. The seconds of this run
+are measured again, so the place may differ, and a failure may need several runs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ STAGES = [
 
 
 def write_project(folder: Path) -> None:
-    """Sources and niels_cache.toml, what is to be exported, and the corpora that duplicates are looked for in."""
+    """Write sources and niels_cache.toml, the cache to export, and the corpora for the search for duplicates."""
     texts = [text if row % 9 else f"short {row}" for row, text in enumerate(articles(200))]
     texts += [nearly(text) for text in texts[:40]]
     for part in range(2):
@@ -86,7 +87,7 @@ def export(folder: Path, build: str, format: str, root: Path, *, force: bool) ->
 
 
 def begin(folder: Path, stage: str, root: Path) -> None:
-    """Make what the stage finds when it is run for the first time."""
+    """Make the files that exist before the first run of the stage."""
     kind, name = stage.split()
     root.mkdir()
     if kind == "duplicates":
@@ -96,7 +97,9 @@ def begin(folder: Path, stage: str, root: Path) -> None:
 
 
 def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: int | None = None) -> None:
-    """The stage as `niels-cache` runs it, with a record for every few documents; killed at disk call `at`. `root`.calls and .log tell."""
+    """Run the stage as `niels-cache` does, with a record for every few documents. The run is killed at disk call `at`. `root`.calls and
+    `root`.log record it.
+    """
     encode._CHUNK_ITEMS, store.TEXT_BYTES_PER_GROUP, store.TEXT_BYTES_PER_FILE = 20, 5_000, 15_000
     os.environ[BYTES_VARIABLE] = "0"
     kind, name = stage.split()
@@ -117,13 +120,13 @@ def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: i
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file, but those that hold a lock."""
+    """Return every file, except lock files."""
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
     return {name: content for name, content in found.items() if not name.endswith(".lock")}
 
 
 class Reference(NamedTuple):
-    """What an undisturbed run left, in how many calls to the disk, and in how many seconds."""
+    """The files of an undisturbed run, its number of calls to the disk, and its seconds."""
 
     files: dict[str, bytes]
     calls: int
@@ -131,7 +134,7 @@ class Reference(NamedTuple):
 
 
 class Workshop:
-    """The project and the undisturbed runs that were asked for so far."""
+    """The project, and the undisturbed runs that tests have requested so far."""
 
     def __init__(self, folder: Path) -> None:
         self.project = folder / "project"
@@ -140,7 +143,7 @@ class Workshop:
         self._references: dict[str, Reference] = {}
 
     def run(self, stage: str, root: Path, *, processes: int = 1, at: int | None = None, **settings: object) -> int:
-        """Exit code of a child that runs the stage."""
+        """Return the exit code of a child that runs the stage."""
         return children.run(partial(run_stage, self.project, stage, root, processes=processes, at=at), **settings)  # type: ignore[arg-type]
 
     def reference(self, stage: str) -> Reference:
@@ -161,7 +164,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 def drawing(seed: int) -> Callable[[int], int]:
-    """Whole numbers below a limit, the same for the same seed."""
+    """Return a function that draws whole numbers below a limit. The same seed gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     return lambda limit: int(torch.randint(limit, (), generator=generator))
 
@@ -172,7 +175,7 @@ def log_of(root: Path) -> str:
 
 
 def kill_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, kills: int, processes: int = 1) -> None:
-    """Kill the stage so often, finish it, compare. Half of the kills come at a call to the disk, half at a time."""
+    """Kill the stage so often, finish it, and compare the bytes. Half of the kills come at a call to the disk, half at a time."""
     draw, reference = drawing(seed), workshop.reference(stage)
     begin(workshop.project, stage, root)
     story = []
@@ -215,7 +218,7 @@ def test_a_stage_killed_late_goes_on_and_does_not_start_afresh(workshop: Worksho
 
 
 def stop_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, number: signal.Signals, tries: int = 3) -> None:
-    """`tries`: one of them must be over in time; something else may delay the others."""
+    """`tries`: the number of tries. One of them must end in time, because other programs may delay some of them."""
     draw, reference = drawing(seed), workshop.reference(stage)
     begin(workshop.project, stage, root)
     after = reference.seconds * (0.1 + 0.8 * draw(1000) / 1000)

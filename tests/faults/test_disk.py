@@ -1,4 +1,4 @@
-"""A disk that fails at any one call of a build: an error that names the path, the last good cache as it was, a second run that ends well.
+"""A disk that fails at one call of a build. The error names the path, the last good cache stays as it was, and a second run ends well.
 
 A failure names stage, call and errno: `fail_at(stage, number, code, ...)` replays it.
 """
@@ -35,7 +35,7 @@ def calls_of(builds: Rebuilds, stage: str, root: Path) -> list[str]:
 
 
 def fail_at(builds: Rebuilds, stage: str, root: Path, *, number: int, code: int) -> bool:
-    """Whether the build failed for the call that did: some are only tidying up."""
+    """Return whether the build failed because of the failed call. Some calls only remove files, so the build succeeds without them."""
     project = builds.before(stage, root)
     before = visible(root)
     before_others = {name: content for name, content in before.items() if not name.startswith(f"{TARGETS[stage]}/")}

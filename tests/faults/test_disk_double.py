@@ -1,4 +1,4 @@
-"""The tools of these tests do what they say: a call that is broken does not happen, a killed child is seen."""
+"""Tests of the tools of these tests. A broken call does not happen, and a killed child is noticed."""
 
 import errno
 import os

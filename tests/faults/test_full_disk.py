@@ -1,6 +1,7 @@
-"""A disk that is really full or read-only: a clear error, the last good cache as it was, a build that goes on when there is room.
+"""A disk that is really full or read-only. The error is clear, the last good cache stays as it was, and the build continues when there is
+room.
 
-On a tmpfs of a few kilobytes; skipped where this process may not mount one.
+The disk is a tmpfs of a few kilobytes. The tests are skipped if this process may not mount a tmpfs.
 """
 
 import subprocess
@@ -55,11 +56,11 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     if mounted.returncode:
         pytest.skip(f"this process may not mount a tmpfs: {mounted.stderr.strip()}")
     yield SmallDisk(folder)
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # what a failed test still has open goes with it
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that a failed test still has open are closed
 
 
 def build_where_there_is_little_room(builds: Rebuilds, stage: str, disk: SmallDisk, *, pages: int) -> bool:
-    """Whether there was too little."""
+    """Return whether there was too little room."""
     project = builds.before(stage, disk.folder / str(pages))
     before, expected = visible(project.root), in_root(builds.new.root, stage)
     disk.leave_room(pages)
@@ -117,7 +118,7 @@ def build_all(project: Project, *options: str) -> int:
 
 
 def require_one_line_where_there_is_no_room(project: Project, disk: SmallDisk, capfd: pytest.CaptureFixture[str], *, pages: int) -> int:
-    """The exit code of a build beside its Dagster home."""
+    """Return the exit code of a build on the same disk as its Dagster home."""
     before = visible(project.root)
     disk.leave_room(pages)
     capfd.readouterr()

@@ -1,4 +1,4 @@
-"""Fuzzed binary files and meta.json: whatever the bytes are, a reader refuses them with the project's error or reads what is in them.
+"""Fuzzed binary files and meta.json. For all bytes, a reader refuses the file with the project's error, or reads the true content.
 
 Seeded and small in CI; `make torture` runs 100,000 cases of each format. Cases that found mistakes are in tests/test_hostile_files.py.
 """
@@ -31,7 +31,7 @@ _DESCRS += ["[('a', '<u8')]", "'<M8[ns]'", "{'names': []}", "'<u8'*2", "__import
 
 
 def npy_file(draws: Draws, array: np.ndarray) -> bytes:
-    """The array's file: mutated bytes, or a header of any value before its items."""
+    """Return the file of an array, with mutated bytes, or with a header of any value before its items."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     whole = buffer.getvalue()
@@ -53,7 +53,7 @@ def npy_file(draws: Draws, array: np.ndarray) -> bytes:
 
 
 def as_numpy_reads(content: bytes) -> np.ndarray:
-    """The array, which must be all there is in the file."""
+    """Return the array as numpy reads it. The file must have nothing else."""
     buffer = io.BytesIO(content)
     array = np.lib.format.read_array(buffer, allow_pickle=False)
     assert buffer.tell() == len(content)
@@ -142,7 +142,7 @@ def test_bytes_of_a_meta_json_that_were_not_hashed_again_are_refused_or_say_the_
 
 
 def hashed_again(meta: Any) -> bytes:
-    """What somebody writes who knows how meta.json is hashed; as JSON of ours where it can be that."""
+    """Return the bytes of a meta.json with a new hash, as an attacker could write it. They are in our form of JSON if this is possible."""
     if not isinstance(meta, dict):
         return json.dumps(meta).encode()
     record = {**meta, "meta_sha256": ""}
@@ -222,7 +222,7 @@ DOCUMENTS = [5, 3, 1, 7]  # tokens of each
 
 
 def as_the_format_says(index: bytes, tokens: bytes) -> list[list[int]]:
-    """The sequences of an .idx and a .bin, read with struct alone; every field must be right."""
+    """Return the sequences of an .idx and a .bin, read with struct alone. Every field must be right."""
     magic, version, code, sequences, entries = struct.unpack("<9sQBQQ", index[:34])
     assert (magic, version) == (b"MMIDIDX\0\0", 1)
     letter = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}[code]

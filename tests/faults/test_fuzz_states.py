@@ -1,4 +1,4 @@
-"""Fuzzed states and descriptions in JSON: of loaders, of indices, of unfinished builds. Refused with the project's error, or good.
+"""Fuzzed states and descriptions in JSON, of loaders, indices and unfinished builds. They are refused with the project's error, or good.
 
 Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_states.py.
 """
@@ -104,7 +104,7 @@ def test_a_spoiled_index_is_built_again_or_its_samples_are_read_without_a_crash(
 
     def check(drawn: tuple[str, bytes]) -> None:
         for name, content in {**files, drawn[0]: drawn[1]}.items():
-            (folder / name).unlink(missing_ok=True)  # whoever has the old one mapped keeps it
+            (folder / name).unlink(missing_ok=True)  # processes that have mapped the old index keep it
             (folder / name).write_bytes(content)
         with suppress(NielsCacheError):
             open_arrays(folder)

@@ -1,4 +1,5 @@
-"""Random Roam exports, message trees, chats and wiki pages, whole and damaged: NielsCacheError, or everything in them read or counted.
+"""Random Roam exports, message trees, chats and wiki pages, whole and damaged. A source raises NielsCacheError, or reads or counts
+everything in them.
 
 The long versions (`make torture`) are the same with more cases. Cases that once failed are examples here. A failure prints the case and
 hypothesis' @reproduce_failure line, which replays it.
@@ -52,7 +53,7 @@ def no_hang() -> Iterator[None]:
 
 
 def read_or_refused(source: Source) -> tuple[list[Any], StreamContext] | None:
-    """What the source gives; None where it refuses, in one line. All that a lineage file takes of it is UTF-8."""
+    """Return the items of the source, or None if the source refuses with one line. All values for lineage must be UTF-8."""
     with no_hang():
         refusal = None
         try:
@@ -86,7 +87,7 @@ SCALARS = st.one_of(
 
 
 def values(*keys: str) -> st.SearchStrategy[Any]:
-    """Any JSON, its objects with these keys more often than not."""
+    """Return any JSON value. Most of its objects have these keys."""
     names = st.one_of(st.sampled_from(keys), st.sampled_from(keys), st.text(max_size=3))
     return st.recursive(
         SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=5)), max_leaves=12
@@ -94,7 +95,7 @@ def values(*keys: str) -> st.SearchStrategy[Any]:
 
 
 def damaged(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """The content as it is, cut, with a piece of it twice, or with other bytes in the middle."""
+    """Return the content unchanged, cut, with a piece of it twice, or with other bytes in the middle."""
 
     def harm(content: bytes, kind: str, at: int, other: bytes) -> bytes:
         at = at % (len(content) + 1)
@@ -109,7 +110,7 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(content: bytes) -> str:
-    """As sources read a file: a byte order mark says the encoding, else it is UTF-8."""
+    """Decode a file as sources do. A byte order mark names the encoding; without one, it is UTF-8."""
     for mark, encoding in ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16")):
         if content.startswith(mark):
             return content.decode(encoding, errors="replace")

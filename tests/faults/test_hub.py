@@ -1,7 +1,8 @@
-"""Faults of the network at random: a tenth of all requests to a loopback hub go wrong, and builds give what they give without.
+"""Random faults of the network. A tenth of all requests to a loopback hub go wrong, and the results of builds are the same as without
+faults.
 
-A failure is replayed by the seed that it prints: `NIELS_CACHE_FAULT_SEED=n pytest tests/faults/test_hub.py`. The seed decides which
-requests go wrong, and how; those of a shuffled stream come from several threads, in an order of their own.
+A failure prints its seed, and can be repeated with `NIELS_CACHE_FAULT_SEED=n pytest tests/faults/test_hub.py`. The seed decides which
+requests go wrong, and how. Requests of a shuffled stream come from several threads, so their order may differ.
 """
 
 import itertools
@@ -31,7 +32,7 @@ def repositories() -> dict[str, dict[str, bytes]]:
 
 
 def build_many(tmp_path: Path, tiny_model: Path, *, rounds: int, seed: int) -> None:
-    """Builds of seven kinds from a hub with faults, `rounds` times, each the same as from a hub without."""
+    """Make builds of seven kinds from a hub with faults, `rounds` times. Each must equal the build from a hub without faults."""
     root = tmp_path / "root"
     root.mkdir()
     (root / "tokenizer").symlink_to(tiny_model.parent)

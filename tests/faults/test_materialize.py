@@ -1,6 +1,7 @@
-"""`dagster asset materialize`, and the worker of its step, killed at any moment: nothing waits for the dead, and nothing of them stays.
+"""The command `dagster asset materialize`, and the worker of its step, killed at any moment. No process waits for dead processes, and
+nothing of them stays.
 
-The command launches its run itself: no launcher of ours and no code server stands behind it. Each trial draws its moment from its seed.
+The command launches its run itself, without our launcher and without a code server. Each trial draws its moment from its seed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.tiny import sentences
 from tests.ui.running import wait_until
 
 REPOSITORY = Path(__file__).parent.parent.parent
-# In a session of its own, by which all that it starts is known.
+# In a separate session, by which all its processes are known.
 COMMAND = """
 import os, runpy, sys
 os.setsid()
@@ -51,7 +52,7 @@ def write_notes(project: Project) -> None:
 
 
 class Workshop:
-    """One home, in which runs are killed one after the other, and the bytes of a run that is not."""
+    """One home, in which runs are killed one after the other, and the bytes of a run that is not killed."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.home = folder / "home"
@@ -68,7 +69,7 @@ class Workshop:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a run that is not killed."""
+        """Return the seconds of a run that is not killed."""
         started = time.monotonic()
         assert self.start().wait(timeout=300) == 0
         assert digests(self.target) == self._expected
@@ -93,7 +94,9 @@ class Workshop:
             return programs.Program("-c", COMMAND, *chosen, env=environment, cwd=self.project.folder, streams=streams)
 
     def check_what_is_left(self, told: str) -> None:
-        """After a kill: whole or nothing is there, the next build does not wait for what is dead, and ends in equal bytes."""
+        """Check the files after a kill. The cache is whole or missing. The next build does not wait for dead processes, and ends in equal
+        bytes.
+        """
         if self.target.exists():
             assert digests(self.target) == self._expected, told
         results = launch_builds(self.project.registry, root=self.project.root, only=["notes"], listener=NeverWaiting())
@@ -107,12 +110,14 @@ class Workshop:
 
 
 def has_begun(instance: dg.DagsterInstance, run: str) -> bool:
-    """Whether its executor was reached: in the milliseconds before, a run has no record, and no place in the pool either."""
+    """Return whether the executor of the run was reached. In the milliseconds before, a run has neither a record nor a place in the
+    pool.
+    """
     return bool(instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT))
 
 
 def of_session(leader: int) -> list[int]:
-    """The processes that live of those that a leader of a session started, also through others, itself included."""
+    """Return the living processes of a session, including its leader."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -126,7 +131,7 @@ def of_session(leader: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The step workers among the children of a process."""
+    """Return the step workers among the children of a process."""
     found = []
     with suppress(OSError):  # one that has ended meanwhile
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -145,7 +150,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
 
 
 def end_of(workshop: Workshop, process: programs.Program, told: str) -> None:
-    """After a kill: all that the command started ends, and what it leaves is as it should be."""
+    """Check the end of a killed command. All processes that it started end, and its files are as they should be."""
     process.wait(timeout=120)
     begin = time.monotonic()
     wait_until(lambda: not of_session(process.pid), seconds=ORPHAN_SECONDS, what=f"{told}: orphans stay")
@@ -154,7 +159,7 @@ def end_of(workshop: Workshop, process: programs.Program, told: str) -> None:
 
 
 def writer_of(workshop: Workshop, process: programs.Program) -> int:
-    """The step worker, when it writes the data set."""
+    """Return the step worker, as soon as it writes the data set."""
     wait_until(lambda: process.poll() is not None or work_on(workshop.target).writer is not None, seconds=120, what="nothing is built")
     writer = work_on(workshop.target).writer
     assert writer is not None

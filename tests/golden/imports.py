@@ -1,4 +1,6 @@
-"""What other code may import: public names with their parameters, and the paths that the documentation imports or names."""
+"""The names that other code may import. They are public names with their parameters, and the paths that the documentation imports or
+names.
+"""
 
 import ast
 import importlib
@@ -83,7 +85,7 @@ def can_be_imported(name: str) -> bool:
     try:
         if find_spec(name) is not None:
             return True
-    except ModuleNotFoundError:  # what it is in is no package
+    except ModuleNotFoundError:  # its parent is no package
         pass
     try:
         return hasattr(importlib.import_module(module), attribute)

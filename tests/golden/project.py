@@ -62,7 +62,7 @@ class Hashed:
             yield
 
     def of(self, sha256: str) -> Any:
-        """Return what the hash is of. The hash may be cut. Fail if no such text was hashed."""
+        """Return the text that has this hash. The hash may be cut. Fail if no such text was hashed."""
         found = [text for whole, text in self._texts.items() if whole.startswith(sha256)]
         assert len(found) == 1, f"{sha256}: hashlib.sha256 was given {len(found)} JSON texts with this hash"
         return json.loads(found[0])
@@ -96,7 +96,9 @@ class Built:
         return {meta["meta_sha256"]: f"<meta_sha256 of {name}>" for name, meta in records(self.root).items()}
 
     def explained(self, sha256: str) -> dict[str, Any]:
-        """Return a hash and what it is of. If that text holds the hash over a meta.json, its name is shown, and the outer hash is not."""
+        """Return a hash and the hashed text. If this text holds the hash over a meta.json, its name is shown, and the outer hash is not
+        shown.
+        """
         of = self.hashed.of(sha256)
         named = renamed(of, self.names())
         return {"sha256": sha256 if named == of else "<of this text with hashes for names>", "of": named}

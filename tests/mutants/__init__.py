@@ -1,1 +1,1 @@
-"""The mutation check: are broken lines of the packages noticed by the tests that run them? `make mutants`; docs/reliability.md."""
+"""The mutation check (`make mutants`, docs/reliability.md). It checks whether tests notice broken lines of the packages."""

@@ -1,8 +1,9 @@
-"""`make mutants`: break random lines of the packages one at a time, and say which of them no test notices.
+"""The program of `make mutants`. It breaks random lines of the packages one at a time, and prints the lines that no test notices.
 
-First all tests run once, measured (`measuring`), to know which run which line; `.mutants/` keeps that as long as no source changes. Then
-lines are drawn, each is given one defect (`operators`), and in a copy of the tree (`trees`) the tests run that run it, until one fails.
-A test that failed runs twice more, alone: it has noticed the defect if it fails again, and not on the line as it was. Else others go on.
+First, all tests run once, and `measuring` records which test runs which line. `.mutants/` keeps this record as long as no source changes.
+Then lines are drawn, and each line gets one defect (`operators`). In a copy of the tree (`trees`), the tests of this line run until one
+fails. A test that failed runs twice more, alone. It has noticed the defect if it fails with the defect and passes without it. Otherwise,
+the other tests continue.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from tests.mutants.operators import Mutant, compiles, mutants_of
 from tests.mutants.trees import PACKAGES, REPOSITORY, Tree, copy_sources
 
 _KEPT = REPOSITORY / ".mutants"
-_WANTED = 0.9  # of the mutants are to be noticed
+_WANTED = 0.9  # share of the mutants that tests must notice
 _LONGEST = 600.0  # seconds, for a test that runs alone
 _MOST_FAILED = 20  # tests in the measured run; more, and something is wrong with it
 
@@ -85,7 +86,7 @@ def _modules(root: Path) -> list[str]:
 
 
 def draw(sources: Mapping[str, str], number: int, seed: int) -> list[Mutant]:
-    """`number` lines at random, of all that a defect can be put into, with one of its defects each."""
+    """Return `number` random lines among those that can have a defect, each with one of its defects."""
     by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for path, source in sources.items():
         for mutant in mutants_of(path, source):
@@ -101,7 +102,7 @@ def draw(sources: Mapping[str, str], number: int, seed: int) -> list[Mutant]:
 
 
 def _kept_or_measured(work: Path, tests: Sequence[str], *, jobs: int) -> Lines:
-    """Which test runs which line: kept from an earlier run on the same sources, or measured."""
+    """Return which test runs which line. This is kept from an earlier run on the same sources, or measured."""
     digest = hashlib.sha256(repr(tests).encode())
     for path in sorted((work / "origin").rglob("*")):
         name = path.relative_to(work / "origin")
@@ -120,7 +121,9 @@ def _kept_or_measured(work: Path, tests: Sequence[str], *, jobs: int) -> Lines:
 
 
 def measure(work: Path, tests: Sequence[str], *, jobs: int, log: Path) -> Lines:
-    """Run the tests in a copy of work/origin that measures; in another those that fail, which may only have been too slow."""
+    """Run the tests in a copy of work/origin that measures. Run tests that fail in another copy, because they may only have been too
+    slow.
+    """
     begin = time.monotonic()
     measured = work / "measured"
     for name in ("data", "tests", "current"):
@@ -155,7 +158,7 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[byt
 
 
 def try_all(work: Path, drawn: Sequence[Mutant], lines: Lines, *, jobs: int, limit: float, logs: Path) -> Iterator[Verdict]:
-    """The verdicts, in the order in which they are reached."""
+    """Yield the verdicts, in the order in which they are reached."""
     trees: queue.Queue[Tree] = queue.Queue()
     for number in range(jobs):
         trees.put(Tree(work / str(number), work / "origin"))

@@ -1,7 +1,7 @@
-"""`python guarded.py COMMAND...`: run a command, and end all that it started when it ends, however it does, or when the process that
-started this one is gone. Its exit code; 128 after SIGTERM.
+"""The program `python guarded.py COMMAND...`. It runs a command. When the command ends in any way, or the parent of this program ends, it
+ends all processes that the command started. The exit code is that of the command, or 128 after SIGTERM.
 
-A broken line may take memory or write without end, so both have limits. What is mounted goes with the last process.
+A broken line may take memory or write without end, so both have limits. Mounts disappear with the last process.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def main(command: list[str]) -> int:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """All processes that `ancestor` started, and those that these did."""
+    """Return all processes that `ancestor` started, directly or through others."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""Which tests run a line: measured once for a state of the working tree, and asked for each mutant."""
+"""The tests that run a line. They are measured once for a state of the working tree, and looked up for each mutant."""
 
 import ast
 import itertools
@@ -19,11 +19,11 @@ from tests.mutants.operators import Mutant, import_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """What the tests ran.
+    """The lines that the tests ran.
 
-    tests: the ids of those that did. failing: those of them that failed, and so can notice nothing. uses: the fixtures of a wider scope
-    that each test uses. seconds: of each test and each such fixture. ran: by module and line, the places in `tests` of those that ran it.
-    sources: of the modules.
+    tests: the ids of all tests that ran. failing: the tests that failed, and so can notice nothing. uses: the fixtures of a wider scope
+        that each test uses. seconds: the time of each test and each such fixture. ran: by module and line, the places in `tests` of the
+        tests that ran this line. sources: the source code of the modules.
     """
 
     tests: list[str]
@@ -34,10 +34,10 @@ class Lines:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def covering(self, mutant: Mutant) -> list[str]:
-        """The tests that may notice a mutant, those first that may do so soonest.
+        """Return the tests that may notice a mutant, the quickest first.
 
-        A line of a function: those that ran it. A line that runs at import, or a function that numba compiles: those that ran a line
-        with its name, and those that ran a method of its class.
+        For a line of a function, they are the tests that ran the line. For a line that runs at import, and for a function that numba
+        compiles, they are the tests that ran a line with its name, or a method of its class.
         """
         found = self._of_lines(mutant.path, range(mutant.first, mutant.last + 1))
         names = mutant.names
@@ -50,18 +50,18 @@ class Lines:
         return self._in_order(found, mutant.path)
 
     def _of_lines(self, path: str, lines: Iterable[int]) -> set[int]:
-        """Tests that ran a line in a function: what runs at import does so in whichever test comes first."""
+        """Return the tests that ran a line in a function. A line that runs at import belongs to the first test by chance."""
         ran = self.ran.get(path, {})
         return {test for line in lines if line not in self._import_lines[path] for test in ran.get(line, [])}
 
     def _is_unseen(self, mutant: Mutant) -> bool:
-        """Whether no test ran any line of the function, though it may have run compiled."""
+        """Return whether no test ran any line of the function. The function may have run in compiled form."""
         tree = ast.parse(self.sources[mutant.path])
         (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == mutant.function]
         return not self._of_lines(mutant.path, range(function.lineno, (function.end_lineno or 0) + 1))
 
     def _of_names(self, path: str, names: Iterable[str]) -> set[int]:
-        """Tests that ran a line where one of these names stands, or the name of a definition where one does."""
+        """Return the tests that ran a line with one of these names, or with the name of a definition that contains one of them."""
         found, asked, open_names = set[int](), set[str](), list(names)
         while open_names:
             name = open_names.pop()
@@ -83,7 +83,9 @@ class Lines:
 
     @cached_property
     def _mentions(self) -> dict[str, list[tuple[str, int, str | None]]]:
-        """By name: the modules and lines where it stands, and what is defined there at the top of the module."""
+        """Return for each name the modules and lines that contain it, and the definitions at the top of the module that contain these
+        lines.
+        """
         found: dict[str, list[tuple[str, int, str | None]]] = defaultdict(list)
         for path, source in self.sources.items():
             for statement in ast.parse(source).body:
@@ -98,7 +100,7 @@ class Lines:
         return found
 
     def _in_order(self, found: set[int], path: str) -> list[str]:
-        """File by file; quick ones first, and those whose names have words of the module's."""
+        """Sort tests file by file. Quick files come first, and files whose names share words with the module's name."""
         files: dict[str, list[str]] = defaultdict(list)
         for number in found - {self.tests.index(test) for test in self.failing}:
             files[self.tests[number].partition("::")[0]].append(self.tests[number])
@@ -114,12 +116,12 @@ class Lines:
         return list(itertools.chain(*ordered))
 
     def patience(self) -> dict[str, float]:
-        """Seconds that a test takes with all that it needs."""
+        """Return the seconds that a test takes with its fixtures."""
         return {test: sum(self.seconds.get(name, 0.0) for name in [test, *self.uses.get(test, [])]) for test in self.tests}
 
 
 def read(folder: Path, root: Path) -> Lines:
-    """What the processes of a run of pytest left in `folder`. root: of the tree where they ran."""
+    """Read the files that the processes of a run of pytest wrote to `folder`. root: the root of the tree in which the processes ran."""
     seconds: dict[str, float] = defaultdict(float)
     uses: dict[str, list[str]] = {}
     failed, skipped = set[str](), set[str]()
@@ -149,13 +151,13 @@ def _told(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Module, context and lines, of all processes."""
+    """Yield module, context and lines, for all processes."""
     query = "select path, context, numbits from line_bits join file on file.id = file_id join context on context.id = context_id"
     for file in sorted((folder / "data").iterdir()):
         try:
             with sqlite3.connect(file) as database:
                 rows = database.execute(query).fetchall()
-        except sqlite3.DatabaseError:  # of a process that was killed while it wrote
+        except sqlite3.DatabaseError:  # the file of a process that was killed while it wrote
             continue
         for path, context, numbits in rows:
             yield path, context, numbits_to_nums(numbits)

@@ -1,9 +1,8 @@
-"""Which test ran which line, in every process of an environment: started by a .pth file, so that neither a bare environment nor a fork of a
-fork is missed. Imports nothing of the project.
+"""The measurement of which test ran which line, in every process of an environment. A .pth file starts it, so that no process is missed.
+This module imports nothing of the project.
 
-Each process keeps a file of coverage.py's in FOLDER, with the test as the context. A process knows its test from the nearest of its
-ancestors that wrote one into FOLDER/current, which the process of pytest does (`plugin`). A process that is killed by a signal leaves
-nothing.
+Each process writes a file of coverage.py in FOLDER, with the test as the context. pytest writes its present test to FOLDER/current
+(`plugin`). Other processes take the test of their nearest ancestor there. A process that a signal kills writes nothing.
 """
 
 import atexit
@@ -25,10 +24,10 @@ def start(folder: str, *, include: list[str]) -> None:
 
     def begin() -> None:
         global _measuring
-        if _measuring is not None:  # after a fork: the parent's
+        if _measuring is not None:  # after a fork, this is the parent's
             _measuring.stop()
         _measuring = coverage.Coverage(data_file=f"{folder}/data/lines", data_suffix=True, config_file=False, include=include)
-        _measuring.set_option("run:disable_warnings", _WARNINGS)  # a test may look at what its process says
+        _measuring.set_option("run:disable_warnings", _WARNINGS)  # a test may read the output of its process
         _measuring.set_option("run:core", "ctrace")  # sys.monitoring, the default of Python 3.14, has no contexts
         _measuring.start()
         _measuring.switch_context(_of_ancestors(folder))
@@ -40,21 +39,21 @@ def start(folder: str, *, include: list[str]) -> None:
     begin()
     atexit.register(save)
     os.register_at_fork(after_in_child=begin)
-    os._exit = save_and_end  # children of multiprocessing end so
+    os._exit = save_and_end  # children of multiprocessing end in this way
 
 
 def save() -> None:
-    """Write what was measured; nothing is measured after it."""
+    """Write the measurement, and stop measuring."""
     global _measuring
     if _measuring is not None:
         measured, _measuring = _measuring, None
-        with contextlib.suppress(Exception):  # a test of a full disk, for one
+        with contextlib.suppress(Exception):  # for example, in a test of a full disk
             measured.stop()
             measured.save()
 
 
 def switch(folder: Path, context: str) -> None:
-    """From now on this process, and those that it starts, run for `context`."""
+    """Let this process, and later child processes, run for `context` from now on."""
     current = folder / "current" / str(os.getpid())
     written = current.with_suffix(".new")
     written.write_text(context, encoding="utf-8")

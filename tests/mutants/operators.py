@@ -1,7 +1,8 @@
-"""Which defects a line can be given: `mutants_of` lists them for a module. Each changes one line.
+"""The defects that a line can get. `mutants_of` lists them for a module. Each defect changes one line.
 
-Not changed: words (documentation, messages, help), types, imports, decorators, assertions (they are for the type checker), large numbers,
-keywords that have no effect on a machine as it should be, and the `+` of texts and lists, whose `-` any test would notice.
+Some code is not changed: words (documentation, messages, help), types, imports, decorators, assertions (they are for the type checker) and
+large numbers. Keywords without an effect on a normal machine are not changed, nor the `+` of texts and lists, whose `-` any test would
+notice.
 """
 
 import ast
@@ -33,7 +34,7 @@ _COMPUTED = {
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }
-_LARGE = 1000  # from here on one more is the same: sizes of blocks, limits; so are the exponents of such
+_LARGE = 1000  # for numbers from here on (sizes of blocks, limits, and their exponents), one more makes no difference
 _WITHOUT_EFFECT = {"encoding", "strict", "stacklevel", "help", "description", "metavar", "title", "prog", "epilog"}
 _TEXT = (ast.JoinedStr, ast.List, ast.Tuple)
 _PLACES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
@@ -43,7 +44,8 @@ _PLACES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 class Mutant:
     """A module with one line changed.
 
-    first, last: the lines that a test must run to notice; of a statement, the body of a function (a default changed), or a class.
+    first, last: the lines that a test must run to notice the change. They are those of a statement, of the body of a function (for a
+        changed default), or of a class.
     names: what the statement defines, if it runs when the module is imported; None in functions.
     function: the module's function that it is in, if it is in one.
     """
@@ -69,15 +71,15 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a statement stands: what `Mutant` wants to know."""
+    """The place of a statement, for `Mutant`."""
 
     names: tuple[str, ...] | None
     function: str | None = None
-    span: tuple[int, int] | None = None  # if not that of the statement itself
+    span: tuple[int, int] | None = None  # if it is not the line of the statement itself
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a module, in the order of its lines."""
+    """Return all mutants of a module, in the order of its lines."""
     found: dict[tuple[int, str], Mutant] = {}
     for (number, after), place, (first, last) in _Module(source).mutants():
         before = source.split("\n")[number - 1]
@@ -90,7 +92,7 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
 
 
 def import_lines(source: str) -> set[int]:
-    """The lines that run when the module is imported: all but those of functions."""
+    """Return the lines that run when the module is imported. These are all lines outside of functions."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
     return set(range(1, source.count("\n") + 2)) - inside
@@ -104,16 +106,18 @@ def compiles(source: str) -> bool:
     return True
 
 
-_Changed = tuple[int, str]  # a line's number and its new text
+_Changed = tuple[int, str]  # (number of a line, its new text)
 
 
 class _Module:
     def __init__(self, source: str) -> None:
         self._tree = ast.parse(source)
-        self._lines = source.encode().split(b"\n")  # columns of the tree count bytes
+        self._lines = source.encode().split(b"\n")  # columns in the tree count bytes
 
     def mutants(self) -> Iterator[tuple[_Changed, _Place, tuple[int, int]]]:
-        """Each changed line, where its statement stands, and the first and the last line that a test must run to notice."""
+        """Yield each changed line, the place of its statement, and the first and the last line that a test must run to notice the
+        change.
+        """
         yield from self._in_block(self._tree.body, _Place(names=()))
 
     def _in_block(self, statements: Sequence[ast.stmt], place: _Place) -> Iterator[tuple[_Changed, _Place, tuple[int, int]]]:
@@ -131,14 +135,14 @@ class _Module:
                 yield from self._in_block(block, inside)
 
     def _of_statement(self, statement: ast.stmt) -> Iterator[_Changed]:
-        """The statement's own changes, without those of the statements in it."""
+        """Yield the changes of a statement, without the changes of inner statements."""
         alone = statement.lineno == statement.end_lineno
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from self._of_all([*statement.args.defaults, *(default for default in statement.args.kw_defaults if default)])
             case ast.ClassDef() | ast.Delete():
                 pass
-            case ast.Raise():  # what it says is words
+            case ast.Raise():  # it holds only words
                 if alone:
                     yield self._replaced(statement, "pass")
                 elif statement.cause is None:
@@ -175,7 +179,7 @@ class _Module:
     def _of_expression(self, node: ast.expr) -> Iterator[_Changed]:
         inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         match node:
-            case ast.JoinedStr():  # words, and Python 3.11 does not say where the values in it stand
+            case ast.JoinedStr():  # holds words, and Python 3.11 does not give the places of the values in it
                 return
             case ast.Compare():
                 for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
@@ -222,7 +226,7 @@ class _Module:
         return self._edited(node.lineno, node.col_offset, node.end_col_offset or 0, text)
 
     def _begun(self, node: ast.stmt | ast.expr, word: str, text: str) -> _Changed:
-        """`text` for the word that a node begins with, and for the blanks behind it if `text` is empty."""
+        """Replace the first word of a node by `text`. If `text` is empty, remove the blanks after the word too."""
         raw = self._lines[node.lineno - 1]
         end = node.col_offset + len(word)
         if not text:
@@ -230,12 +234,12 @@ class _Module:
         return self._edited(node.lineno, node.col_offset, end, text)
 
     def _negated(self, test: ast.expr) -> Iterator[_Changed]:
-        """A plain condition negated; others have an operator to change."""
+        """Negate a plain condition. Other conditions have an operator to change."""
         if isinstance(test, _PLACES):
             yield self._begun(test, "", "not ")
 
     def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[_Changed]:
-        """The operator between two operands changed, if it stands on the line of both; parentheses may be there too."""
+        """Change the operator between two operands, if all three are on one line. There may be parentheses too."""
         if left.end_lineno == right.lineno:
             begin, end = left.end_col_offset or 0, right.col_offset
             between = self._lines[right.lineno - 1][begin:end].decode()
@@ -265,7 +269,7 @@ def _is_skipped(statement: ast.stmt) -> bool:
 
 
 def _places(statement: ast.stmt, place: _Place) -> tuple[_Place, _Place]:
-    """Where a statement stands, and where those in it do."""
+    """Yield the places of a statement and of its inner statements."""
     at_import, top = place.names is not None, place.span is None and place.function is None
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -1,7 +1,7 @@
-"""For pytest. With --measured FOLDER: tell `measuring` which test runs, and keep what each test took. With --chosen FILE: run its tests in
-its order, and say in FILE.now which one runs.
+"""A plugin of pytest. With --measured FOLDER, it tells `measuring` which test runs, and records the time of each test. With --chosen FILE,
+it runs the tests in this file in their order, and writes the running test to FILE.now.
 
-What several tests share, a fixture of a wider scope, runs in one of them and is a context of its own: FOLDER/tests says who uses it.
+A fixture of a wider scope runs in one of several tests. It is a context of its own, and FOLDER/tests lists the tests that use it.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Copies of the working tree, each with an environment in which the copy comes before what is installed, and pytest in them.
+"""Copies of the working tree, and pytest in these copies. Each copy has an environment that prefers the copy to installed packages.
 
-Whatever a test starts, in another folder and with a bare environment too, is a python of this environment and imports the copy. An
-environment that measures starts `measuring` in each.
+All Python programs that a test starts use this environment and import the copy, even in another folder and with an empty environment. An
+environment that measures starts `measuring` in each of these programs.
 """
 
 import json
@@ -23,14 +23,16 @@ from tests.mutants import guarded, measuring
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("niels_cache_runtime", "niels_cache_assets")
-_KEPT = {".venv", ".olmo-env", "__pycache__"}  # of a tree, beside the files that were copied
+_KEPT = {".venv", ".olmo-env", "__pycache__"}  # folders of a tree, beside the copied files
 _UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "DAGSTER_HOME", "NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT")
-_PATIENCE = 30.0  # seconds for a test, and five times those that it took before; also for pytest to end after a failure
+_PATIENCE = 30.0  # seconds for a test, in addition to five times its earlier time; also for pytest to end after a failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How pytest ended. code: None if it was ended here. test: the one that failed, hung, or ran last. began: how many tests did."""
+    """The end of pytest. code: its exit code, or None if this program ended pytest. test: the test that failed, hung, or ran last. began:
+    the number of tests that began.
+    """
 
     code: int | None
     failed: bool
@@ -40,22 +42,22 @@ class Ended:
 
     @property
     def noticed(self) -> bool:
-        """Whether a test failed or hung, or nothing could be imported; not so if time was over."""
+        """Whether a test failed or hung, or the import failed. False if the time was over."""
         return self.failed or self.code not in (0, None) or (self.code is None and self.began == 0)
 
 
 def copy_sources(repository: Path, to: Path) -> None:
-    """Copy what git does not ignore."""
+    """Copy all files that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True).stdout
     for path in filter(None, listed.split("\0")):
-        if (repository / path).is_file():  # in the index, yet deleted
+        if (repository / path).is_file():  # in the index, but deleted
             (to / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(repository / path, to / path)
 
 
 class Tree:
-    """A copy of the folder `origin` in `folder`. measured: where its processes say which lines they ran."""
+    """A copy of the folder `origin` in `folder`. measured: the folder to which its processes write the lines that they ran."""
 
     def __init__(self, folder: Path, origin: Path, *, measured: Path | None = None) -> None:
         self._origin, self._folder, self.root = origin, folder, folder / "tree"
@@ -87,12 +89,12 @@ class Tree:
         (site / "tree.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def break_line(self, path: str, source: str) -> None:
-        """Put `source` in the place of a module, until `restore`."""
+        """Write `source` in the place of a module, until `restore`."""
         (self.root / path).write_text(source, encoding="utf-8")
         self._forget_compiled(path)
 
     def restore(self) -> None:
-        """Make the tree what it was, whatever a broken line did to it."""
+        """Restore the tree after the changes of a broken line."""
         for folder, folders, files in os.walk(self.root):
             here = Path(folder).relative_to(self.root)
             folders[:] = [name for name in folders if name not in _KEPT]
@@ -110,14 +112,16 @@ class Tree:
                 self._forget_compiled(str(copy.relative_to(self.root)))
 
     def _forget_compiled(self, path: str) -> None:
-        """What numba compiled of a module may be part of what it compiled of others."""
+        """Remove compiled code of numba. The code of one module may be part of the code of others."""
         for compiled in (self.root / path).parent.glob("__pycache__/*.nb[ic]"):
             compiled.unlink()
 
     def chosen(
         self, tests: Sequence[str], *, patience: Mapping[str, float], limit: float, log: Path, stopped: threading.Event | None = None
     ) -> Ended:
-        """Run these tests in this order until one fails or hangs, or `limit` seconds are over. patience: seconds that a test takes."""
+        """Run these tests in this order until one fails or hangs, or `limit` seconds are over. patience: the seconds that each test
+        takes.
+        """
         chosen = self._folder / "chosen.json"
         now = chosen.with_suffix(".now")
         now.unlink(missing_ok=True)
@@ -147,7 +151,7 @@ class Tree:
         return Ended(code=code, **last, seconds=time.monotonic() - began)
 
     def start(self, arguments: Sequence[str], output: BinaryIO | TextIO) -> "subprocess.Popen[bytes]":
-        """pytest with `arguments`. The process that is returned ends with all that the tests started; SIGTERM ends it."""
+        """Start pytest with `arguments`. When the returned process ends, all processes that the tests started end too. SIGTERM ends it."""
         temporary = self._folder / "tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()

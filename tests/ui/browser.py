@@ -1,4 +1,4 @@
-"""The system's Chromium: found, or a reason to skip; and a page of it that notes what a server refuses."""
+"""The system's Chromium, or a reason to skip a test, and a page of this browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-# Chromium looks for its makers' servers at every start; here it is to look at ours alone.
+# Chromium contacts the servers of its makers at every start. Here, it must contact only our server.
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -17,7 +17,7 @@ BROWSER_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# Whatever turns while one waits is drawn by the processor here.
+# Animations of waiting pages are switched off, because the processor draws them here.
 STAND_STILL = """
 addEventListener("DOMContentLoaded", () => {
   document.head.appendChild(document.createElement("style")).textContent = "* { animation: none !important; transition: none !important }";
@@ -27,7 +27,7 @@ TIMEOUT_MILLISECONDS = 60_000
 
 
 def browser_path() -> str | None:
-    """The system's Chromium or Chrome, or None."""
+    """Return the path of the system's Chromium or Chrome, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

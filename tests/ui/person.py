@@ -1,4 +1,5 @@
-"""What a person does with a mouse in the Dagster UI, one method for each: the tests of this folder, and the pictures of docs/.
+"""The actions of a person with a mouse in the Dagster UI, one method for each. The tests of this folder use them, and the pictures of
+docs/.
 
 Selectors are the words that a person reads. A screenshot of every step goes to screenshots/, which git ignores.
 """
@@ -20,7 +21,7 @@ BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results {
 
 @dataclass
 class Person:
-    """`refused`: what the server has answered with an error so far. `frames`: what came over the websocket."""
+    """`refused`: the requests that the server has answered with an error so far. `frames`: the messages that came over the websocket."""
 
     page: Page
     ui: RunningUi
@@ -37,7 +38,7 @@ class Person:
         self.page.screenshot(path=self.album / f"{name}.png")
 
     def open(self, path: str, **query: str) -> None:
-        """As a link within the UI does: loading its scripts anew takes seconds."""
+        """Open a page as a link within the UI does, because loading the scripts again takes seconds."""
         address = f"{self.ui.url}/{path}{'?' if query else ''}{urlencode(query)}"
         if self.page.url.startswith(self.ui.url):
             self.page.keyboard.press("Escape")  # a dialog
@@ -51,15 +52,15 @@ class Person:
         return found
 
     def press(self, label: str) -> None:
-        """The first button whose label begins so."""
+        """Press the first button whose label begins with this text."""
         self.page.locator("button", has_text=re.compile(f"^{re.escape(label)}")).first.click()
 
     def choose(self, label: str) -> None:
-        """An entry of a menu that is open."""
+        """Choose an entry of an open menu."""
         self.page.get_by_role("menuitem").get_by_text(label, exact=True).last.click()
 
     def open_graph(self, selection: str = "") -> None:
-        """The global graph, or what is selected of it, with every group expanded."""
+        """Open the global graph, or a selection of it, with every group expanded."""
         self._select(selection)
         self.page.mouse.click(700, 180, button="right")  # on the empty ground
         all_groups = self.page.get_by_text(re.compile("^(Expand|Collapse) all groups")).last  # the first is hidden
@@ -68,21 +69,21 @@ class Person:
             all_groups.click()
         else:  # the UI remembers it
             self.page.keyboard.press("Escape")
-        # The first is in the menu, the next in a node: its details, or from further away its name.
+        # The first is in the menu. The next is in a node, with its details, or with its name if the graph is small.
         self.page.get_by_text(re.compile("^(Automation|train_shards|meta_json)$")).nth(1).wait_for()
 
     def across(self, name: str) -> float:
-        """How far to the right a group or an asset begins in the graph, in pixels."""
+        """Return the left edge of a group or an asset in the graph, in pixels."""
         boxes = [found.bounding_box() for found in self.page.locator("foreignObject").get_by_text(name, exact=True).all()]
         return min(box["x"] for box in boxes if box is not None)
 
     def materialize(self, asset: str) -> str:
-        """By the button of an asset without partitions; the id of the run."""
+        """Press the button of an asset without partitions. Return the id of the run."""
         self.open(f"assets/{asset}")
         return self.run_of(lambda: self.press("Materialize"))
 
     def open_launchpad(self, asset: str, partition: str) -> None:
-        """Of an asset with partitions, the partition chosen and the editor empty."""
+        """Open the launchpad of an asset with partitions. The partition is chosen, and the editor is empty."""
         self.open(f"assets/{asset}")
         self.see("Materialize")
         self.page.locator("button", has_text=re.compile("^Materialize")).locator("xpath=../following-sibling::*//button").first.click()
@@ -94,13 +95,13 @@ class Person:
         self.see(f"partition: {partition}")
 
     def configure(self, yaml: str) -> None:
-        """Written into the editor of a launchpad."""
+        """Write a text into the editor of a launchpad."""
         self.page.locator(".CodeMirror").last.click()
         self.page.keyboard.press("Control+A")
         self.page.keyboard.insert_text(yaml)
 
     def launch(self) -> str:
-        """What a launchpad has; the id of the run, whose page opens."""
+        """Launch a run from a launchpad. Return the id of the run, whose page opens."""
         return self.run_of(lambda: self.dialog().locator("button", has_text=re.compile("^Materialize$")).click())
 
     def open_partition(self, asset: str, partition: str) -> None:
@@ -108,14 +109,14 @@ class Person:
         self.see("Latest materialization")
 
     def materialize_partition(self, asset: str, partition: str) -> str:
-        """By the button, while one looks at the partition, and the dialog that it opens; the id of the run."""
+        """Press the button on the page of the partition, and confirm the dialog. Return the id of the run."""
         self.open_partition(asset, partition)
         self.press("Materialize")
         self._agree_to_siblings()
         return self.run_of(lambda: self.press("Launch 1 run"))
 
     def back_fill(self, selection: str) -> str:
-        """All partitions of the assets that are selected in the graph; the id of the backfill."""
+        """Back-fill all partitions of the assets that are selected in the graph. Return the id of the backfill."""
         self._select(selection)
         self.press("Materialize all")
         self.see("All partitions")
@@ -125,18 +126,20 @@ class Person:
         return next(iter(self.backfills()))
 
     def backfills(self) -> dict[str, str]:
-        """Status by id."""
+        """Return the status of each backfill by its id."""
         return {each["id"]: each["status"] for each in self.ui.graphql(BACKFILLS)["partitionBackfillsOrError"]["results"]}
 
     def run_of(self, act: Callable[[], None]) -> str:
-        """The id of the run that an act starts."""
+        """Return the id of the run that an action starts."""
         before = {run["runId"] for run in self.ui.runs()}
         act()
         wait_until(lambda: len(self.ui.runs()) > len(before), seconds=60, what="no run has begun")
         return next(run["runId"] for run in self.ui.runs() if run["runId"] not in before)
 
     def watch(self, run: str, ending: str = "RUN_SUCCESS") -> None:
-        """The page of a run, until its log shows how it ends. The page is not loaded again: its log comes while it runs."""
+        """Watch the page of a run until the log shows the end of the run. The page is not loaded again, because the log comes while the run
+        goes on.
+        """
         self.open(f"runs/{run}")
         self.see(ending, seconds=RUN_SECONDS)
 
@@ -151,13 +154,13 @@ class Person:
         self.press("Reload definitions")
 
     def _is_offered(self, partition: str) -> bool:
-        """What is typed while the partitions are loaded is forgotten when they are there."""
+        """The UI forgets text that is typed before the partitions are loaded."""
         self.page.get_by_placeholder("Partition").fill(partition)
         self.page.wait_for_timeout(1_000)
         return self.page.get_by_role("menuitem").get_by_text(partition, exact=True).last.is_visible()
 
     def open_groups(self) -> None:
-        """The graph of groups, as it is at first."""
+        """Open the graph of groups, in its first form."""
         self._select("")
         self.page.get_by_text("fetching statuses").first.wait_for(state="hidden")
 
@@ -173,12 +176,12 @@ class Person:
             self.page.wait_for_timeout(1_000)  # the layout is made anew
 
     def _agree_to_siblings(self) -> None:
-        """One pass makes all three assets of a data set; the UI asks whether the others may be made too."""
+        """Confirm the other assets. One pass makes all three assets of a data set, and the UI asks whether it may make the others too."""
         self.see("Materializing the current selection will also yield new materializations")
         self.press("Confirm")
 
     def execute_check(self, asset: str, check: str) -> str:
-        """By its button; the id of the run."""
+        """Execute a check by its button. Return the id of the run."""
         self.open_check(asset, check)
         return self.run_of(lambda: self.page.locator("button", has_text=re.compile("^Execute$")).click())
 
@@ -187,11 +190,11 @@ class Person:
         self.see("About")
 
     def entry(self, label: str) -> Locator:
-        """The row of an entry of metadata."""
+        """Return the row of an entry of metadata."""
         return self.page.locator("tr", has=self.page.get_by_text(label, exact=True)).first
 
     def show(self, label: str) -> None:
-        """What the UI hides behind [Show ...] beside an entry of metadata, in a dialog."""
+        """Return the text that the UI shows in a dialog after a click on [Show ...] beside an entry of metadata."""
         self.entry(label).get_by_text(re.compile(r"^\[Show ")).click()
         self.dialog().wait_for()
         self.page.wait_for_timeout(500)  # it moves into place
@@ -200,7 +203,7 @@ class Person:
         return self.page.locator(".bp5-dialog").last
 
     def pictures(self) -> int:
-        """How many are in the dialog that is open, all of them drawn."""
+        """Return the number of pictures in the open dialog. All of them must be drawn."""
         images = self.dialog().locator("img")
         assert all(images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count()))
         return images.count()

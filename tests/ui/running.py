@@ -1,4 +1,4 @@
-"""`niels-cache ui` on a small project in a process of its own: what the tests of this folder share."""
+"""`niels-cache ui` on a small project in a separate process, for the tests of this folder."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
 
 @dataclass
 class RunningUi:
-    """The process, and what it printed as its address."""
+    """The process of the UI, and the address that it printed."""
 
     project: Project
     home: Path
@@ -65,7 +65,7 @@ class RunningUi:
             return answer
 
     def launch(self, name: str) -> str:
-        """Materialize a partition of pretrain, as the button does, and wait where another builds it; the id of the run."""
+        """Materialize a partition of pretrain, as the button does, and wait if another process builds it. Return the id of the run."""
         location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
         parameters = {
             "mode": "default",
@@ -79,19 +79,19 @@ class RunningUi:
         return run
 
     def terminate(self, run: str) -> None:
-        """As the button does."""
+        """End a run, as the button does."""
         assert self.graphql(TERMINATE, {"id": run})["terminateRun"]["__typename"] == "TerminateRunSuccess"
 
     def status_of(self, run: str) -> str:
         return next(each["status"] for each in self.runs() if each["runId"] == run)
 
     def runs(self) -> list[dict[str, str]]:
-        """runId and status of all, the newest first."""
+        """Return runId and status of all runs, the newest first."""
         found: list[dict[str, str]] = self.graphql(RUNS)["runsOrError"]["results"]
         return found
 
     def services(self) -> list[int]:
-        """The processes that it started, and theirs."""
+        """Return the child processes of the UI, and their child processes."""
         listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split("\n")
         parents = {int(line.split()[0]): int(line.split()[1]) for line in listed if line}
         found = [self.process.pid]
@@ -101,7 +101,7 @@ class RunningUi:
 
 
 def is_alive(pid: int) -> bool:
-    """A process that has ended, but that nobody has asked about, counts as ended."""
+    """Return whether the process is alive. A zombie (an ended process whose parent has not read its exit code) counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -117,9 +117,9 @@ def running_ui(
     module: str = "niels_cache_assets.cli",
     forked: bool = False,
 ) -> Iterator[RunningUi]:
-    """The UI on a small project in `folder`; what the quickstart profile adds is switched off. Any port that is free.
+    """Run the UI on a small project in `folder`, on any free port. The data sets of the quickstart profile are switched off.
 
-    `forked`: without the start of an interpreter, for a test that is not about it (tests/programs.py).
+    `forked`: start the UI as a fork, without a new interpreter (tests/programs.py).
     """
     folder.mkdir(exist_ok=True)
     if project is None:

@@ -1,8 +1,8 @@
 """The Dagster UI as a person uses it, in a real browser, behind the guard: one walk from the first look at the graph to a back-fill of all.
 
-Each function is what the person does and sees at one place; a later one looks at what an earlier one has made. A screenshot of every step
-is left in screenshots/. What a back-fill does, and what becomes of terminated runs, is held without a browser by
-tests/test_dagster_backfill.py and tests/ui/test_ui_process.py.
+Each function has the actions and the sight of the person at one place. Later functions look at the results of earlier ones. A screenshot of
+every step goes to screenshots/. tests/test_dagster_backfill.py and tests/ui/test_ui_process.py test back-fills and terminated runs without
+a browser.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""What `niels-cache ui` refuses before it starts anything: addresses, ports, configurations, a Dagster that the guard does not fit."""
+"""Refusals of `niels-cache ui` before it starts anything. It refuses addresses, ports, configurations, and a Dagster that the guard does
+not fit.
+"""
 
 import errno
 import os
@@ -25,7 +27,7 @@ from tests.ui.running import is_alive, wait_until
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What the command line prints."""
+    """Return the message that the command line prints."""
     assert main(["ui", *words]) == 2
     text = capsys.readouterr().err
     assert text.count("\n") == 1
@@ -105,7 +107,7 @@ def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Pa
 
 
 def test_the_end_of_the_terminal_in_the_middle_of_a_request_ends_the_server() -> None:
-    """In a callback of the loop an exception that is none of the system's own ends nothing."""
+    """In a callback of the event loop, only exceptions of the system (such as SystemExit) end the loop."""
     code = """\
 import argparse, asyncio, os, signal, socket, sys, types
 import uvicorn
@@ -129,7 +131,7 @@ ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, r
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_an_attended_module_ends_with_who_started_it_and_so_does_all_that_it_started(stubborn: bool, tmp_path: Path) -> None:
-    """Also by SIGKILL, which leaves nobody the time to say so."""
+    """The starter may end by SIGKILL, which leaves it no time for a message."""
     wait = f"import os, signal, sys, time; {stubborn} and signal.signal(signal.SIGINT, signal.SIG_IGN)"
     child = f"{wait}; print(os.getpid(), flush=True); time.sleep(300)"
     (tmp_path / "patient.py").write_text(

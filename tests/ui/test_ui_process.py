@@ -1,4 +1,6 @@
-"""`niels-cache ui` while it runs and when it stops: one per home, read-only ones beside, lost processes, and nothing left afterwards."""
+"""The command `niels-cache ui` while it runs and when it stops. There is one UI per home, with read-only ones beside it. Nothing is left
+afterwards.
+"""
 
 import http.client
 import json
@@ -60,7 +62,7 @@ def test_over_the_network_it_answers_as_the_guard_does(ui: RunningUi) -> None:
 
 
 def test_the_server_listens_on_loopback_alone(ui: RunningUi) -> None:
-    """As the kernel lists it: of this port, one socket that listens, on 127.0.0.1."""
+    """The kernel lists one socket that listens on this port, on 127.0.0.1."""
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
     listening = [local for _, local, _, state, *_ in lines if state == "0A" and int(local.rpartition(":")[2], 16) == ui.port]
     assert listening == [f"0100007F:{ui.port:04X}"]
@@ -90,7 +92,7 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
 
 
 def work_until(ui: RunningUi, share: float) -> int:
-    """Wait until that much of the notes is done, and recorded; the id of the process that does it."""
+    """Wait until so much of the notes is done and recorded. Return the id of the process that builds."""
     target = ui.project.root / "pretrain/notes"
     wait_until(lambda: (work_on(target).share or 0.0) > share, seconds=BUILD_SECONDS, what=f"not at {share:.0%}")
     writer = work_on(target).writer

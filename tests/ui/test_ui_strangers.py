@@ -1,6 +1,6 @@
 """A page of a stranger in a real browser, against Dagster's web server with and without the guard.
 
-Without it nearly everything that the page tries changes the instance; that is what shows that the page is an attack.
+Without the guard, nearly every attempt of the page changes the instance. This shows that the page is an attack.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def strangers_port() -> Iterator[int]:
-    """A web server of the attacker's on 127.0.0.1: its pages are empty, what they do is said by the test."""
+    """Run a web server of the attacker on 127.0.0.1. Its pages are empty, and the test runs their scripts."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

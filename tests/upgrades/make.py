@@ -159,7 +159,7 @@ def small_pieces() -> Iterator[None]:
         yield
 
 
-# What later commits ask too.
+# Functions that later commits call too.
 
 
 def read_registry(project: Path) -> Registry:
@@ -382,7 +382,9 @@ def _state_and_next(loader: TokenLoader | DatasetLoader) -> dict[str, Any]:
 
 
 def facts(project: Path, stopped: list[str]) -> dict[str, Any]:
-    """made.json: the versions, what is there, on what each depends, and what Dagster has recorded."""
+    """Return made.json. It has the versions, all things that were made, the versions on which each thing depends, and the records of
+    Dagster.
+    """
     import dagster as dg
 
     from niels_cache_assets.defs.home.instance import ensure_instance

@@ -1,4 +1,4 @@
-"""`build-all`: build everything that the settings name, and print a table of the results.
+"""The command `build-all`. It builds everything that the settings name, and prints a table of the results.
 
 The launcher in defs/ decides the order of the builds, and what happens to the remaining data sets when one data set fails.
 """
@@ -87,7 +87,7 @@ its token budget is met, the table shows the share that was reached.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build, print the table, and return 1 if any data set failed."""
+    """Build, and print the table of results. Return 1 if any data set failed."""
     from niels_cache_assets.cli.context import open_registry, tell_advice
     from niels_cache_assets.cli.progress import build_listener
     from niels_cache_assets.config.registry import cache_root, load_registry
@@ -189,7 +189,9 @@ def _sha256(meta: Meta) -> str | None:
 
 
 def _bytes(result: LaunchResult) -> int | None:
-    """Return the size of all files that meta.json lists. The meta.json of a report lists no files, so count its files on disk."""
+    """Return the size of all files that meta.json lists. The meta.json of a report lists no files, so the files of a report are counted on
+    disk.
+    """
     from niels_cache_assets.show.contents import total_bytes
 
     if not result.meta or not result.meta.get("built", True):
@@ -200,7 +202,7 @@ def _bytes(result: LaunchResult) -> int | None:
 
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
-    """Return a row of the table for programs, with the counts of meta.json."""
+    """Return a row of the table as JSON for programs, with the counts of meta.json."""
     from niels_cache_assets.show.contents import all_counts, shortfall
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
@@ -253,7 +255,7 @@ def _program() -> str:
 
 
 def _options(arguments: argparse.Namespace) -> str:
-    """Return the options with which a further command selects the same caches."""
+    """Return the options that another command needs to select the same caches."""
     given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
     return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
 
@@ -267,7 +269,7 @@ def _ui_command(arguments: argparse.Namespace) -> str:
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
     home = os.environ.get(HOME_VARIABLE)  # set by the launcher to the home that it used
     variables = {
-        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows this profile if nothing else is configured
+        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # without a configuration, `make ui` shows this profile
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
         HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # if unset, the UI uses the default home

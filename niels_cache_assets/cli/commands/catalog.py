@@ -1,4 +1,4 @@
-"""`catalog`: the data sets that ship with the package. It reads only the package."""
+"""The command `catalog`. It lists the data sets that ship with the package, and reads only the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`clean FILE ...`: run the cleaning chain on any files, and print which documents it would drop. Nothing is written.
+"""The command `clean FILE ...`. It runs the cleaning chain on any files, and prints which documents the chain would drop. Nothing is
+written.
 
 The command runs the code that makes a corpus, and uses all cores for a large input.
 """

@@ -1,4 +1,5 @@
-"""`completion SHELL`: print the code that a shell reads once, and answer the shell when you press TAB. argcomplete does both.
+"""The command `completion SHELL`. It prints the code that a shell reads once. This module also answers the shell when you press TAB.
+argcomplete does both.
 
 Each TAB runs this program. The program loads only the typed command, and loads pydantic only to list names of the configuration.
 """

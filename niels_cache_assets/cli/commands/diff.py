@@ -1,4 +1,4 @@
-"""`diff A B`: print the differences between two builds as tables. show/differences/ compares the builds."""
+"""The command `diff A B`. It prints the differences between two builds as tables. show/differences/ compares the builds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.show.differences.documents import DocumentDifferences, Listed
     from niels_cache_assets.show.differences.folders import DatasetDifferences, Differing, Pair
     from niels_cache_assets.show.differences.tokens import TokenDifference, TokenPlace
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Split
 
 SHOWN = 5
@@ -174,7 +174,7 @@ def _lineage(listed: Listed, noun: str) -> str:
 
 
 def _print_tokens(
-    console: Console, split: Split, difference: TokenDifference, tokenizers: dict[str, SentencePieceTokenizer | None], noun: str
+    console: Console, split: Split, difference: TokenDifference, tokenizers: dict[str, TextTokenizer | None], noun: str
 ) -> None:
     from rich.text import Text
 
@@ -194,7 +194,7 @@ def _place(place: TokenPlace, noun: str) -> str:
     return f"{place.file} at {place.offset:,}: {noun} {place.document:,}{source}, {inside}"
 
 
-def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
+def _around(place: TokenPlace, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
     """Return the surrounding text with the token marked. If the tokenizer is not known, return token ids."""
     from rich.text import Text
 
@@ -209,7 +209,7 @@ def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_t
     return Text(before).append(token if is_terminal else f"[[{token}]]", style=DIFFERENCE_STYLE).append(after)
 
 
-def _tokenizer_of(folder: Path) -> SentencePieceTokenizer | None:
+def _tokenizer_of(folder: Path) -> TextTokenizer | None:
     """Return the tokenizer of the cache root if the data set was built with it."""
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import META_NAME

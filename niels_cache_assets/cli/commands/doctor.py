@@ -1,4 +1,4 @@
-"""`doctor`: check everything that a build needs from this machine. No check leaves a file behind.
+"""The command `doctor`. It checks everything that a build needs from this machine. No check leaves a file behind.
 
 The command opens each file that a data set names, and sends one request for each data set from the hub. For an instant, it also creates a
 file and two folders in the cache directory.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
-LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub keeps
+LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub's library keeps
 REQUEST_SECONDS = 10
 DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
@@ -128,7 +128,7 @@ def _system() -> Finding:
 
 
 def _versions() -> Finding:
-    """Compare the installed packages with the requirements."""
+    """Compare the versions of the installed packages with the requirements."""
     from packaging.requirements import Requirement
 
     try:
@@ -177,7 +177,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     Remote files are checked unless `offline`, with ten seconds for each.
     """
     from niels_cache_assets.sources.inputs import input_problems, is_remote
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
 
     problems = False
@@ -187,7 +187,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
         problems = True
     elif model is not None:
         try:
-            SentencePieceTokenizer(model, special_tokens=registry.tokenizer.special_tokens)
+            open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
             yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
             problems = True
@@ -263,7 +263,7 @@ def _dagster_home() -> Finding:
 
 
 def _hub(registry: Registry) -> Iterator[Finding]:
-    """Check that each data set of the hub can be read with the current token. Stop at the first failed connection."""
+    """Check that each data set of the hub can be read with the current access token. Stop at the first failed connection."""
     from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_assets.sources.hub.data import HubData
     from niels_cache_runtime.format.layout import FAMILIES

@@ -1,8 +1,8 @@
-"""`duplicates [NAME]`: pairs of a dropped document and the kept document. Without NAME, the command prints counts by data set.
+"""The command `duplicates [NAME]`. It prints pairs of a dropped document and the kept document. Without NAME, it prints counts by data set.
 
 The command reads two columns of the drop list (the list of dropped duplicates), and the row groups of the printed texts. The build of
-corpus/duplicates found the duplicates. This command compares only the words that it prints. In the worst case, this takes quadratic time in
-the number of words.
+corpus/duplicates has found the duplicates. This command compares only the words that it prints. In the worst case, the comparison takes
+quadratic time in the number of words.
 
 The two texts are printed side by side, or one below the other on a narrow terminal. Words that only one text has are underlined on a
 terminal, and in [[ ]] if the output is not a terminal. Printing starts shortly before the first difference, because near duplicates often
@@ -39,7 +39,7 @@ CONTEXT_WORDS = 12  # common words before the first difference
 _LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
-Part = tuple[bool, list[str]]  # whether the other text lacks these words, and the words
+Part = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

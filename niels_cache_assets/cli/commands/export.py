@@ -1,4 +1,6 @@
-"""`export FORMAT NAME`: write a pretrain cache as files of another project. niels_cache_assets.exchange defines the formats."""
+"""The command `export FORMAT NAME`. It writes a pretrain cache as files of another project. niels_cache_assets.exchange defines the
+formats.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
 
 def _refuse_inside_caches(folder: Path, root: Path) -> None:
-    """Raise NielsCacheError for a folder inside a cache. There, `verify` reports foreign files, and the next build deletes such files."""
+    """Raise NielsCacheError for a folder inside a cache. In a cache, `verify` reports foreign files, and the next build deletes foreign
+    files.
+    """
     from niels_cache_runtime.format.layout import FAMILIES, tokenizer_dir
 
     for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):

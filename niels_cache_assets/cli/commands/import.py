@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from niels_cache_assets.cli.command import WHERE, Command, chosen, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
@@ -31,7 +31,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
     parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set; it must not be configured")
     parser.add_argument("--val", metavar="PREFIX", help="path of the val files (default: val is empty)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="the SentencePiece model that made the tokens")
+    parser.add_argument("--tokenizer", metavar="FILE", help="the model that made the tokens: SentencePiece, tokenizer.json, tiktoken ranks")
     parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that made the tokens")
     parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids")
     parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends documents")
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen("", "import has no format", arguments.format, FORMATS)
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
-    vocabulary = _vocabulary(arguments, root)
+    vocabulary = _vocabulary(arguments, registry, root)
     vocabulary.check()
     prefixes: dict[Split, str] = {"train": as_prefix(arguments.prefix)}
     if arguments.val is not None:
@@ -122,7 +122,7 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
         raise NielsCacheError(f"{place.directory}: exists; choose another --name, or replace it with --force")
 
 
-def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
+def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -> Vocabulary:
     """Return the facts about the tokens that the options give. Raise NielsCacheError if the options contradict each other or the tokenizer
     of the cache root.
     """
@@ -130,25 +130,26 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
     from niels_cache_runtime.format.meta import read_meta, sha256_file
 
-    sha256, size, ids = arguments.tokenizer_sha256, None, dict.fromkeys(ROLE_KEYS)
+    sha256, size, ids = arguments.tokenizer_sha256, None, dict[str, int | None].fromkeys(ROLE_KEYS)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
+    own = tokenizer_dir(root) / META_NAME
+    known = read_meta(str(own)) if own.exists() else None
     if arguments.tokenizer is not None:
-        if not Path(arguments.tokenizer).is_file():
-            raise NielsCacheError(f"{WHERE}: --tokenizer {arguments.tokenizer}: no such file; give the path of a SentencePiece model")
-        found = sha256_file(arguments.tokenizer)
+        file = _model_file(arguments.tokenizer)
+        found: str | None = sha256_file(str(file))
+        if known is not None and found in (entry["sha256"] for entry in known.get("files", {}).values()):
+            found = known["sha256"]  # the ranks of tiktoken alone do not say what tokenizer they belong to
+        elif known is None:
+            found, size, ids = _read_model(file, registry)
         if sha256 not in (None, found):
             raise NielsCacheError(f"{arguments.tokenizer}: has sha256 {found}, not the --tokenizer-sha256 given")
         sha256 = found
-    own = tokenizer_dir(root) / META_NAME
-    if sha256 is not None and own.exists():
-        known = read_meta(str(own))
+    if sha256 is not None and known is not None:
         if known["sha256"] != sha256:
             other = f"has another tokenizer ({known['sha256'][:SHORT_SHA256]})"
             raise NielsCacheError(f"{tokenizer_dir(root)}: {other}, and a cache directory has only one; give another --cache-dir")
-        size, ids = known["vocab_size"], dict(known["special_token_ids"])
-    elif arguments.tokenizer is not None:
-        size, ids = _read_model(arguments.tokenizer)
+        size, ids = known["vocab_size"], {role: known["special_token_ids"].get(role) for role in ROLE_KEYS}
     if arguments.vocab_size is not None and size is not None and arguments.vocab_size != size:
         raise NielsCacheError(f"{WHERE}: --vocab-size {arguments.vocab_size}: the tokenizer has {size}; leave it out")
     if arguments.eot is not None:  # documents may end with an id that is not the EOT of this tokenizer
@@ -156,15 +157,33 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
 
 
-def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
-    """Return the number of pieces of a SentencePiece model, and the ids of our special tokens in it. An id is None if the model lacks this
-    token.
-    """
-    from niels_cache_assets.tokenizer.kinds import load_model
+def _model_file(given: str) -> Path:
+    from niels_cache_assets.tokenizer.tokenizer_json import json_file
 
-    processor, _ = load_model(path)
-    ids = {role: int(processor.piece_to_id(SPECIAL_TOKENS[role])) for role in ROLE_KEYS}
-    return int(processor.get_piece_size()), {role: None if token == processor.unk_id() else token for role, token in ids.items()}
+    file = Path(given)
+    if file.is_dir():
+        try:
+            file = json_file(file)
+        except NielsCacheError as error:
+            raise NielsCacheError(f"{WHERE}: --tokenizer {error}") from error
+    if not file.is_file():
+        raise NielsCacheError(f"{WHERE}: --tokenizer {given}: no such file; give the path of a model")
+    return file
+
+
+def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[str, int | None]]:
+    """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
+    this token. The model that the configuration names is opened with its settings.
+    """
+    from niels_cache_assets.tokenizer.kinds import open_configured_model, open_model
+
+    settings = registry.tokenizer
+    if settings.model is not None and path.absolute().is_relative_to(Path(settings.model).absolute()):
+        tokenizer = open_configured_model(settings)
+    else:
+        tokenizer = open_model(path, special_tokens={})
+    ids = {role: tokenizer.token_id(settings.special_tokens[role]) for role in ROLE_KEYS if role in settings.special_tokens}
+    return tokenizer.model_sha256, tokenizer.vocab_size, {**dict.fromkeys(ROLE_KEYS), **ids}
 
 
 def _summary(name: str, directory: Path, meta: Meta) -> list[str]:

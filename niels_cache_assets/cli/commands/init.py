@@ -1,4 +1,6 @@
-"""`init`: write a first niels_cache.toml. own_data/new_config.py makes the text of the file; docs/configuration.md explains its keys."""
+"""The command `init`. It writes a first niels_cache.toml. own_data/new_config.py makes the text of the file, and docs/configuration.md
+explains the keys.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
-    how.add_argument("--tokenizer", metavar="FILE", help="a SentencePiece model to use instead of training one")
+    how.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a model to use instead of training one: SentencePiece, tokenizer.json or its folder, tiktoken ranks",
+    )
     how.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of pieces of the trained tokenizer")
 
 
@@ -182,7 +188,7 @@ def _names(question: str) -> list[str]:
 
 
 def _in_words(source: Source) -> str:
-    """Return a line such as `parquet: data/**/*.parquet, text in 'body'`."""
+    """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
     from niels_cache_assets.own_data.new_config import form_of
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
@@ -237,11 +243,11 @@ def _require_inputs(registry: Registry) -> None:
     """Raise BadInputs for problems that `doctor` would report, except an unreachable hub."""
     from niels_cache_assets.config.shipped import catalog
     from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
 
     if registry.tokenizer.model is not None:
-        SentencePieceTokenizer(registry.tokenizer.model, special_tokens=registry.tokenizer.special_tokens)
+        open_configured_model(registry.tokenizer)
     mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
     found = [*input_problems(registry), *hub_problems(registry, mine)]
     problems = [problem for problem in found if not problem.is_away]

@@ -1,5 +1,5 @@
-"""`list`: every configured data set and the state of its cache on disk. The command does one small read per data set and contacts no
-upstream.
+"""The command `list`. It prints every configured data set, and the state of its cache on disk. The command does one small read for each
+data set, and uses no network.
 """
 
 from __future__ import annotations

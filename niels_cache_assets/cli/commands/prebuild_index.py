@@ -1,5 +1,5 @@
-"""`prebuild-index`: build the indices of a blend before training needs these indices. niels_cache_assets.indices has the code of the
-indices.
+"""The command `prebuild-index`. It builds the indices of a blend (the stored order of its samples) before training needs them.
+niels_cache_assets.indices has the code of the indices.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ it builds nothing. After a new export to the same prefix, it replaces outdated i
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build missing indices and print all indices. Raise NotWrittenError if the blend is valid but its folder cannot be written."""
+    """Build the missing indices, and print all indices. Raise NotWrittenError if the folder of the indices cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import array_progress
@@ -182,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(registry: Registry, name: str, root: Path) -> None:
-    """Record the index in the current Dagster home, if there is one. Then the UI of this home shows the index as built."""
+    """Record the index in the current Dagster home, if there is a home. Then the UI of this home shows the index as built."""
     home = Path(os.environ.get(HOME_VARIABLE) or ".dagster").expanduser().absolute()
     if not (home / "dagster.yaml").exists():
         return
@@ -245,7 +245,9 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
 
 
 def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
-    """Build missing indices and print all indices. Raise NielsCacheError for wrong use, NotWrittenError if the folder cannot be written."""
+    """Build the missing indices, and print all indices. Raise NielsCacheError for wrong use. Raise NotWrittenError if the folder cannot be
+    written.
+    """
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
     from niels_cache_assets.cli.progress import array_progress

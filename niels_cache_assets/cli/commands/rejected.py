@@ -1,5 +1,5 @@
-"""`rejected NAME`: the documents that cleaning dropped from a corpus, by reason, with the saved examples. `clean` prints the same kind of
-table.
+"""The command `rejected NAME`. It prints the documents that cleaning dropped from a corpus, by reason, with the saved examples. `clean`
+prints the same kind of table.
 """
 
 from __future__ import annotations

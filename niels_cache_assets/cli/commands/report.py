@@ -1,4 +1,4 @@
-"""`report`: all caches as one HTML page, or as JSON. niels_cache_assets.show.reports makes the content."""
+"""The command `report`. It writes one HTML page, or JSON, about all caches. niels_cache_assets.show.reports makes the content."""
 
 from __future__ import annotations
 

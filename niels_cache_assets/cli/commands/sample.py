@@ -1,5 +1,5 @@
-"""`sample NAME`: print the text that training will see. It is random windows of a pretrain split, or examples of an SFT split with marked
-targets.
+"""The command `sample NAME`. It prints the text that training will see: random windows of a pretrain split, or examples of an SFT split
+with marked targets.
 
 With --stage corpus, the command prints documents before they become tokens. The assistant's targets are underlined on a terminal. If the
 output is not a terminal, the targets are in [[ ]]. A mark shows that a target or a document is cut.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.documents import Document
     from niels_cache_assets.show.samples import Drawn
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Tokens
 
 STAGES = ("cache", "corpus")
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
+def _as_json(sample: Drawn, tokenizer: TextTokenizer | None) -> Any:
     from niels_cache_assets.tokenizer.decoding import as_text
 
     return {
@@ -132,7 +132,7 @@ def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
     }
 
 
-def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
+def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: TextTokenizer, console: Console) -> Text:
     """Return tokens as text. Targets are underlined on a terminal, and in [[ ]] if the output is not a terminal."""
     from rich.text import Text
 

@@ -1,5 +1,5 @@
-"""`show NAME`: the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH`: the meta.json of one folder.
-`show BLEND`: the settings of a blend, and its indices.
+"""The command `show`. `show NAME` prints the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH` prints the
+meta.json of one folder. `show BLEND` prints the settings of a blend, and its indices.
 
 If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. All output comes from
 meta.json. No data file is opened or hashed; only `verify` opens and hashes data files.
@@ -212,7 +212,7 @@ def _print_splits(console: Console, meta: Meta) -> None:
 
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
-    """Return counts by unit and split. meta.json has the counts as pairs such as `train_tokens` and `val_tokens`, or as a table such as
+    """Return counts by unit and split. meta.json has them as pairs such as `train_tokens` and `val_tokens`, or as a table such as
     `documents` = {train, val}.
     """
     from niels_cache_runtime.format.layout import SPLITS

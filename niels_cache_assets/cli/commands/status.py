@@ -1,7 +1,8 @@
-"""`status [NAME ...]`: print which caches are complete, stale, broken or being built, which build can be resumed, and what to do.
+"""The command `status [NAME ...]`. It prints which caches are complete, stale, broken or being built, which build can be resumed, and what
+to do.
 
-artifacts/state.py and artifacts/unfinished.py determine the status; this module puts the status into words. Cost: for each cache, a few
-small reads and one look at a lock and a journal. With --full, every file is read.
+artifacts/state.py and artifacts/unfinished.py determine the status, and this module puts the status into words. Each cache costs a few
+small reads, and one look at a lock and a journal. With --full, every file is read.
 """
 
 from __future__ import annotations

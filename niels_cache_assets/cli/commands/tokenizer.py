@@ -1,4 +1,4 @@
-"""`tokenizer compare`: print the characters per token of two or more SentencePiece models on the same text, source by source.
+"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source.
 
 The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
 characters of each source once. Memory holds the text of one source at a time.
@@ -20,10 +20,8 @@ from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    import sentencepiece
-
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Family
 
 ACTIONS = ("compare",)
@@ -35,7 +33,10 @@ _BLOCK_TOKENS = 1 << 16
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help="compare")
     parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="two or more SentencePiece .model files; `cache` is the model of the cache directory"
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="two or more models: SentencePiece .model, tokenizer.json or its folder, tiktoken ranks; `cache`: that of the cache directory",
     )
     parser.add_argument("--only", metavar="NAME", nargs="+", help="compare on these data sets only")
     parser.add_argument(
@@ -87,16 +88,15 @@ class Compared:
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_runtime.format.meta import sha256_file
 
     chosen("", "tokenizer has no action", arguments.action, ACTIONS)
     if len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
-    processors = [_open(path) for path in paths]
+    tokenizers = [_open(path, registry) for path in paths]
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
-    compared = [_compare(name, texts, processors) for name, texts in sources if texts]
+    compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
     if not compared:
         raise NielsCacheError(f"{root}: no built data set has text to compare on; build one, or give --files")
     whole = Compared(
@@ -105,8 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         tokens=[sum(row.tokens[number] for row in compared) for number in range(len(paths))],
     )
     models = [
-        {"path": path, "sha256": sha256_file(str(path)), "pieces": int(processor.get_piece_size())}
-        for path, processor in zip(paths, processors, strict=True)
+        {"path": path, "sha256": tokenizer.model_sha256, "pieces": tokenizer.vocab_size}
+        for path, tokenizer in zip(paths, tokenizers, strict=True)
     ]
     if arguments.json:
         print_json({"models": models, "sources": [row.as_json() for row in (*compared, whole)]})
@@ -116,28 +116,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _model_path(given: str, root: Path) -> Path:
-    from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME, tokenizer_dir
+    from niels_cache_assets.tokenizer.kinds import built_model
+    from niels_cache_runtime.format.layout import tokenizer_dir
 
-    path = tokenizer_dir(root) / TOKENIZER_MODEL_NAME if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
-    if not path.is_file():
+    path = built_model(tokenizer_dir(root)) if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
+    if not path.exists():
         raise NielsCacheError(
-            f"{path}: no such file; give a SentencePiece .model file, or `{CACHE_MODEL}` for the model of the cache directory"
+            f"{path}: no such file; give a SentencePiece .model file, a tokenizer.json, tiktoken ranks, or `{CACHE_MODEL}`, the model of "
+            "the cache directory"
         )
     return path
 
 
-def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Open any SentencePiece model, with or without our special tokens."""
-    from niels_cache_assets.tokenizer.kinds import load_model
+def _open(path: Path, registry: Registry) -> TextTokenizer:
+    """Open any model, with or without our special tokens. The model that the configuration names is opened with its settings."""
+    from niels_cache_assets.tokenizer.kinds import open_model
 
-    return load_model(path)[0]
+    settings, named = registry.tokenizer, registry.tokenizer.model
+    if named is not None and path.absolute() == Path(named).absolute():
+        return open_model(path, kind=settings.kind, encoding=settings.encoding, pattern=settings.pattern, special_tokens={})
+    return open_model(path, special_tokens={})
 
 
-def _compare(name: str, texts: Sequence[str], processors: Sequence[sentencepiece.SentencePieceProcessor]) -> Compared:
+def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> Compared:
     from niels_cache_runtime.format.reading import available_threads
 
     threads = available_threads()
-    tokens = [sum(map(len, processor.encode(list(texts), num_threads=threads))) for processor in processors]
+    tokens = [tokenizer.count_tokens(texts, threads) for tokenizer in tokenizers]
     return Compared(source=name, characters=sum(map(len, texts)), tokens=tokens)
 
 
@@ -161,7 +166,7 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
         yield "files", _beginning(arguments.characters, (document.text for document in chain.from_iterable(streams)))
 
 
-def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
+def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield the texts between the special tokens of a train split. A text is a document, or a turn of a conversation."""
     import numpy as np
 

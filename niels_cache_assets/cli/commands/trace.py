@@ -1,4 +1,4 @@
-"""`trace`: print the data sets, documents and texts that a batch of a training run comes from.
+"""The command `trace`. It prints the data sets, documents and texts that a batch of a training run comes from.
 
 The command creates the loader from its saved state, and this loader computes the batch that training saw. The runtime returns the origin of
 each token in the batch. show/loader_states.py reads states; show/origins.py adds lineage and text.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
-EXCERPT_CHARACTERS = 64  # this many tokens are decoded for an excerpt, because text rarely has more tokens than characters
+EXCERPT_CHARACTERS = 64  # number of tokens that are decoded for an excerpt, because text rarely has more tokens than characters
 NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
@@ -144,7 +144,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state does not record this number."""
+    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state has no such number."""
     rows, columns = trace.tokens.shape
     ahead = ""
     if taken is not None and trace.step >= taken:

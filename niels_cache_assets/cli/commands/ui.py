@@ -1,5 +1,5 @@
-"""`ui`: serve the web UI on this machine until Ctrl-C. defs/ui/server.py is the server. defs/ui/guard.py refuses requests of foreign web
-pages.
+"""The command `ui`. It serves the web UI on this machine until Ctrl-C. defs/ui/server.py is the server. defs/ui/guard.py refuses requests
+of foreign web pages.
 
 The port is opened before the slow imports, so that a used port is reported at once.
 """
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         except _Stopped:
             console.print("stopped")
             sys.stdout.flush()
-            os._exit(0)  # everything is closed; threads of gRPC would delay the exit by a second
+            os._exit(0)  # everything is closed, and threads of gRPC would delay the exit by a second
     return 0
 
 

@@ -1,4 +1,6 @@
-"""`verify`: run the verifier of niels_cache_runtime on the cache root of this configuration, with a progress bar."""
+"""The command `verify`. It runs the verifier of niels_cache_runtime on the cache root (the folder of all caches) of this configuration,
+with a progress bar.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`corpus/*`: the steps before tokenization, for data sets with `prepare`. Without such a data set these assets do not exist.
+"""The assets `corpus/*`, which are the steps before tokenization, for data sets with `prepare`. Without such a data set, these assets do
+not exist.
 
 `duplicates` is one asset, because the search covers all data sets at once. If caches depended on `duplicates`, a change of any drop list
-would make all caches stale. So caches depend on `kept`, which depends on `duplicates`. For each data set, the data version of `kept` covers
-only the text that training will read.
+(list of the duplicates of a data set) would make all caches stale. So caches depend on `kept`, and `kept` depends on `duplicates`. For each
+data set, the data version of `kept` covers only the text that training will read.
 """
 
 import dagster as dg

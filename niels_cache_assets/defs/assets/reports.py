@@ -1,4 +1,5 @@
-"""`reports/*`: reports about all data sets for people. No asset depends on a report. A report takes seconds and hashes nothing.
+"""The assets `reports/*`, which are reports about all data sets for people. No asset depends on a report. A report takes seconds, and no
+file is hashed.
 
 Dagster does not compare data versions of more than 100 partitions. So with more than 100 data sets, a report becomes stale only when its
 settings change.
@@ -55,7 +56,9 @@ def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _code_version(registry: Registry, by_hand: str) -> str:
-    """Return the code version. It holds a hash of the settings of [reports] and [blend.*], so that changed settings show as unsynced."""
+    """Return the code version of the reports. It holds a hash of the settings of [reports] and [blend.*], so that changed settings show as
+    unsynced.
+    """
     blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
     settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}
     return f"{by_hand}-{fingerprint_of(settings)[:8]}"

@@ -1,4 +1,4 @@
-"""`tokenizer`: the SentencePiece model that every cache in the root uses."""
+"""`tokenizer`: the model that every cache in the root uses."""
 
 import dagster as dg
 
@@ -15,17 +15,17 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 
-_DESCRIPTION = """The SentencePiece model of all caches in the root: imported, or trained on the data sets.
+_DESCRIPTION = """The tokenizer of all caches in the root: imported, or trained on the data sets.
 
-`tokenizer/spm.model` and `tokenizer/meta.json`; set `model` in `[tokenizer]` to import one. The data version is the model's sha256:
+`tokenizer/` has `spm.model`, `tokenizer.json` or tiktoken's ranks; set `model` to import one. The data version is `sha256`:
 a retrained model with the same bytes makes nothing stale, a different one makes every cache stale. A model is kept until its settings
 change, or you use `force`. It does not depend on upstream, because then one new note would make every cache stale. For a data set with
 `prepare` it is trained on the prepared documents of train, if they exist (`corpus/documents`, `corpus/duplicates`). `trained_on` lists the
 text of each data set, and data sets that could not be read.
 
 ```python
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-tokenizer = SentencePieceTokenizer("cache/tokenizer/spm.model")
+from niels_cache_assets.tokenization import open_built_model
+tokenizer = open_built_model("cache/tokenizer")
 tokenizer.decode(tokenizer.encode("any text"))
 ```"""
 

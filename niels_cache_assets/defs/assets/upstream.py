@@ -1,4 +1,4 @@
-"""`upstream/pretrain` and `upstream/sft`: the origins of the data sets, as external assets.
+"""The external assets `upstream/pretrain` and `upstream/sft`, which stand for the origins of the data sets (the hub, or files).
 
 Each data set is a partition. The data version of a partition consists of upstream's revision and a hash of the data set's resolved
 settings. The settings are included because Dagster has one code version for all partitions of an asset. So if the revision or the settings
@@ -19,9 +19,7 @@ from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, pa
 from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
-_POINTER_TAG = (
-    "dagster/input_event_pointer/"  # plus the key of an input asset; the value is the newest event of this asset, in any partition
-)
+_POINTER_TAG = "dagster/input_event_pointer/"  # plus the key of an input asset; the value is its newest event, in any partition
 REVISION = "revision"  # key in the metadata of an observation; in the meta.json of a cache, the same value is dataset_revision
 _DIGITS = 12
 _OBSERVATIONS = 1000  # search only this many of the newest observations of a data set
@@ -61,13 +59,13 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
-    """Record in a step that its partition was read at `revision`, unless this is already known. Dagster then compares the results of the
-    step with this record.
+    """Record in a step that its partition was read at `revision` of upstream, unless this is already known. Dagster then compares the
+    results of the step with this record.
 
-    Dagster records the inputs of a step when the step starts. This function makes Dagster read the inputs again. Otherwise, the results
-    would show as unsynced at once. The revision is also recorded as a materialization, because the UI counts only materialized partitions.
-    The provenance of a step points at the newest materialization in any partition. So a new materialization is needed if the last read or a
-    later observation has a different version.
+    Dagster records the inputs of a step when the step starts. This function makes Dagster read the inputs again, because otherwise the
+    results would show as unsynced at once. The revision is also recorded as a materialization, because the UI counts only materialized
+    partitions. The provenance of a step points at the newest materialization in any partition. So a new materialization is needed if the
+    last read or a later observation has a different version.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
@@ -79,7 +77,7 @@ def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry,
 
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
-    """Return whether the last build of this partition recorded this version, and no different version was observed later."""
+    """Return whether the last build of this partition recorded this version of upstream, and no different version was observed later."""
     partition = [str(seen.partition)]
     wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition)
     records = instance.fetch_materializations(wanted, limit=1).records
@@ -125,7 +123,7 @@ def version_of(observation: dg.AssetObservation) -> str:
 def last_observation(
     instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
 ) -> dg.AssetObservation | None:
-    """Return the last observation of upstream, or None. If `before` (an event number) is given, return the last observation before this
+    """Return the last observation of upstream, or None. With `before` (the number of an event), return the last observation before this
     event.
     """
     key = UPSTREAM_KEYS[registry.family_of(name)]
@@ -137,9 +135,9 @@ def last_observation(
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
     """Return the versions of upstream that the cache and the corpus of a data set were last built from. Normally, this is one version.
 
-    The set is empty if Dagster has no record of a cache. The set contains None if upstream had not been observed. The version comes from
-    the event that a materialization points at; the UI does the same. A materialization also records a version itself, but this is not the
-    version of the observed partition.
+    The set is empty if Dagster has no record of a cache. The set contains None if upstream was not observed before a build. As in the UI,
+    the version comes from the event of upstream that a materialization points at. A materialization also records a version itself, but that
+    version may belong to another partition.
     """
     family = registry.family_of(name)
     found: set[str | None] = set()

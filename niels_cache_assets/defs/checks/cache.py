@@ -1,13 +1,14 @@
-"""Checks of a data set's cache after every materialization: the runtime's `verify`, which reads the whole cache again.
+"""Checks of a data set's cache after every materialization. They run the runtime's `verify`, which reads the whole cache again.
 
 Dagster 1.13 can run partitioned checks alone through its API, but not from its UI. To verify from the UI, use the button of
 `caches_in_sync` (checks/sync.py). There is one partitioned op for each family, so one read of the files serves all checks. The checks
 belong to the asset meta_json, because consumers depend on this asset. The checks block, so that a cache that fails a check stops its
-consumers. A sound pretrain cache has two more checks: whether its splits are disjoint, and whether the splits meet their token budgets.
+consumers. A sound pretrain cache has two more checks. They check whether the splits are disjoint, and whether the splits meet their token
+budgets.
 
-`splits_disjoint` finds documents of val that are also in train, exactly or nearly. This is an error if the configuration should have
-removed such documents. Otherwise, it is a warning, because upstream's own splits may contain such documents. Cost: train and val are
-decoded once more.
+`splits_disjoint` finds documents of val that are also in train, exactly or nearly. Such documents are an error if the configuration should
+have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. For this check, train and val are decoded
+once more.
 """
 
 import warnings
@@ -138,7 +139,7 @@ def _of_pretrain(
 
 
 def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
-    """Return whether the settings should have prevented the overlap.
+    """Return whether the settings should have prevented the overlap of train and val.
 
     The settings prevent all near duplicates only with decontaminate = "near", because only this setting compares documents exactly. The LSH
     bands of dedup miss some near duplicates at any threshold.
@@ -154,7 +155,7 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
 
 
 def _why_skipped(meta: Meta) -> str | None:
-    """Return why a folder with this meta.json needs no check, or None."""
+    """Return why a folder with this meta.json needs no check, or None if a check is needed."""
     if is_foreign(meta):
         return "made by another program"
     return None if meta["built"] else "switched off"

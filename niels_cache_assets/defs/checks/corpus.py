@@ -1,7 +1,6 @@
-"""Checks of a corpus. If no document is left, this is an error that blocks. If the reasons of dropped documents are not plausible, this is
-a warning.
+"""Checks of a corpus. A corpus without any document is an error that blocks. Implausible reasons of dropped documents are a warning.
 
-The checks read meta.json, and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
+The checks read only meta.json, and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
 """
 
 import warnings

@@ -1,4 +1,5 @@
-"""`caches_in_sync`: one check for each family that shows the state of all its data sets. Dagster's asset graph cannot show this state.
+"""The check `caches_in_sync`. There is one for each family (pretrain and SFT), and it shows the state of all data sets of the family.
+Dagster's asset graph cannot show this state.
 
 The check is unpartitioned on purpose, because it covers every data set of the family. After a materialization, the check reads only
 meta.json. When you execute the check alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
@@ -85,7 +86,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
 
 
 def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
-    """Return a line of the table. `findings`: the findings about the files of this cache, or None if the files were not read."""
+    """Return a row of the table. `findings`: the findings about the files of this cache, or None if the files were not read."""
     meta: Meta = {}
     if state.condition in ("complete", "stale"):
         with suppress(NielsCacheError):  # the cache was replaced in the meantime
@@ -105,7 +106,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
 
 
 def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
-    """Return the data sets that match their settings but not the last observed revision of upstream. The values say what to do."""
+    """Return the data sets that match their settings but not the last observed revision of upstream, with the text of what to do."""
     found = {}
     for state in states:
         if state.state != "in sync":

@@ -1,11 +1,11 @@
-"""Cleanup of abandoned runs. If the process of a run was killed, the run and its step workers are ended, so that the run does not show as
-running.
+"""Cleanup of abandoned runs. If the process of a run was killed, this module ends the run and its step workers, so that the run does not
+show as running.
 
 The coordinator of a run is a launcher or our executor (resources.py). The coordinator records itself in the Dagster home, in a locked file
-with the name of the run (niels_cache_assets.processes). Each step worker of the run adds its own file. A run is ended if its record is no
-longer locked, and step workers are ended if their coordinator has ended. A run without a record in this home, or with a record of a
-different machine, is left alone. If several homes share one database, such a run belongs to a different home. Cost: one query of the
-database and a look at a folder of small files every few seconds.
+with the name of the run (niels_cache_assets.processes). Each step worker of the run adds its own file. If the record of a run is no longer
+locked, the run is ended. If a coordinator has ended, its step workers are ended. A run without a record in this home, or with a record of a
+different machine, is left alone. If several homes share one database, such a run belongs to a different home. The search costs one query of
+the database and a look at a folder of small files, every few seconds.
 """
 
 import json
@@ -55,7 +55,7 @@ def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
     finally:
         ended.set()
         if watcher.is_alive():
-            watcher.join(_JOIN_SECONDS)  # the limit is for a database that hangs
+            watcher.join(_JOIN_SECONDS)  # a limit for the wait, because a database may hang
 
 
 @contextmanager
@@ -76,7 +76,9 @@ def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record this process as a step worker of a recorded run, and end it when its coordinator ends. Do nothing in any other process."""
+    """Record this process as a step worker of a recorded run, and end the process when the coordinator of the run ends. Do nothing in any
+    other process.
+    """
     home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
     if parent is not None and coordinator is not None and parent.pid == coordinator.pid:
@@ -92,7 +94,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
         if run_id and not step:
             with claimed_record(path, copies=is_own) as is_gone:  # in a copied home, the database is a copy too
                 if is_gone:
-                    _end_steps(home, run_id)  # before `_end`, because an ended run must not write any more
+                    _end_steps(home, run_id)  # before `_end`, because step workers of an ended run must not write any more
                     _end(instance, run_id)
                     _clear(home, run_id)
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
@@ -157,7 +159,7 @@ def _clear(home: Path, run_id: str) -> None:
 
 
 def _has_own_database(instance: dg.DagsterInstance) -> bool:
-    """Return whether the database belongs to this home. This is so if the database is a file in the home, which is Dagster's default."""
+    """Return whether the database belongs to this home alone. It does if the database is a file in the home, which is Dagster's default."""
     if instance.is_ephemeral:
         return False
     storage = instance.get_ref().run_storage_data
@@ -166,7 +168,7 @@ def _has_own_database(instance: dg.DagsterInstance) -> bool:
 
 
 def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    """Return whether a run without a record has lost its process. This is so if the lock of its launcher is free, or if its code server
+    """Return whether a run without a record has lost its process. Signs of this are a free lock of its launcher, and a code server that
     does not answer.
     """
     identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)

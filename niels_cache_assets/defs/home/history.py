@@ -1,12 +1,12 @@
-"""Dagster's records of the folders of a cache, for reports and for a comparison with the files on disk.
+"""Dagster's records of the folders of a cache. Reports show these records, and `verify` compares the files on disk with them.
 
 Reports show when a folder was built, the results of its checks, and the age of its upstream. `niels-cache verify` compares the files with
 meta.json. So if someone changes a cache and also renews every hash in it, `verify` finds nothing. But Dagster's event log also has
 meta_sha256, which covers the hashes of all files. `niels-cache verify --against-dagster` compares the cache with this record.
 
-One home may serve several cache roots. Only records about the given folders and their current content count. Cost: a few small queries for
-each folder. Materializations are large, because they hold plots. If none of the newest 40 materializations belongs to the current content,
-older materializations are not read. Otherwise, at most 1,000 materializations are read, back to the build.
+One home may serve several cache roots. Only records about the given folders and their current content count. Each folder costs a few small
+queries. Materializations are large, because they hold plots. If none of the newest 40 materializations belongs to the current content, no
+older materialization is read. Otherwise, at most 1,000 materializations are read, back to the build.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ from niels_cache_runtime.verify import Finding
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
 _PAGE = 20
-_FOREIGN = 40  # after this many records of different roots and builds, the search for this folder ends
+_FOREIGN = 40  # after this many records of other roots and builds, the search for this folder ends
 _RESULTS = 20  # read this many of the newest results of a check
 
 
@@ -95,8 +95,8 @@ class _Reader:
                     yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
 
     def _built(self, key: dg.AssetKey, partition: str | None, folder: Path, meta_sha256: str) -> float | None:
-        """Return when the current content was built, or first found as a cache hit. Records are read in small pages, because they hold
-        plots.
+        """Return the time when the current content was built, or first found as a cache hit. Records are read in small pages, because they
+        hold plots.
         """
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
         oldest = cursor = None
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
-    """Return whether a record belongs to this folder. If the record and meta.json both have a hash, the hashes must also be equal."""
+    """Return whether a record belongs to this folder. If the record and meta.json both have a hash, both hashes must be equal too."""
     metadata = metadata_of(record)
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
     recorded = metadata.get("meta_sha256")
@@ -207,8 +207,8 @@ def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
-    """Return the hash of the newest build in this folder. If there is none, for example because the cache was moved, return the hash of the
-    newest build in any folder.
+    """Return the hash of the newest build in this folder. If there is no such build, for example because the cache was moved, return the
+    hash of the newest build in any folder.
     """
     found: dict[bool, str] = {}
     for record in records:

@@ -1,9 +1,9 @@
 """One Dagster home for the UI, the command line and CI. This module creates the home, writes its dagster.yaml, and opens it.
 
-`python -m niels_cache_assets.defs.instance` does this and prints the path of the home. A file lock is held meanwhile, because two processes
-that create the same SQLite home at the same time can damage it permanently. After dagster.yaml is written, it belongs to the user. If an
-interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's telemetry is off
-unless dagster.yaml turns it on.
+`python -m niels_cache_assets.defs.instance` opens the home and prints its path. A file lock is held meanwhile. Without it, two processes
+that create the same SQLite home at the same time could damage the home permanently. After dagster.yaml is written, it belongs to the user.
+If an interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's telemetry is
+off unless dagster.yaml turns it on.
 """
 
 import fcntl
@@ -26,7 +26,9 @@ _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, wh
 
 
 def dagster_home(home: Path | None = None) -> Path:
-    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
+    """Return the absolute path of the Dagster home. This is `home` if given, otherwise DAGSTER_HOME, otherwise .dagster in the working
+    directory.
+    """
     return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
@@ -34,7 +36,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
     """Open the instance of a home, create the home if it is missing, and set DAGSTER_HOME to it.
 
     `overrides` replace top-level tables of its dagster.yaml for this process. Use the result in a `with` statement. Raises NielsCacheError
-    if the home cannot be written, or its dagster.yaml is truncated or invalid.
+    if the home cannot be written, or if its dagster.yaml is truncated or invalid.
     """
     home = dagster_home(home)
     try:
@@ -77,7 +79,7 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
         return read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
-    except Exception as error:  # errors of the YAML parser, the decoder and Dagster; this call only reads and checks the file
+    except Exception as error:  # errors of the YAML parser, the decoder and Dagster, because this call only reads and checks the file
         reason = " ".join(str(error).split())
         raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 

@@ -1,4 +1,4 @@
-"""Messages for errors of the disk or the database of a Dagster home. A message is one line with the problem, the place and the remedy.
+"""Messages for errors of the disk or the database of a Dagster home. A message is one line with the problem, the place and the repair.
 
 Dagster writes an event for nearly everything that it does. So with a full disk, an error of the database comes from the middle of Dagster's
 code. Nothing is written to the disk while the message is made. Errors with a different cause are left unchanged.
@@ -44,8 +44,8 @@ _OF_A_SERVER = "check that the database in its dagster.yaml runs and has room, t
 
 
 class _Refused(BaseException):
-    """An error that ends a run after it could not record an event. It is no Exception, because code that catches Exception would print it
-    and try to record it.
+    """An error that ends a run after it could not record an event. The class does not derive from Exception, because code that catches
+    Exception would print the error and try to record it.
     """
 
 
@@ -115,7 +115,7 @@ def _of_sqlite(reason: str, home: Path) -> str | None:
 
 
 def _is_a_wrong_home(error: BaseException, cause: OSError) -> bool:
-    """Return whether the error already has a message and the home can never be written. This is wrong use, not a temporary problem."""
+    """Return whether the error already has a message that the home can never be written. That is wrong use, not a temporary problem."""
     return isinstance(error, NielsCacheError) and cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -1,4 +1,4 @@
-"""The metadata of assets in Dagster's UI: numbers, samples, tables and pictures."""
+"""The metadata of assets in Dagster's UI (numbers, samples, tables and pictures)."""
 
 from typing import TYPE_CHECKING
 

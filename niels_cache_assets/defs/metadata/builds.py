@@ -30,7 +30,7 @@ from niels_cache_assets.defs.metadata.entries import (
 from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
 from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
@@ -57,7 +57,7 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 
 def family_metadata(
-    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer, *, deduplicated: bool, draw: bool
+    outcome: Outcome, settings: Mapping[str, Any], tokenizer: TextTokenizer, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
 
@@ -104,7 +104,7 @@ def _split(outcome: Outcome, split: Split) -> Metadata:
 
 
 def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
-    """Return the origin of the data set as one entry, and its hash and location."""
+    """Return the origin of the data set as one entry, and the hash and the location of the cache."""
     meta = outcome.meta
     keys = (
         "dataset_revision",
@@ -232,14 +232,16 @@ def split_schema(family: Family) -> dg.TableSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None unless SFT."""
+    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None for a pretrain
+    cache.
+    """
 
     plots: dg.MarkdownMetadataValue | str | None
     said: list[str]
     characters_per_token: float | None
 
 
-def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
+def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
     """Return numbers and plots that meta.json does not have, from one pass over the cache. show/plots/measures.py states the cost.
 
     If the cache is damaged, return a line that says this. The checks then report the damage.
@@ -268,7 +270,7 @@ def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool)
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
     """Return the characters per token of each source and the pieces of long words. If `draw`, add plots of both, and of all pieces."""
-    tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
+    tokenizer = open_built_model(outcome.directory, outcome.meta)
     ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
     if ratios:

@@ -1,7 +1,7 @@
-"""Metadata of corpora, duplicates and reports for the UI: numbers to plot, tables, examples of rejected documents, pictures.
+"""Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, examples of rejected documents, pictures).
 
-All values except the examples come from meta.json and report.json. The examples take a small read of rejected.parquet and of the first
-document.
+All values except the examples come from meta.json and report.json. The examples cost a small read of rejected.parquet, and a read of the
+first document.
 """
 
 import textwrap

@@ -1,4 +1,4 @@
-"""Entries of metadata in forms that the UI can show: tables, code, pictures, samples. The entries are small, because Dagster's database
+"""Entries of metadata in forms that the UI can show (tables, code, pictures, samples). The entries are small, because Dagster's database
 stores them.
 
 Samples show the text of a cache, with visible special tokens and marked targets. In an example, a line that the model learns to produce
@@ -18,7 +18,7 @@ import dagster as dg
 
 from niels_cache_assets.show.samples import Sample, pick_samples
 from niels_cache_assets.tokenizer.decoding import as_text
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split, Tokens
 from niels_cache_runtime.format.meta import Meta
@@ -75,7 +75,7 @@ def pictures(plots: Mapping[str, bytes]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md("\n\n".join(picture(title, png) for title, png in plots.items()))
 
 
-def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
+def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: TextTokenizer) -> str | None:
     """Return the beginnings of the first, a random, the longest and the shortest item of a split. Return None for an empty split.
 
     If the cache is damaged, return a line that says this. The checks run later and report the damage.
@@ -87,7 +87,7 @@ def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: S
         return f"cannot be shown: {error}"
 
 
-def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) -> str:
+def _shown(sample: Sample, family: Family, tokenizer: TextTokenizer) -> str:
     noun = "document" if family == "pretrain" else "example"
     cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
     title = f"**{sample.what}**: {noun} {sample.number:,}, {sample.length:,} tokens{cut}"
@@ -97,7 +97,7 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
     return f"{title}\n\n{fenced(_marked(sample.tokens, tokenizer), 'diff')}"
 
 
-def _marked(tokens: Tokens, tokenizer: SentencePieceTokenizer) -> str:
+def _marked(tokens: Tokens, tokenizer: TextTokenizer) -> str:
     from niels_cache_runtime.cache.sft import assistant_target_mask  # imports torch
 
     ids = tokenizer.special_token_ids()

@@ -1,5 +1,5 @@
-"""A guard in front of Dagster's web server. With the guard, only the UI's own pages can start, change or read anything. The guard is pure
-ASGI.
+"""A guard (a filter of requests) in front of Dagster's web server. With the guard, only the UI's own pages can start, change or read
+anything. The guard is pure ASGI.
 
 Dagster's server has no login. It executes GraphQL mutations sent by GET, accepts `text/plain;application/json` as JSON, and checks neither
 Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on 127.0.0.1. These are the
@@ -14,8 +14,8 @@ routes of the server and the rules of the guard:
 
 These rules hold for all requests. Host must be a name of this server. (A different Host means DNS rebinding, where a foreign name points at
 127.0.0.1.) If the browser sends Sec-Fetch-Site, the header must show that the request comes from the UI. No query string is passed on. The
-answer cannot be framed or embedded. With `read_only`, the guard refuses every mutation and report before Dagster sees it. Cost: a few
-comparisons per request, and a body is parsed once more.
+answer cannot be framed or embedded. With `read_only`, the guard refuses every mutation and report before Dagster sees them. Each request
+costs a few comparisons, and one more parse of its body.
 
 `check_guard` tests a guarded server before the server listens. The server must refuse requests of foreign web pages and still serve its UI.
 The test takes part of a second and changes nothing, because the test mutation asks only for its own type name. The test protects against an
@@ -40,7 +40,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_GRAPHQL_BYTES = 1 << 20  # limit for a query to a read-only server; the UI's own queries have a few KB
+MAX_GRAPHQL_BYTES = 1 << 20  # limit in bytes for a query to a read-only server; the UI's own queries have a few KB
 MAX_BODY_BYTES = 1 << 25  # limit for every other body
 _GRAPHQL_KEYS: dict[str, tuple[type, ...]] = {"query": (str,), "variables": (dict, str), "operationName": (str,)}
 
@@ -75,7 +75,7 @@ class _Refused(Exception):
 
 
 class WebGuard:
-    """An ASGI app that passes the UI's own requests to `app`, and refuses all remaining requests with a short page (400, 403, 405, 413 or
+    """An ASGI app that passes the UI's own requests to `app`. All other requests get a short page that refuses them (400, 403, 405, 413 or
     415).
 
     `port`: the port of the server. Host may be 127.0.0.1, localhost or [::1] with this port. `name`: the host name that the message of a
@@ -152,7 +152,7 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _room(scope: Scope) -> str:
-    """Return the first part of the path. It selects the rule."""
+    """Return the first part of the path, which selects the rule for the request."""
     room: str = scope["path"].lstrip("/").partition("/")[0].lower()
     return room
 

@@ -1,7 +1,8 @@
-"""The web UI: Dagster's own web server behind ui/guard.py, in this process, and its services (services.py).
+"""The web UI. It is Dagster's own web server behind ui/guard.py (a filter of requests), in this process, and the services of Dagster
+(services.py).
 
-Dagster has no hook for a layer in front of its server. So this module calls the functions behind Dagster's own command line. If an update
-changes these functions, or if the guard no longer fits the server, nothing is served, and a NielsCacheError says so before the port
+Dagster has no hook for a layer in front of its server. So this module calls the functions behind Dagster's own command line. An update may
+change these functions, or the guard may no longer fit the server. Then nothing is served, and a NielsCacheError says so before the port
 answers.
 """
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.ui.services import Services
 
 _NAME = "ui"  # name of the lock in the home
-_REFRESH_MILLISECONDS = 2_000  # the page asks for new states at this interval, which is also that of `dagster dev`
+_REFRESH_MILLISECONDS = 2_000  # the interval at which the page asks for new states; `dagster dev` has the same interval
 _DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; SQLite ignores them
 _CHECK_SECONDS = 1.0
 
@@ -36,9 +37,9 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal. Call `ready` when the UI
     answers.
 
-    If `read_only`, the UI cannot change anything, and no daemon is started. If not, there can be only one UI for each Dagster home. Raises
-    NielsCacheError if a different process runs a UI on this home, the home cannot be used, the guard does not fit the web server, or a
-    service ends by itself. Raises NotWrittenError for errors of the home's disk or database.
+    With `read_only`, the UI cannot change anything, and no daemon is started. Without `read_only`, there can be only one UI for each
+    Dagster home. Raises NielsCacheError if a different process runs a UI on this home, or if the home cannot be used. Also raises it if the
+    guard does not fit the web server, and if a service ends by itself. Raises NotWrittenError for errors of the home's disk or database.
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.ui.services import Services

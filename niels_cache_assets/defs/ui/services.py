@@ -1,5 +1,5 @@
-"""The processes behind the web UI: a code server, and the daemon that launches queued runs and backfills. `dagster dev` starts the same two
-processes.
+"""The two processes behind the web UI. One is a code server. The other is the daemon, which launches queued runs and backfills. `dagster
+dev` starts the same processes.
 
 These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. After Ctrl-C, the main process ends
 the runs first and the services afterwards. The services also end whenever the main process ends (niels_cache_assets.processes).
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # the settings that a process reads from a home; this class has no public name
+from dagster._core.instance.ref import InstanceRef  # the class of the settings that a process reads from a home; it has no public name
 from dagster._core.storage.tags import GRPC_INFO_TAG  # the default launcher records the code server of a run in this tag
 from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
@@ -29,7 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 MODULE = "niels_cache_assets.definitions"
 LOCATION = "niels_cache_assets"
 STARTUP_SECONDS = 180
-RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; work after that position is repeated
+RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; the next build repeats the work after that position
 SERVICE_GRACE_SECONDS = 0.3
 
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -75,9 +75,8 @@ class Services:
         self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
-        """Return the command line option that passes the current settings of the instance, but only if dagster.yaml has no entry for
-        telemetry. Otherwise, return no option. The option shows the settings on the command line, which every user of the machine can see,
-        and dagster.yaml may hold a database password.
+        """Return the command line option that passes the current settings of the instance. Return no option if dagster.yaml has an entry
+        for telemetry. Every user of the machine can see the settings in a command line, and dagster.yaml may hold a database password.
         """
         if self._instance.is_ephemeral:
             return []
@@ -105,7 +104,7 @@ class Services:
 
     def _stop(self) -> None:
         """Stop the daemon, then the runs, then the code server that executes the runs. This takes at most about two seconds."""
-        # The code server is the last process. The list is empty if the code server could not be started.
+        # The code server ends last. The list is empty if the code server could not be started.
         processes = [*reversed(self._processes.values())]
         for process in processes[:-1]:
             process.send_signal(signal.SIGINT)

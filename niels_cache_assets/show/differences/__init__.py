@@ -1,4 +1,4 @@
-"""The differences between two builds, for `niels-cache diff`. The modules here read both builds and write only temporary files.
+"""The differences between two builds, for `niels-cache diff`. The modules here read both builds, and write only temporary files.
 
     folders.py     the comparison of two data sets or two cache roots, with their meta.json
     documents.py   documents that only one of the two builds has

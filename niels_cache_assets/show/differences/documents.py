@@ -1,12 +1,12 @@
 """Documents (or examples) that only one of two builds has. Lineage identifies a document: id at the source, file and row.
 
 1. Skip batches of rows that are equal on both sides. For every remaining row, write a digest to one of several temporary files, the parts.
-   The digest selects the part, so that each part stays small.
+   The digest of a row decides its part, so that each part stays small.
 2. In each part, sort the digests, and count each digest by side and split.
 
-Cost: one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. Memory: one part. A part has about
-two million rows, or more if both builds together have over a thousand million rows. A document that occurs twice on side A and once on side
-B counts as one difference.
+A comparison costs one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. One part is in memory.
+A part has about two million rows, or more if both builds together have over a thousand million rows. A document that occurs twice on side A
+and once on side B counts as one difference.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def _unreadable(path: Path, error: Exception) -> NielsCacheError:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield batches of _ROWS_AT_ONCE rows; the last may be shorter. Two files with equal rows give equal batches, even if their row groups
+    """Yield batches of _ROWS_AT_ONCE rows. The last batch may be shorter. Two files with equal rows give equal batches, even if their row
+    groups
     differ.
     """
     import pyarrow

@@ -71,8 +71,8 @@ class Differing:
 class MetaDifferences:
     """The differences between two meta.json. settings: in recorded settings and inputs. counts: in the resulting counts.
 
-    has_unrecorded: True if the fingerprints differ but all recorded settings are equal. Then the cause is a setting that meta.json does not
-    record, a code version, or the content of a corpus.
+    has_unrecorded: True if the fingerprints differ but all recorded settings are equal. The reason is then a setting that meta.json does
+        not record, a code version, or the content of a corpus.
     """
 
     settings: list[Differing]

@@ -1,7 +1,7 @@
 """The first token that differs between two splits, and the document with this token on each side.
 
-Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. Cost: one pass over both
-splits, up to the first difference. Memory: a few blocks. The command line prints the result.
+Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. A comparison costs one pass
+over both splits, up to the first difference. A few blocks are in memory. The command line prints the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plots of one cache: lengths, token frequency and drop reasons. Conversations also have a plot of turns and targets.
+"""Plots of one cache, for lengths, token frequency and drop reasons. Conversations also have a plot of turns and targets.
 
 The UI and the reports call `cache_plots`. measures.py does the counting and states the cost.
 """
@@ -109,7 +109,7 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
-    """Draw two panels: examples by number of turns, and examples by their share of target tokens."""
+    """Draw two panels. One shows examples by number of turns, the other shows examples by their share of target tokens."""
     figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
     set_title(left, "examples by turns")

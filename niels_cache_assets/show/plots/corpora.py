@@ -29,7 +29,7 @@ _STAGE_COLORS = {"source": GRAY, "cleaning": BLUE, "duplicates": ORANGE}
 
 
 def draw(report: dict[str, Any]) -> dict[str, bytes]:
-    """Return PNGs by file name: funnel, reasons, lengths, and duplicates if the corpus is deduplicated."""
+    """Return PNGs by file name. They are funnel, reasons, lengths, and duplicates if the corpus is deduplicated."""
     plots = {"funnel.png": _funnel(report), "reasons.png": _reasons(report), "lengths.png": _lengths(report)}
     return {**plots, "duplicates.png": _duplicates(report)} if report["duplicates"] else plots
 

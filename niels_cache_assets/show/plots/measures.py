@@ -1,7 +1,7 @@
 """The counts for the plots of a cache. They take one pass over the cache in blocks, so that memory stays constant.
 
-Cost: about 2 ns per token for pretrain or 20 ns per token for SFT, and 8 bytes read per document. If a cache is larger than MAX_TOKENS,
-only evenly spaced blocks are counted. So every cache takes at most a second or two. Lengths always cover every document.
+A pass costs about 2 ns per token for pretrain or 20 ns per token for SFT, and a read of 8 bytes per document. If a cache is larger than
+MAX_TOKENS, only evenly spaced blocks are counted. So every cache takes at most a second or two. Lengths always cover every document.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The plot of a mixture, the data sets that one training run reads. It shows configured, available and read shares, and how often each data
-set is read.
+"""The plot of a mixture, which is the data sets that one training run reads. The plot shows configured, available and read shares, and how
+often each data set is read.
 """
 
 from __future__ import annotations

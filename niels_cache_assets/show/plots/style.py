@@ -1,8 +1,8 @@
 """The look of every plot, and the plot of drop reasons, which caches and corpora share.
 
 A plot is a PNG that is small enough for Dagster's database. All plots have the same width, and a background that suits light and dark
-pages. All plots use matplotlib's Agg canvas without pyplot. The canvas needs no global state and no display. In a pinned environment, equal
-data always give equal bytes. Cost: a second for the import, and a tenth of a second for each plot.
+pages. All plots use matplotlib's Agg canvas without pyplot, which needs no global state and no display. In a pinned environment, equal data
+always give equal bytes. The import costs a second, and each plot costs a tenth of a second.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
-WIDTH = 7.2  # inches; all plots have this width, so that plots in a column align
-CARD = "#e6ebf1"  # darker than a light page, and not too bright on a dark one; all colors are readable on it
+WIDTH = 7.2  # in inches; all plots have this width, so that plots in a column align
+CARD = "#e6ebf1"  # darker than a light page, and not too bright on a dark page; all colors are readable on it
 INK, MUTED, GRID = "#1f2933", "#4a5666", "#c5cfda"
 BLUE, ORANGE, GRAY = "#1f5fa8", "#b8450f", "#8b98a9"
 BAR = 0.62  # height or width, as a share of the available space

@@ -1,4 +1,4 @@
-"""Plots of a tokenizer: its pieces by length, characters per token of each source, and the pieces of long words."""
+"""Plots of a tokenizer, for its pieces by length, the characters per token of each source, and the pieces of long words."""
 
 from __future__ import annotations
 

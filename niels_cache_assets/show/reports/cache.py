@@ -1,7 +1,7 @@
-"""The report `reports/cache`: all caches below a cache root, with the records of Dagster and the mixtures that runs would read.
+"""The report `reports/cache` about all caches below a cache root. It has the records of Dagster, and the mixtures that runs would read.
 
-Cost: the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. No file is
-hashed and no upstream is contacted. markdown.py and page.py write the report as text.
+A report costs the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. No
+file is hashed, and the network is not used. markdown.py and page.py write the report as text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_n
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "5"  # raise this by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,9 @@ class CacheReport:
         return sum(item.state.condition == "complete" for item in self.items)
 
     def recorded(self, item: Item) -> Recorded:
-        """Return the records of an item. Omit the checks of an item that is off, because these checks pass without verifying anything."""
+        """Return the records of an item. The checks of an item that is switched off are left out, because they pass without verifying
+        anything.
+        """
         found = self.history.of(item.state.directory)
         return found if item.is_wanted else replace(found, checks=())
 
@@ -218,7 +220,7 @@ class CacheReport:
         short = shortfall(item.meta) if item.is_wanted else None
         texts += (
             [short] if short is not None and all(check.said != short for check in recorded.checks) else []
-        )  # no check says so if the cache is older than the check
+        )  # if the cache is older than the check, no check reports this
         newest = recorded.upstream.newest
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")

@@ -1,6 +1,6 @@
 """The plots of a report. Each item has the same plots as in the UI, and each mixture has one plot.
 
-Cost: plots/measures.py takes at most a second or two for its pass over each cache. Each plot takes a tenth of a second.
+The pass of plots/measures.py over a cache takes at most a second or two. Each plot takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -90,11 +90,10 @@ def _plots(registry: Registry, item: Item, root: Path) -> dict[str, bytes]:
         return cache_plots(measure_cache(directory, kind, meta), kind, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
         from niels_cache_assets.show.plots.tokenizers import tokenizer_plots
-        from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+        from niels_cache_assets.tokenizer.kinds import open_built_model
         from niels_cache_assets.tokenizer.measures import by_source, split_words
-        from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
-        tokenizer = SentencePieceTokenizer(str(directory / TOKENIZER_MODEL_NAME), special_tokens=meta["special_tokens"])
+        tokenizer = open_built_model(directory, meta)
         return tokenizer_plots(
             piece_bytes=tokenizer.piece_bytes(),
             characters_per_token=by_source(root, meta),

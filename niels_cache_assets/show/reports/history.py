@@ -1,5 +1,5 @@
 """The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads the records. A report without
-records says why there are none.
+records gives the reason.
 
 Times are seconds since 1970 from Dagster's clock. No file of a cache contains these times.
 """
@@ -21,7 +21,7 @@ _UNITS = (("year", 365.25 * 86_400), ("month", 30.44 * 86_400), ("day", 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The newest result of a check of the current cache. `said`: the finding of the check, or empty."""
+    """The newest result of a check of the current cache. `said`: the finding of the check, or an empty text."""
 
     name: str
     outcome: Outcome
@@ -31,7 +31,8 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """The records about the upstream of a data set. first_seen: when an observation or a build first met the revision of the cache.
+    """The records about the upstream of a data set. first_seen: the time at which an observation or a build first found the revision of the
+    cache.
 
     looked_at: the time of the last observation of upstream. newest: the revision at that time. Both are None if upstream was never
     observed.
@@ -57,11 +58,11 @@ class Recorded:
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
     def revision_age(self, revision: str | None, now: float) -> str:
-        """Return the time since the revision of the cache was first met."""
+        """Return the time since the revision of the cache was first found."""
         return age(self.upstream.first_seen if revision is not None else None, now)
 
     def upstream_words(self, revision: str | None, now: float) -> str:
-        """Return one or two sentences about upstream. Empty if the cache has no revision."""
+        """Return one or two sentences about upstream, or an empty text if the cache has no revision."""
         if revision is None:
             return ""
         found, said = self.upstream, []
@@ -75,7 +76,8 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """All records for a report. `source`: a text that says where the records come from, or why there are none. `folders`: the records of
+    """All records for a report. `source`: a text with the place of the records, or with the reason why there are no records. `folders`: the
+    records of
     each folder, by absolute path. `checks`: the checks of whole families.
     """
 

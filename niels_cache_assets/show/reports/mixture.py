@@ -2,8 +2,8 @@
 
 The report gives shares, tokens and epochs, and warns about too many repetitions. It counts in the order in which TokenLoader takes samples
 (niels_cache_runtime.loader.blend), so the counts are exact. The cost does not depend on the number of steps. Counting takes milliseconds,
-or a second if the weights have a period of a million samples. The report reads the sizes of caches, but no token. For the same weights, the
-order of Megatron-LM differs by single samples.
+or a second if the weights have a period of a million samples. The report reads the sizes of caches, but no token. Megatron-LM's order for
+the same weights differs by single samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.place import check_place
 
-CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
 ALL = "all pretrain data sets"
 
 
@@ -50,7 +50,7 @@ class MixedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """A planned run. left_out: for each unreadable data set, the reason. A blend with an unreadable data set has no sources."""
+    """A planned run. left_out: the reason for each data set that cannot be read. A blend with such a data set has no sources."""
 
     name: str
     samples: int

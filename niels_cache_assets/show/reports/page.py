@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
 
-_FEW = 12  # if there are at most this many items, all are open
+_FEW = 12  # if a page has at most this many items, all items are open
 _PNG_SIZE = slice(16, 24)  # the bytes of width and height in the header
 
 
@@ -61,7 +61,9 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:
-    """Return whether the page shows this item open. If there are few items, all are open, otherwise only items that need attention."""
+    """Return whether the page shows this item open. If there are few items, all items are open. Otherwise only items that need attention
+    are open.
+    """
     return len(report.items) <= _FEW or item.name in report.noticed
 
 

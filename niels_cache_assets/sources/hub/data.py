@@ -1,9 +1,9 @@
 """Streaming from the Hugging Face hub, or from local files through the same loading code.
 
 `HubData` holds the configuration keys of such a data set, resolves the upstream commit and streams rows in Arrow batches. Each row comes
-with its file and row number, also after Hugging Face's shuffle. The subclasses decide what the columns of a row mean. Cost: about 8 µs for
-a row of 2 KB with a shuffle. Memory: the columns of a compressed row group, and about 64 MB of rows or one longer row. A shuffle also needs
-memory for its buffer and for a thousand rows of any length.
+with its file and row number, also after Hugging Face's shuffle. The subclasses decide what the columns of a row mean. A row of 2 KB costs
+about 8 µs with a shuffle. The columns of a compressed row group (block of rows) are in memory, and about 64 MB of rows or one longer row. A
+shuffle also needs memory for its buffer and for a thousand rows of any length.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubRows(NamedTuple):
     """A batch of rows as columns. `files`, `rows`: the file and the row number of each row. A file name is relative to the repository or to
     the folder of the local files.
 
-    `damaged`: for each row with damage, the replaced bytes in its texts. The key is the index of the row in the batch.
+    `damaged`: the replaced bytes in the texts of a row. The key is the index of the row in the batch. Rows without damage have no entry.
     """
 
     columns: dict[str, list[Any]]
@@ -54,7 +54,7 @@ class HubData(DecodesText):
     the hub.
     """
 
-    files_code_version: ClassVar[str] = "2"  # the code_version if files are read; `code_version` is for reading the hub
+    files_code_version: ClassVar[str] = "2"  # the code version for reading files; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -76,7 +76,7 @@ class HubData(DecodesText):
 
     @property
     def local_key(self) -> str | None:
-        """The configuration key that names files to read instead of the hub, or None. If it is not None, nothing from the hub is read or
+        """The configuration key that names files to read instead of the hub, or None. With such a key, nothing from the hub is read or
         recorded.
         """
         return "files" if self.files else None
@@ -116,7 +116,7 @@ class HubData(DecodesText):
 
     @property
     def follows_the_hub(self) -> bool:
-        """Whether the revision is the newest commit on the hub. This needs that there is no pinned revision and no local copy."""
+        """Whether the revision is the newest commit on the hub. This is so if there is neither a pinned revision nor a local copy."""
         return self.pinned_revision is None and not self.local_key
 
     def describe(self) -> dict[str, Any]:
@@ -154,9 +154,9 @@ class HubData(DecodesText):
     ) -> Iterator[HubRows]:
         """Yield rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
-        `texts`: the fields whose damage is reported; if empty, the first field. `keep_linebreaks` is for plain text files, where each row
-        is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not opened. Closing the
-        iterator early is quick.
+        `texts`: the fields whose damage is reported. If `texts` is empty, the first field is used. `keep_linebreaks` is for plain text
+        files, where each row is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not
+        opened. Closing the iterator early is quick.
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
@@ -230,8 +230,8 @@ def _longer(values: Sequence[Any], limit: int) -> list[int]:
 
 
 def _datasets() -> Any:
-    """Return the datasets library, without log lines and progress bars, and without its sleep of five seconds at the end of each shuffled
-    Parquet stream.
+    """Return the datasets library. Its log lines and progress bars are switched off, and so is a sleep of five seconds at the end of each
+    shuffled Parquet stream.
 
     The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). The library's counting of downloads is also off,
     because it needs the network even for local files.
@@ -241,7 +241,7 @@ def _datasets() -> Any:
     from niels_cache_assets.sources.net.transport import install
 
     install()
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs whole addresses with secrets; errors say the same
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # the library logs whole addresses with secrets, and errors say the same
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()

@@ -1,5 +1,5 @@
-"""Errors of the hub. A message says that the hub is not reachable now or that something does not exist, gives advice, and never holds a
-token.
+"""Errors of the hub. A message says that the hub is not reachable now, or that something does not exist. It gives advice, and never holds
+an access token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
 
 @contextmanager
 def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
-    """Turn errors of the hub libraries into NielsCacheError, or SourceUnavailable if another try later may help."""
+    """Turn errors of the hub libraries into NielsCacheError, or into SourceUnavailable if another try later may help."""
     try:
         yield
     except SourceUnavailable as error:
@@ -107,8 +107,8 @@ def _answer(error: HfHubHTTPError) -> str:
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
-    """Return the error for an unreachable hub. A wrong name gives the same failure, so the message says whether the data set was read
-    before.
+    """Return the error for an unreachable hub. A wrong name of a data set gives the same failure, so the message says whether the data set
+    was read before.
     """
     known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
     return SourceUnavailable(

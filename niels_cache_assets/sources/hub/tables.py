@@ -2,7 +2,7 @@
 the values of the file.
 
 The library has no public interface for this, so these functions change the loaders of the library. Each docstring names the internals that
-the function relies on. `hub.data` chooses the data set and the columns. Cost: two columns of numbers.
+the function relies on. `hub.data` chooses the data set and the columns. The functions add two columns of numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 
 
 def file_name(url: str, local_names: dict[str, str]) -> str:
-    """Return the name of a file: the name in `local_names` if there is one, otherwise the path in its repository."""
+    """Return the name of a file. This is the name in `local_names`, or else the path in its repository."""
     return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
 
 
@@ -140,9 +140,9 @@ def survive_null_rows() -> None:
 def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
     """Return the Python values of a column. If the JSON loader encoded a column as JSON because of mixed types, decode the values.
 
-    `encoding`, `damaged`: see column_values. `recoded`: whether the bytes come from `decode_json`; such bytes are UTF-8 and may already
-    hold marks of damage. The loader does not encode a string that is already JSON, so the string "6" and the number 6 cannot be
-    distinguished.
+    `encoding`, `damaged`: see column_values. `recoded`: whether the bytes come from `decode_json`. Such bytes are UTF-8, and may already
+    hold marks (characters in place of damaged bytes). The loader does not encode a string that is already JSON, so the string "6" and the
+    number 6 cannot be distinguished.
     """
     import pyarrow as pa
 
@@ -227,8 +227,8 @@ def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
 def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
     """Make this JSON loader, which reads only UTF-8, read the user's files in `encoding`, or in the encoding of their byte order mark.
 
-    The loader calls `open` as a global of its module. This function replaces this `open`. Damage passes through the new `open` as marks
-    (`carried`).
+    The loader calls `open` as a global of its module. This function replaces this `open`. The new `open` puts marks in place of damaged
+    bytes (`carried`).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -248,7 +248,7 @@ def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> Non
 
 
 class _Recoded(io.RawIOBase):
-    """A stream that is recoded to UTF-8. Marks stand for damaged bytes."""
+    """A stream that is recoded to UTF-8. Marks (lone surrogates) stand for damaged bytes."""
 
     def __init__(self, stream: IO[bytes], encoding: str) -> None:
         self._stream, self._blocks, self._is_start = stream, decoded_blocks(stream, encoding), True
@@ -277,7 +277,7 @@ class _Recoded(io.RawIOBase):
 def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
     """Return a reader that replaces the reader of the Parquet loader and yields up to a thousand rows at a time.
 
-    `by_bytes`: whether to yield fewer rows if rows are long.
+    `by_bytes`: whether to yield fewer rows at a time if rows are long.
 
     The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow consumer, and tokenizing is slow. No setting changes this.
     The order of the library's shuffle depends on the boundaries of the tables, so for a shuffle the boundaries must always be the same.

@@ -1,9 +1,9 @@
 """Pages of a MediaWiki XML dump, streamed: `read_pages`.
 
 Format: any version of the export schema, such as mediawiki.org/xml/export-0.11 (the namespace is ignored). The standard library's expat
-reads the XML, event by event. Memory: one page and a block of the file, for a dump of any size. If a page has a history, only its last
-revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, it seeks to the page. In a compressed dump, it parses
-all pages before, and parsing is faster than the decompression. Wikitext is not converted here.
+reads the XML, event by event. One page and a block of the file are in memory, for a dump of any size. If a page has a history, only the
+last revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, the pass seeks to the page. In a compressed dump,
+it parses all earlier pages, and parsing is faster than the decompression. Wikitext is not converted here.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Page(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """The U+FFFD between two tags.
+    """The replacement characters (U+FFFD) between two tags.
 
-    `at`: the position of the first U+FFFD in the bytes that expat got. `size`: the number of replaced bytes. `characters`: the number of
-    U+FFFD. `has_nul`: whether a NUL was replaced.
+    `at`: the position of the first replacement character in the bytes that expat got. `size`: the number of replaced bytes. `characters`:
+    the number of replacement characters. `has_nul`: whether a NUL was replaced.
     """
 
     at: int
@@ -173,8 +173,9 @@ def read_pages(
 
     Bytes that are not valid in `encoding`, and characters that XML cannot hold (NULs), become U+FFFD, and the page holds their number.
 
-    Raises NielsCacheError with file and offset for a dump that is damaged, cut or not XML, for a page of more than `limit` characters, and
-    for tags or comments that are too long or nested too deeply for a dump. With `on_damage`, a damaged dump ends before the damage.
+    Raises NielsCacheError with file and offset for a dump that is damaged, cut or not XML. Also raises it for a page of more than `limit`
+    characters, and for tags or comments that are too long or nested too deeply for a dump. With `on_damage`, a damaged dump ends before the
+    damage.
     """
     position = position or FilePosition()
     damaged: list[DamagedFile] = []
@@ -203,7 +204,7 @@ def read_pages(
                 where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
                 raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, longer than in any dump; remove it")
         else:
-            problem = _parse(parser, "", file.name, last=True)  # expat may still hold the end of a block
+            problem = _parse(parser, "", file.name, last=True)  # the end of a block may still be in expat
             yield from _given(handler, position, after=given, offset=None)
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
@@ -247,7 +248,7 @@ def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
 
 
 def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
-    """Return the problem of this piece of the dump, or an empty string."""
+    """Parse this piece of the dump. Return the problem of the piece, or an empty string."""
     try:
         parser.Parse(text, last)
     except expat.ExpatError as error:
@@ -281,8 +282,8 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
 
 
 def _readable(text: str) -> tuple[str, list[_Replaced]]:
-    """Return the text with U+FFFD for marks and for characters that XML cannot hold, and the replaced characters. `at` counts bytes from
-    the start of the text.
+    """Return the text with U+FFFD for marks (of damaged bytes) and for characters that XML cannot hold, and the replaced characters. `at`
+    counts bytes from the start of the text.
 
     Elements begin and end at "<". So all replaced characters between two "<" are one entry, which keeps the list short even if a whole page
     is damaged.
@@ -302,5 +303,7 @@ def _readable(text: str) -> tuple[str, list[_Replaced]]:
 
 
 def _bytes_of(character: str) -> int:
-    """Return the number of bytes in the file that became this mark or this character that XML cannot hold."""
+    """Return the number of bytes in the file that became this character, which is a mark of damaged bytes or a character that XML cannot
+    hold.
+    """
     return damage_of(character).size or len(character.encode())

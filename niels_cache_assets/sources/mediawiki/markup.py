@@ -1,4 +1,4 @@
-"""Wikitext to plain text: `plain_text`.
+"""The conversion of wikitext to plain text, in the function `plain_text`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
 categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
@@ -44,7 +44,7 @@ _MARKS = re.compile(
     r"|(?P<less><)|(?P<line>\n)",
     re.MULTILINE | re.IGNORECASE,
 )
-_DEPTH = 40  # maximum number of open marks; if a page has more, they are not meant as markup
+_DEPTH = 40  # maximum number of open marks; if a page has more, the marks are not meant as markup
 _RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of the same or a lower rank to find its partner
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
 _ADDRESS = re.compile(r"[^\s\[\]<>\"\x02-\x08]*")
@@ -88,7 +88,9 @@ _PIECE = 100_000  # characters of a line that are parsed at a time
 
 
 def plain_text(wikitext: str) -> str:
-    """Return the prose of a page as paragraphs between blank lines, or an empty string. Pure; linear in time and memory."""
+    """Return the prose of a page as paragraphs between blank lines, or an empty string. The function is pure, and linear in time and
+    memory.
+    """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
     if "<sup>" in text:
@@ -274,7 +276,7 @@ def _closed_markup(text: str) -> str:
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
-    """Replace the template that begins at `index` by its text, or remove a template's parameter.
+    """Replace the template that begins at `index` by its text. Remove a parameter of a template.
 
     Return the number of braces used, which is three for a parameter and two for a template. Four braces are two templates.
     """
@@ -330,7 +332,7 @@ def _line_text(line: str) -> str:
     if _NEEDS_PARSER.search(line):
         line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
         line = "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
-        line = _DOUBLE_MARK.sub("", line)  # the parser leaves such marks if it rejects a link, and so does a cut through a link
+        line = _DOUBLE_MARK.sub("", line)  # such marks remain if the parser rejects a link, and after a cut through a link
     line = _BLANKS.sub(" ", line)
     if _GONE in line:
         if "(" in line:

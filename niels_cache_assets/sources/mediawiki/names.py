@@ -1,4 +1,6 @@
-"""Names with a meaning in wikitext: tags, namespaces, languages, headings of end matter. Data for `markup`; no logic."""
+"""Names with a meaning in wikitext (tags, namespaces, languages, headings of end matter). This module is data for `markup`, without
+logic.
+"""
 
 # The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"

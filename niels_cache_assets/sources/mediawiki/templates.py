@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
-_BOUNDS = re.compile("[\x05\x06|]")  # bounds of a link, which `markup` has marked, and bars
+_BOUNDS = re.compile("[\x05\x06|]")  # bars, and the bounds of a link, which `markup` has marked
 _KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
 _NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
 _UNITS = {"sqmi": "sq mi", "sqft": "sq ft", "sqin": "sq in", "sqyd": "sq yd", "cuft": "cu ft", "cuin": "cu in", "cuyd": "cu yd"}

@@ -1,1 +1,1 @@
-"""Requests over the network: retries, checked answers, and files at http(s) addresses."""
+"""Requests over the network, with retries and checked answers, and files at http(s) addresses."""

@@ -1,4 +1,5 @@
-"""Functions that read and check one HTTP answer: version, size, byte range and content of the file, and the time of the next try.
+"""Functions that read and check one HTTP answer. They find the version, size, byte range and content of the file, and the time of the next
+try.
 
 An answer that fails a check raises Broken, and another try may succeed. `transport` retries, and compares answers with each other. An
 import of this module imports huggingface_hub.
@@ -34,7 +35,7 @@ class Validator(NamedTuple):
 
 
 class Broken(Exception):
-    """An answer that must be requested again. `spoilt`: the bytes received so far may be wrong too."""
+    """An answer that must be requested again. `spoilt`: whether the bytes received so far may be wrong too."""
 
     def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False, spoilt: bool = False) -> None:
         super().__init__(problem)

@@ -1,7 +1,7 @@
-"""Files at http(s) addresses as an fsspec file system. It uses the same transport as the requests to the hub.
+"""Files at http(s) addresses as an fsspec file system, which uses the same transport as the requests to the hub.
 
 If the server supports ranges, files are read in blocks in any order (Parquet needs this). Otherwise, a file is read once from beginning to
-end. All answers must have the version that the file had when it was opened. There are no listings, because an address names one file.
+end. All answers must have the version that the file had when it was opened. Folders cannot be listed, because an address names one file.
 fsspec's own http(s) file system needs another client library, does not resume a broken body and does not check versions.
 """
 

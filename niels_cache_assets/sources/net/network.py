@@ -1,9 +1,9 @@
-"""Patience with the network: how long a failed request is retried, and the log lines during this time.
+"""Patience with the network, which is the time for which a failed request is retried, and the log lines during this time.
 
-`patience` sets the patience for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, each
-time longer, and at last raises SourceUnavailable. `transport.install` makes the hub's library retry in this way, and fsspec for http(s)
-addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process. Answers are
-checked in `http_answers`.
+`patience` sets the patience for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, for
+a longer time each, and at last raises SourceUnavailable. `transport.install` makes the hub's library retry in this way, and fsspec for
+http(s) addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process. Answers
+are checked in `http_answers`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ _patience = _Patience(None, _silent)
 
 @contextmanager
 def _set(new: _Patience) -> Iterator[None]:
-    """Set the patience for the code inside. If two threads do this at the same time, the thread that ends last restores the value that it
-    found at its start.
+    """Set the patience for the code inside. If two threads do this at the same time, the thread that ends last restores the value from its
+    start.
     """
     global _patience
     outer, _patience = _patience, new

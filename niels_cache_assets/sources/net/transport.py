@@ -2,9 +2,10 @@
 
 It retries connections that fail, end early, stall or are very slow. It retries HTTP 408, 429 and 5xx (after Retry-After). It also retries
 answers that do not match the request: wrong bytes for the Range, a commit that differs from the address, an ETag or size that differs from
-the file, or invalid JSON from an API. If a body breaks, or ends before the size that any answer named, the transport resumes the body at
-this byte. If the server does not support ranges, the transport reads the body again up to this byte. All remaining answers (401, 403, 404,
-redirects) go to the caller. Cost: one HEAD request per hub file. A body of up to 32 MiB is held in memory until it is complete.
+the file, or invalid JSON from an API. A body may break, or end before the size that any answer named. The transport then requests the rest
+of the body from this byte on. If the server does not support ranges, the transport reads the body again up to this byte. All remaining
+answers (401, 403, 404, redirects) go to the caller. Each file of the hub costs one HEAD request. A body of up to 32 MiB is held in memory
+until it is complete.
 
 `install` puts the transport into the hub's library and into fsspec. An import of this module imports huggingface_hub, so import it inside
 functions.
@@ -120,7 +121,7 @@ class PatientTransport(httpx.BaseTransport):
         return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
 
     def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
-        """Return an answer with the right status and headers, or an answer such as 404 that the caller must handle."""
+        """Return an answer with the right status and headers, or an answer that the caller must handle, such as 404."""
         changes = 0
         path = request.url.path
         commit = commit_of(path)
@@ -265,7 +266,7 @@ class _Body(httpx.SyncByteStream):
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
     in_window = 0
-    seconds = 0.0  # time of waiting for the server; the time that the caller takes does not count
+    seconds = 0.0  # time of waiting for the server, without the time that the caller takes
     stream = iter(response.stream)  # type: ignore[arg-type]
     while True:
         begin = time.monotonic()

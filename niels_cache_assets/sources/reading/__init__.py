@@ -1,1 +1,3 @@
-"""Reading of files for all kinds of sources: location, decompression, encodings, limits, rows, and places to resume from."""
+"""Reading of files for all kinds of sources. The modules locate and decompress files, decode text, keep limits, read rows, and find places
+to resume from.
+"""

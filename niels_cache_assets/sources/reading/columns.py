@@ -1,4 +1,4 @@
-"""Columns of rows as batches of documents. With them, a source that reads tables does not make an object for each row.
+"""Columns of rows as batches of documents. With batches, a source that reads tables need not make an object for each row.
 
 In most rows, the text can become a document without a change. The few other rows are handled one by one, in order, because each reason for
 dropping is counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like
@@ -22,8 +22,8 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 class Texts(NamedTuple):
     """The texts of rows.
 
-    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the indices of the rows to handle one by one,
-    ascending.
+    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the ascending indices of the rows that cannot
+        become a document without a change.
     """
 
     text: Objects
@@ -35,19 +35,13 @@ def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection
     """Return the texts of a column.
 
     A row is odd if it has no text, a blank text, a text of more than `limit` characters, or replaced bytes (`damaged`). If `judged` is set,
-    a row with a NUL is odd, too. A value that is not a str becomes an empty text. If no row is odd, only functions in C look at each text.
+    a row with a NUL is odd, too. A value that is not a str becomes an empty text.
     """
-    try:
-        everything = "".join(values)
-    except TypeError:
+    if set(map(type, values)) != {str}:
         values = [value if type(value) is str else "" for value in values]
-        everything = "".join(values)
-    sizes = list(map(len, values))
-    odd: list[int] = []
-    if damaged or 0 in sizes or max(sizes, default=0) > limit or any(map(str.isspace, values)) or (judged and "\0" in everything):
-        found = {row for row, text in enumerate(values) if not text or text.isspace() or len(text) > limit or (judged and "\0" in text)}
-        odd = sorted(found.union(damaged))
-    return Texts(object_array(values, len(values)), np.array(sizes, dtype=np.int64), odd)
+    odd = {row for row, text in enumerate(values) if not text or text.isspace() or len(text) > limit or (judged and "\0" in text)}
+    characters = np.fromiter(map(len, values), np.int64, len(values))
+    return Texts(object_array(values, len(values)), characters, sorted(odd.union(damaged)))
 
 
 def batch_of(
@@ -59,7 +53,7 @@ def batch_of(
     titles: list[str | None] | None = None,
     split: Split | None = None,
 ) -> DocumentBatch:
-    """Return rows as a batch. files, numbers: the file and the number of each row.
+    """Return rows as a batch of documents. files, numbers: the file and the number of each row.
 
     ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. split: the split of all rows.
     """
@@ -90,7 +84,7 @@ def is_plain(text: Any) -> bool:
 
 
 class RowCollector:
-    """The documents of a pass over files whose rows come one by one."""
+    """A collector of the documents of a pass, for files whose rows come one by one."""
 
     def __init__(self, files: FilePass) -> None:
         self._files = files
@@ -123,7 +117,7 @@ class RowCollector:
 
 
 class Collector:
-    """The documents of a pass over files that were read, but not yielded yet."""
+    """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
 
     def __init__(self, files: FilePass) -> None:
         self._files = files

@@ -1,11 +1,11 @@
-"""Compressed files as one stream of bytes: `decompressed`, and `DamagedFile` for data that cannot be read to the end.
+"""Compressed files as one stream of bytes (`decompressed`). `DamagedFile` is the error for data that cannot be read to the end.
 
 The suffix of a file decides its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
 parallel compressors write them. The standard library's readers treat all bytes that do not begin a stream as padding. So they end silently
 if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error. Formats: RFC 1952
-(gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878 (Zstandard). The cost is
-that of the decompressors. Memory: that of the decompressors and a few megabytes, even if a small file becomes very large. This module does
-not open files or interpret their content.
+(gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878 (Zstandard). Time and
+memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. This module does not open files or
+interpret their content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BLOCK = 1 << 18
 
 
 class DamagedFile(NielsCacheError):
-    """Compressed data that cannot be read to its end. The bytes before the offset were read."""
+    """Compressed data that cannot be read to the end. The bytes before the offset were read."""
 
 
 OnDamage = Callable[[DamagedFile], None]
@@ -75,8 +75,8 @@ class _GzipStream:
 class _ZstdStream:
     """A Zstandard stream.
 
-    The library returns all output of its input at once. This may be thirty thousand times the size of the input. So the library gets small
-    pieces, and output that is not needed yet waits in this object.
+    The library decompresses all of its input at once. The output may be thirty thousand times as large as the input. So the library gets
+    small pieces, and output that is not needed yet waits in this object.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _ZstdStream:
 
 class _Format(NamedTuple):
     start: Callable[[], _Stream]
-    padding: int  # zero bytes may follow a stream in multiples of this; 0: no padding
+    padding: int  # zero bytes may follow a stream in multiples of this number; 0 means no padding
 
 
 def _bzip2() -> _Stream:
@@ -179,7 +179,7 @@ class _Decompressed(io.RawIOBase):
         self._name = name
         self._on_damage = on_damage
         self._stream: _Stream | None = None
-        self._compressed = b""  # read, but not yet given to a stream
+        self._compressed = b""  # compressed bytes that were read, but not yet given to a stream
         self._streams = 0
         self._offset = 0
         self._damaged = False
@@ -222,7 +222,7 @@ class _Decompressed(io.RawIOBase):
         return 0
 
     def _take(self) -> bytes:
-        """Return compressed bytes: the rest after a stream that has ended, or otherwise the next bytes of the file."""
+        """Return compressed bytes. They are the rest after a stream that has ended, or otherwise the next bytes of the file."""
         taken, self._compressed = self._compressed, b""
         return taken or self.source.read(_COMPRESSED_BLOCK)
 

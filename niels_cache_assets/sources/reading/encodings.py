@@ -1,12 +1,13 @@
-"""Decoding of files: `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a pass.
+"""Decoding of files. This module has the keys `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a
+pass.
 
 Bytes that are not valid in the encoding become U+FFFD (as with Python's "replace"), and are counted. A U+FFFD in the file itself must not
-be counted. So the error handler first puts a mark in place of the bytes: a lone surrogate that holds the number of bytes. No decoder makes
-a lone surrogate from a file. A reader returns the text without marks. If there are marks, it also returns the marked text.
+be counted. So the error handler first puts a mark in place of the bytes. A mark is a lone surrogate that holds the number of bytes. No
+decoder makes a lone surrogate from a file. A reader returns the text without marks. If there are marks, it also returns the marked text.
 
-A byte order mark has precedence over `encoding`. Cost: valid text is decoded strictly, at full speed; only text with errors is decoded
-again. Lines of UTF-8 are split before decoding, so a pass can seek to a line. Lines of other encodings are split after decoding, so a pass
-that starts in the middle of such a file decodes all bytes before its start. The sources decide what a document is.
+A byte order mark has precedence over `encoding`. Valid text is decoded strictly, at full speed. Only text with errors is decoded again.
+Lines of UTF-8 are split before decoding, so a pass can seek to a line. Lines of other encodings are split after decoding, so a pass that
+starts in the middle of such a file decodes all bytes before its start. The sources decide what a document is.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ NOT_TEXT = "not_text"
 REPLACED = "replaced"
 MAX_REPLACED_SHARE = 0.01
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
-CARRIED_MARKS = "niels_cache_carried_marks"  # this error handler is for bytes that already hold marks (see `carried`)
+CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `carried`)
 MARK = re.compile("[\udc01-\udcff]")
 
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose byte order mark has the same first bytes
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # must come before UTF-16, whose byte order mark has the same first bytes
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, UTF8),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -45,7 +46,7 @@ _BOMS = (
 )
 _BOM = "\ufeff"
 _BLOCK = 1 << 18
-_NAMED_FILES = 20  # in facts: the files with the highest counts, and the current file
+_NAMED_FILES = 20  # facts name so many files with the highest counts, and the current file
 _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
@@ -131,7 +132,7 @@ NO_DAMAGE = Damage(0, 0)
 
 
 def damage_of(marked: str) -> Damage:
-    """Return the numbers of replaced bytes and characters that the marks in a text stand for."""
+    """Return the numbers of replaced bytes and of characters in their place, from the marks in a text (see the module)."""
     marks = MARK.findall(marked)
     return Damage(sum(ord(mark) - 0xDC00 for mark in marks), len(marks))
 
@@ -141,7 +142,7 @@ def unmarked(marked: str) -> str:
 
 
 def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
-    """Return (text, marked text). The marked text is None if no byte was replaced."""
+    """Return (text, marked text). In the marked text, marks hold the numbers of replaced bytes. It is None if no byte was replaced."""
     try:
         return data.decode(encoding), None
     except UnicodeDecodeError:
@@ -150,7 +151,7 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """Return a text that contains marks as bytes, for interfaces that take only bytes.
+    """Return the bytes of a text with marks, for interfaces that take only bytes. A mark stands for bytes that could not be decoded.
 
     Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
     """
@@ -168,7 +169,7 @@ def encoding_at(head: bytes, encoding: str) -> str:
 
 
 def encoding_of(stream: IO[bytes], encoding: str) -> str:
-    """Return `encoding_at` of a newly opened stream, without taking bytes from it."""
+    """Return `encoding_at` of a newly opened stream. No byte is taken from the stream."""
     peek = getattr(stream, "peek", None)
     return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
 
@@ -176,7 +177,7 @@ def encoding_of(stream: IO[bytes], encoding: str) -> str:
 def read_text(
     file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> tuple[str, str | None]:
-    """Return (text, marked text or None) of the whole file, without its byte order mark. Line ends are not changed.
+    """Return (text, marked text or None) of the whole file, as `decode` does. The byte order mark is removed. Line ends are not changed.
 
     Raises NielsCacheError for a file of more than `limit` bytes after decompression.
     """
@@ -191,7 +192,7 @@ def read_lines(
 ) -> Iterator[tuple[int, str, str | None]]:
     """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
-    Before a line is yielded, `position` moves behind it. `stream`: a newly opened stream, or, with `is_start` False, a stream inside a
+    Before a line is yielded, `position` moves behind it. `stream`: a newly opened stream. If `is_start` is False, it is a stream inside a
     file, after the byte order mark. No line includes the byte order mark, and only a line feed ends a line. Raises NielsCacheError for a
     line of more than `limit` bytes.
     """
@@ -253,7 +254,7 @@ def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> 
 
 
 def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
-    """Yield the rest of a stream as marked text, block by block."""
+    """Yield the rest of a stream as marked text (see `decode`), block by block."""
     decoder = codecs.getincrementaldecoder(encoding)(MARKS)
     while block := stream.read(_BLOCK):
         yield decoder.decode(block)
@@ -278,7 +279,7 @@ class DamagedRow(dict[str, Any]):
 
 
 def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
-    """Return the value of marked JSON, and a pattern that matches its marks.
+    """Return the value of JSON whose text has marks (characters in place of bytes), and a pattern that matches these marks.
 
     JSON may also escape surrogates, so each surrogate that is a mark is first replaced by another character.
     """
@@ -289,7 +290,7 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
 
 
 class Decoding:
-    """Counts for the report of a pass: replaced bytes, and documents that are not text, in total and for each file.
+    """Counts for the report of a pass. Replaced bytes, and documents that are not text, are counted in total and for each file.
 
     The facts of the report hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to
     count. `by_file` names the 20 files with the highest counts, and the last file that was read. `files` is right only if files are read
@@ -337,7 +338,7 @@ class Decoding:
     def _add(self, key: str, unit: str, file: str, count: int) -> None:
         """Add to the counts of the report.
 
-        The values are always new objects, because Marks of the stream (for the journal) still hold the old objects.
+        The values are always new objects, because positions of the stream (for the journal) still hold the old objects.
         """
         file = f"{self._report.within}{file}"
         old = self._report.facts.get(key, {unit: 0, "files": 0, "by_file": {}})
@@ -372,7 +373,7 @@ def _worst(counted: dict[str, Any]) -> str:
 
 
 def nothing_is_text(facts: dict[str, Any]) -> str:
-    """Return a note for the message about a build without any document. It is empty if no document was dropped as `not_text`."""
+    """Return a note for the message about a build without any document. The note is empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
     return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"

@@ -1,7 +1,7 @@
 """Keys of the kinds that read the user's files: `jsonl`, `parquet`, `text`.
 
-Files are given as globs, local or as fsspec URLs, compressed or not. They are read in the order of their relative paths. Cost: reading and
-decoding. The source keeps the input order; a builder may shuffle. Hub data sets are read in `hub/`.
+Globs name the files, which may be local or at fsspec URLs, and compressed or not. Files are read in the order of their relative paths. The
+source keeps the order of the input, and a builder may shuffle. Hub data sets are read in `hub/`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class KeepsDamaged(Source):
         """Return None if damage is an error. Otherwise return a function that logs a damaged file and counts it as dropped
         (`damaged_file`).
 
-        A reader reaches the damage while it yields the data before it. A resumed pass that begins in these data reaches the damage again,
-        but the file is counted only once.
+        A resumed pass may begin shortly before the damage, and then reaches the damage again. The file is still counted only once.
         """
         if not self.keep_damaged:
             return None

@@ -1,4 +1,4 @@
-"""Local and remote files of a source: functions that find, open and hash files, and errors that name the file.
+"""Local and remote files of a source. Functions find, open and hash files, and errors name the file.
 
 Globs become `SourceFile`s with a name relative to the globs' common folder. A cache records only these names, not the location on this
 machine. Files at fsspec URLs can be opened, too. Opened files are decompressed (compressed.py). This module does not interpret their
@@ -26,7 +26,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirec
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
-_MOST_NAMES = 10_000  # names of a folder that are read to find a name similar to a missing one
+_MOST_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
 
 
 class SourceFile(NamedTuple):
@@ -92,8 +92,8 @@ def advice_for_missing(pattern: str) -> str:
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
     """Return the total size of local plain-text files. Return None if it is not known.
 
-    It is not known if there are no files, if files are remote, or if the text of a file is larger than the file (compressed files).
-    `endings`: the endings of the files that a folder stands for.
+    The size is not known if there are no files, or if files are remote or compressed.
+    `endings`: a folder stands for the files below it with one of these endings.
     """
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
@@ -104,7 +104,7 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
 
 
 def _near_path(path: str) -> str | None:
-    """Return the path up to its first missing name, with the nearest existing name in place of that name.
+    """Return the path up to its first missing name, with the nearest existing name in place of the missing name.
 
     Return None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
     """
@@ -181,9 +181,9 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path.
 
     `skip`: names of folders not to enter. Files and folders whose names start with a dot (.git, .obsidian) are left out. Links are followed
-    wherever they lead, because people keep parts of their notes in other places. Each real folder is entered once, so loops end. A linked
-    file is returned with the path of the link and not of the target, because a cache records only paths below `path`. So if other users can
-    write to the folder, their links decide which files are read.
+    to any place, because people keep parts of their notes in other places. Each real folder is entered once, so loops end. A linked file is
+    returned with the path of the link and not of the target, because a cache records only paths below `path`. So if other users can write
+    to the folder, their links decide which files are read.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
@@ -251,7 +251,7 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     Local pipes can be read, too. Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to this function instead,
     and the stream ends before the damage.
     """
-    compression_of(file.name)  # before opening, so that the message names the unknown compression
+    compression_of(file.name)  # called before opening, so that the message names the unknown compression
     if "://" not in file.url:
         return decompressed(open(file.url, "rb"), file.name, on_damage)
     filesystem, path = _filesystem(file.url)

@@ -1,7 +1,7 @@
-"""The largest size of one document, line or whole file: `max_document_mib`, and readers that keep the limit.
+"""The largest size of one document, line or whole file (`max_document_mib`), and readers that keep this limit.
 
-Without a limit, one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers in
-this module hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line. Two
+Without a limit, one line of a few gigabytes takes all the memory of a machine. A small compressed file may become such a line. The readers
+in this module hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line. Two
 kinds of rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows (parquet_files.py).
 The second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
 """
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 class LimitsDocuments(Source):
     """The key of the kinds that read files."""
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of it, but no byte changes
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB,

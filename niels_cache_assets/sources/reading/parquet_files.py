@@ -1,16 +1,17 @@
-"""Parquet files, decoded in batches of limited size: `ParquetTable.batches` yields all rows, and never many long rows at once.
+"""Parquet files, which are decoded in batches of limited size. `ParquetTable.batches` yields all rows, and never many long rows at once.
 
-A file of ten kilobytes may hold gigabytes: in a column with a dictionary, a row is a number, and decoding replaces the number by the whole
-text. So three things decide how many rows are decoded together: the longest value of each dictionary, the average length of the rows in a
-row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group without a
-dictionary, by a run of rows that are far longer than the average. Cost: in a row group with a dictionary, the first row is decoded twice.
-The sources give rows their meaning.
+A file of ten kilobytes may hold gigabytes. In a column with a dictionary, a row is a number, and decoding replaces the number by the whole
+text. So three lengths decide how many rows are decoded together. They are the longest value of each dictionary, the average length of the
+rows in a row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group
+without a dictionary, by a run of rows that are far longer than the average. In a row group with a dictionary, the first row is decoded
+twice. The sources give rows their meaning.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BATCH_BYTES = 64 << 20
-_AVERAGE_BYTES = 1 << 20  # for rows of average length, because some may be much longer
+_AVERAGE_BYTES = 1 << 20  # bytes of a batch with rows of average length, because some rows may be much longer
 _WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
 _ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
+_AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
 _LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
@@ -46,6 +48,21 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
             raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
+
+
+def decoded_ahead(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Generator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of `ParquetTable.batches`. While the caller uses a batch, a thread decodes the next one.
+
+    Decoding does not need the interpreter's lock. A large batch is not kept in memory beside another one: after a batch of more than 4 MiB,
+    the next one is decoded only when it is needed.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="decode") as executor:
+        batch = next(batches, None)
+        while batch is not None:
+            ahead = executor.submit(next, batches, None) if batch[1].nbytes <= _AHEAD_BYTES else None
+            yield batch
+            del batch
+            batch = next(batches, None) if ahead is None else ahead.result()
 
 
 class ParquetTable:

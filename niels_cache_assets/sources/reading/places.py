@@ -1,8 +1,9 @@
-"""Places in a source, and passes that begin at a place: `FilePass` with the `FilePosition` of a reader, and `RowsPass` for hub rows.
+"""Places in a source, and passes that begin at a place. `FilePass`, with the `FilePosition` of a reader, is for files, and `RowsPass` for
+rows of the hub.
 
 A reader moves its position past a row before it yields the row. So after each yield of a source, the position is the start of the next row.
-Files before a place are not opened. Inside an uncompressed file, the reader seeks. In other files, it reads the earlier rows again without
-parsing them. Cost: two numbers a row. The readers define rows; the builders choose which places to keep.
+Files before a place are not opened. In an uncompressed file, the reader seeks to the place. In other files, the reader reads the earlier
+rows again without parsing them. A row costs two numbers. The readers define rows; the builders choose which places to keep.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FilePosition:
     """A position in a file. `row`: the number of the next row. `offset`: the offset of a byte in the uncompressed content; `offset_row`
     rows come before this byte.
 
-    `rows`: the number of rows in the file, if the reader knows it.
+    `rows`: the number of rows in the file, if the reader knows this number.
     """
 
     __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
@@ -153,7 +154,7 @@ class FilePass:
 def _size(url: str) -> int:
     try:
         return 0 if "://" in url else os.path.getsize(url)
-    except OSError:  # opening the file reports the error
+    except OSError:  # the error is reported when the file is opened
         return 0
 
 

@@ -1,7 +1,7 @@
 """Rows of JSON Lines and Parquet files, and the choice of their text field.
 
-Pretrain and SFT sources share these readers; the sources give rows their meaning. Cost: json.loads per line; parquet_files.py describes the
-cost of Parquet.
+Pretrain and SFT sources share these readers, and the sources give rows their meaning. A line costs one json.loads. parquet_files.py
+describes the cost of Parquet.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def batched(
 ) -> Iterator[list[Item]]:
     """Group documents into batches of up to 256, or about a million characters, so that large documents do not pile up.
 
-    `places`: the pass that reads these items; before each batch is yielded, it reports where the next batch begins. `length`: a function
-    that returns the length of an item; the default is for documents.
+    `places`: the pass that reads these items. Before each batch is yielded, the pass reports where the next batch begins. `length`: a
+    function that returns the length of an item; the default is for documents.
     """
     batch: list[Item] = []
     characters = 0
@@ -83,7 +83,8 @@ def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
 
 
 def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield so many rows that a field which none of them has is an error: ten thousand rows, or rows with tens of megabytes of text.
+    """Yield the first rows, up to ten thousand rows or tens of megabytes of text. If no row of these has a field, the field counts as
+    missing.
 
     The caller stops at the first row that has the field. The last element of a row holds its values.
     """
@@ -108,7 +109,7 @@ def row_id(value: Any, file: str, row: int) -> str:
 
 
 def text_problem(text: Any) -> str | None:
-    """Return why the text of a row cannot be a document (a reason as in `dropped`), or None."""
+    """Return why the text of a row cannot be a document, as a reason for `dropped`. Return None if it can."""
     if type(text) is not str:
         return "null_text" if text is None else "non_string_text"
     return "empty" if not text or text.isspace() else None
@@ -127,7 +128,7 @@ class HeldText:
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
-        """Return the `text_problem` of the field's value in this row, and remember whether it is text."""
+        """Return the `text_problem` of the field's value in this row, and remember whether the value is text."""
         found = text_problem(text)
         if found is None or found == "empty":
             self._is_there = True
@@ -146,7 +147,7 @@ class HeldText:
         file gives a type.
         """
         hint = self.hint(fields, key=key, kind=kind)
-        if hint is not None and context.start is None:  # the rows of an earlier run are unknown
+        if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
             context.report.hints.append(hint)
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:

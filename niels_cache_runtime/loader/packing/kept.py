@@ -1,4 +1,4 @@
-"""The part of each SFT example that is kept if a row has room for T+1 tokens, and the targets in that part.
+"""The part of each SFT example that fits into a row of T+1 tokens, and the targets in that part.
 
     usr .. EOT asst A EOT usr .. EOT asst B C EOT        an example of 14 tokens
     `------- T+1 = 10 -------'                           truncate_right: its first tokens

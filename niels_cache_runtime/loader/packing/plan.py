@@ -1,15 +1,15 @@
-"""A plan of packed rows: best-fit-decreasing packing of whole examples. The plan is an index; tokens are never rewritten.
+"""A plan of packed rows, made by best-fit-decreasing packing of whole examples. The plan is an index, and tokens are never rewritten.
 
     lengths --histogram--> shapes of the rows: the length of the example at each place    (the same in every epoch)
     (seed, epoch) --permutation--> the example of that length at the place
 
 Examples are placed from the longest to the shortest. Each example goes into the row with the least room that still holds it, or into a new
 row if no row has room. This is best fit decreasing (Johnson 1973; for packing training sequences Krell et al. 2021, Ding et al. 2024). If m
-is the smallest possible number of rows, it needs at most 11/9 * m + 4 rows.
+is the smallest possible number of rows, this method needs at most 11/9 * m + 4 rows.
 
 Examples of the same length are placed together, and rows with the same content are counted, not listed. So the Python loop runs at most
-once per example. It runs much less often on real data, which has far more examples than different lengths. Each round of the loop finds a
-row with one lookup in a bitset of the room that rows have left. `kept` cuts the long examples.
+once per example. On real data, the loop runs much less often, because there are far more examples than different lengths. Each round of the
+loop finds a row with one lookup in a bitset of the room that rows have left. `kept` cuts the long examples.
 """
 
 import hashlib

@@ -99,9 +99,9 @@ class PackedExamples:
     same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps the files again, and raises an error if
     they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if a file is missing, malformed or not the one that meta.json lists, if the data set was never built or was built
-    with another tokenizer than the cache has now, if an id is unknown or disagrees with meta.json, for an invalid setting, and if no
-    example is left.
+    Raises NielsCacheError if a file is missing, malformed or not the file that meta.json lists, and if the data set was never built. Also
+    raises it if the cache has another tokenizer now than at the build, if an id is unknown or differs from meta.json, for an invalid
+    setting, and if no example is left.
     """
 
     packs = True
@@ -229,7 +229,7 @@ class PackedExamples:
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
     def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
-        """Return the examples to put into rows. Raises NielsCacheError if no example is left.
+        """Return the examples to put into rows. Raises NielsCacheError if there are none.
 
         One warning gives the number of examples that are left out because they have no target.
         """

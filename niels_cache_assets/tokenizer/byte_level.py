@@ -1,0 +1,51 @@
+"""The training of a byte-level BPE with the library `tokenizers`. The result is a tokenizer.json.
+
+Text is cut into words in the way of GPT-2, and each byte is a piece, so every text survives a round trip. The same sample gives the same
+bytes: `tokenizers` orders pairs of equal frequency by their ids, and the ids do not depend on its threads. Memory holds the different words
+of the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+
+BYTE_LEVEL = "bytelevel_bpe"
+_LEAST_FREQUENCY = 2  # a pair that occurs once is not worth a piece
+
+
+def sample_lines(sample: str) -> Iterator[str]:
+    """Yield the lines of a training sample, without their newlines."""
+    with open(sample, encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line.rstrip("\n")
+
+
+def train_byte_level(spec: dict[str, Any]) -> None:
+    """Train on the lines of the file `sample`, and write the file `model`. The special tokens have the lowest ids.
+
+    Raises NielsCacheError if the sample has too few pairs for `vocab_size` pieces, and if `vocab_size` is too small for all bytes.
+    """
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=spec["vocab_size"],
+        min_frequency=_LEAST_FREQUENCY,
+        special_tokens=spec["special_tokens"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample_lines(spec["sample"]), trainer=trainer)
+    made = tokenizer.get_vocab_size()
+    wanted = f"vocab_size = {spec['vocab_size']}"
+    if made > spec["vocab_size"]:
+        raise NielsCacheError(f"{wanted} is below the {made} pieces of bytes and special tokens; raise it (--vocab-size)")
+    if made < spec["vocab_size"]:
+        raise NielsCacheError(f"the sample is too small for {wanted}: it gives {made} pieces; lower it (--vocab-size) or add text")
+    Path(spec["model"]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8", newline="\n")

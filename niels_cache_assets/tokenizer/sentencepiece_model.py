@@ -1,0 +1,135 @@
+"""The kind of tokenizer that SentencePiece trains. SentencePiece releases the GIL while it encodes, so more threads encode faster."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.tokenizer.base import TextTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
+
+if TYPE_CHECKING:
+    import sentencepiece
+
+
+def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
+    """Load any SentencePiece model, and return it with the sha256 of its bytes.
+
+    Every piece is read once, which costs some milliseconds. The reason is that SentencePiece loads a damaged model whose pieces are not
+    text, and fails only later. Raises NielsCacheError for a file that cannot be read or is not a SentencePiece model.
+    """
+    import sentencepiece
+
+    try:
+        content = Path(path).read_bytes()
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        processor.id_to_piece(list(range(processor.get_piece_size())))
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote") from error
+    return processor, hashlib.sha256(content).hexdigest()
+
+
+class SentencePieceTokenizer(TextTokenizer):
+    """A SentencePiece model with special tokens. Each special token is one id.
+
+    `model_path` is a .model file. `special_tokens` maps eot, and where they are needed sys, usr, asst and bos, to their strings; the ids
+    are looked up by these strings. Raises NielsCacheError if the file cannot be read or lacks a special token. Pickling stores the path of
+    the model, not its content.
+    """
+
+    kind = "sentencepiece"
+    _loaded = ("_processor",)
+
+    def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
+        super().__init__(model_path, special_tokens=special_tokens)
+        self._special_ids = _lookup_special_ids(self.token_id, self.special_tokens, self.model_path)
+
+    @cached_property
+    def _processor(self) -> sentencepiece.SentencePieceProcessor:
+        if not Path(self.model_path).is_file():
+            raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+        processor, loaded = load_model(self.model_path)
+        self._require_same(loaded)
+        return processor
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of pieces, including special tokens. All ids are below this number."""
+        return int(self._processor.get_piece_size())
+
+    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
+        try:
+            return self._processor.encode_as_numpy(list(texts), num_threads=1)
+        except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
+            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""
+        try:
+            return self._processor.decode([int(token) for token in ids])
+        except (IndexError, RuntimeError) as error:
+            raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
+
+    def decode_continued(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` that follow other ids. SentencePiece itself drops the blank at the start of a text."""
+        eot = self._special_ids["eot"]
+        before = self.decode([eot])
+        if before:
+            return self.decode([eot, *ids]).removeprefix(before)
+        pieces = self.piece_bytes()  # a control piece decodes to nothing
+        return b"".join(pieces[token] for token in self._require_known(ids)).decode(errors="replace")
+
+    def piece_bytes(self) -> list[bytes]:
+        """Return the text of each id as UTF-8 bytes, with blanks for U+2581. For a byte piece, this is the byte.
+
+        Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
+        faster. The bytes of an unknown or control id are empty.
+        """
+        pieces = self._processor
+
+        def bytes_of(token: int) -> bytes:
+            if pieces.is_unknown(token) or pieces.is_control(token):
+                return b""
+            piece = pieces.id_to_piece(token)
+            return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace("\u2581", " ").encode()
+
+        return [bytes_of(token) for token in range(self.vocab_size)]
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a piece, or None."""
+        found = int(self._processor.piece_to_id(token))
+        return None if found == self._processor.unk_id() else found
+
+    def special_names(self) -> list[str]:
+        """Return the control pieces."""
+        return [self._processor.id_to_piece(token) for token in range(self.vocab_size) if self._processor.is_control(token)]
+
+    def save(self, folder: Path) -> None:
+        """Copy the model into a folder."""
+        copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)
+
+
+def _lookup_special_ids(id_of: Callable[[str], int | None], special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
+    ids = {role: id_of(special_tokens[role]) for role in (*ROLE_KEYS, BOS) if role in special_tokens}
+    missing = [special_tokens[role] for role, token in ids.items() if token is None]
+    if missing:
+        raise NielsCacheError(
+            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or set special_tokens"
+        )
+    found = {role: token for role, token in ids.items() if token is not None}
+    if len(set(found.values())) != len(found):
+        raise NielsCacheError(f"{where}: special tokens share an id: {found}; each needs its own")
+    return found

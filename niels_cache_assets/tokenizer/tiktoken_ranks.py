@@ -1,0 +1,300 @@
+"""The kind of tokenizer that a rank file of tiktoken describes. The library `tiktoken` is the reference for its ids.
+
+A rank file has only the pieces. The pattern that cuts text into words, and the special tokens, come from a known encoding or from the
+configuration. A cache keeps the ranks as they are, with a small JSON file that has the pattern and the ids of the special tokens. The
+sha256 of this JSON file identifies the tokenizer, because it covers the ranks too.
+
+`encode_ordinary` of tiktoken never yields a special id. It releases the GIL, so more threads encode faster.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from niels_cache_assets.config.defaults import ENCODINGS, SPECIAL_TOKENS
+from niels_cache_assets.tokenizer.base import IN_ORDER, TextTokenizer, find_special_ids, missing_token, no_eot_is_named
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
+from niels_cache_runtime.format.meta import canonical_json
+
+if TYPE_CHECKING:
+    import tiktoken
+
+_NAME = TOKENIZER_MODEL_NAMES["tiktoken"]
+_NEAR = 0.9  # a name that is this similar to a known special token is a typing error, and not a new token
+_LEAST_NAMED = 3  # the most ranks that a message about missing bytes names
+
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # one digit at a time
+)
+_LLAMA3_WORDS = _QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_RANKS = {  # the number of ranks of each encoding
+    "gpt2": 50_256,
+    "r50k_base": 50_256,
+    "p50k_base": 50_280,
+    "p50k_edit": 50_280,
+    "cl100k_base": 100_256,
+    "o200k_base": 199_998,
+    "o200k_harmony": 199_998,
+    "qwen": 151_643,
+    "llama3": 128_000,
+}
+_AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and their ids, counted from the number of ranks
+    "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, **{f"<|extra_{number}|>": 3 + number for number in range(205)}},
+    "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
+}
+_OWN_WORDS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
+
+
+class Encoding(NamedTuple):
+    """The pattern of an encoding, and the ids of its special tokens by their strings."""
+
+    pattern: str
+    special_tokens: dict[str, int]
+
+
+def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encoding:
+    """Return a known encoding. Nothing is downloaded: the ranks are those of a file.
+
+    Raises NielsCacheError if the installed tiktoken does not have this encoding, or if the ranks are not of this encoding.
+    """
+    if len(ranks) != _RANKS[name]:
+        wanted = f"{name} has {_RANKS[name]:,} ranks, and the file {len(ranks):,}"
+        raise NielsCacheError(f"{where}: {wanted}; give the encoding of this file or its pattern, or copy the file again")
+    if name in _OWN_WORDS:
+        return Encoding(_OWN_WORDS[name], {token: len(ranks) + place for token, place in _AFTER_RANKS[name].items()})
+    spec = find_spec("tiktoken_ext.openai_public")
+    if spec is None or spec.loader is None:
+        raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken")
+    encodings: Any = module_from_spec(spec)  # a copy of the module, whose two functions that download are replaced
+    spec.loader.exec_module(encodings)
+    encodings.load_tiktoken_bpe = encodings.data_gym_to_mergeable_bpe_ranks = lambda *_, **__: dict(ranks)
+    made = getattr(encodings, "ENCODING_CONSTRUCTORS", {}).get(name)
+    if made is None:
+        raise NielsCacheError(f"{where}: the installed tiktoken has no encoding {name!r}; update tiktoken, or give pattern")
+    arguments = made()
+    return Encoding(arguments["pat_str"], arguments["special_tokens"])
+
+
+def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
+    """Read a rank file: lines of a piece in base64, a blank and its rank. Return the rank of each piece, and the sha256 of the file.
+
+    Raises NielsCacheError for a file that cannot be read, is not a rank file, or is damaged: a rank that occurs twice, or a byte without a
+    rank.
+    """
+    if not Path(path).is_file():
+        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    ranks: dict[bytes, int] = {}
+    pieces = 0
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line:
+            continue
+        try:
+            piece, rank = line.split()
+            ranks[base64.b64decode(piece, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
+            raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again") from error
+        pieces += 1
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        named = ", ".join(f"0x{byte:02x}" for byte in missing[:_LEAST_NAMED])
+        raise NielsCacheError(f"{path}: a damaged rank file: {len(missing)} bytes have no rank ({named}); copy the file again")
+    if len(set(ranks.values())) < pieces:
+        raise NielsCacheError(f"{path}: a damaged rank file: a piece or a rank occurs twice; copy the file again")
+    if min(ranks.values()) < 0 or max(ranks.values()) >= min(MAX_VOCAB_SIZE, 2 * len(ranks)):
+        raise NielsCacheError(f"{path}: a damaged rank file: a rank is far beyond its {len(ranks):,} pieces; copy the file again")
+    return ranks, hashlib.sha256(content).hexdigest()
+
+
+class TiktokenTokenizer(TextTokenizer):
+    """A rank file of tiktoken with special tokens.
+
+    `model_path` is a rank file, or the JSON file beside the ranks in a cache. `special_tokens` maps eot, and where they are needed sys,
+    usr, asst and bos, to their strings. A rank file needs `encoding` or `pattern`, unless it has the name of a known encoding. Only the
+    named special tokens get ids. With a known encoding, a special token has the id that the encoding gives it. Any other special token gets
+    the next free id, in the order eot, sys, usr, asst, bos.
+
+    Raises NielsCacheError if the file cannot be read or is damaged, if its pattern is not known, and for an eot that the encoding does not
+    have. Pickling stores the path, not the content.
+    """
+
+    kind = "tiktoken"
+    _loaded = ("_encoding",)
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
+        encoding: str | None = None,
+        pattern: str | None = None,
+    ) -> None:
+        super().__init__(model_path, special_tokens=special_tokens)
+        path = Path(model_path)
+        if path.suffix == ".json":
+            described = _read_description(path)
+            self.ranks_path = str(path.with_name(TIKTOKEN_RANKS_NAME))
+            ranks, sha256 = read_ranks(self.ranks_path)
+            if sha256 != described["ranks_sha256"]:
+                raise NielsCacheError(f"{self.ranks_path}: not the ranks that {path.name} names; build the tokenizer again")
+            self.pattern: str = described["pattern"]
+            self._known: list[str] = []
+            self._ids_by_string: dict[str, int] = described["special_tokens"]
+            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._ids_by_string, self.model_path)
+        else:
+            self.ranks_path = self.model_path
+            ranks, sha256 = read_ranks(path)
+            known = Encoding(pattern, {}) if pattern is not None else known_encoding(_name_of(path, encoding), ranks, self.model_path)
+            self.pattern, self._known = known.pattern, list(known.special_tokens)
+            self._special_ids = _new_ids(self.special_tokens, known.special_tokens, ranks, self.model_path)
+            self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
+        self._vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
+        self.description = canonical_json(
+            {"kind": self.kind, "pattern": self.pattern, "ranks_sha256": sha256, "special_tokens": self._ids_by_string}
+        )
+        self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
+        self._encoding = _open(ranks, self.pattern, self._ids_by_string, self.model_path)
+
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        ranks, sha256 = read_ranks(self.ranks_path)
+        if sha256 != json.loads(self.description)["ranks_sha256"]:
+            raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
+        return _open(ranks, self.pattern, self._ids_by_string, self.model_path)
+
+    @property
+    def library_encoding(self) -> tiktoken.Encoding:
+        """The object of the library `tiktoken`."""
+        return self._encoding
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id plus one, named special tokens included."""
+        return self._vocab_size
+
+    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text as uint32 arrays. No text yields a special id."""
+        return [np.array(self._encode(text), dtype=np.uint32) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        if not text.isascii():
+            try:
+                text.encode()  # tiktoken would replace a lone surrogate
+            except UnicodeEncodeError as error:
+                raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
+        try:
+            return self._encoding.encode_ordinary(text)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust; it is not an Exception
+                raise
+            shown = f"{text[:60]!r} ({len(text):,} characters)"
+            raise NielsCacheError(f"{self.model_path}: tiktoken cannot encode a text: {error}; drop or cut it: {shown}") from error
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises NielsCacheError for an id that is not in the vocabulary.
+        """
+        known = self._require_known(ids)
+        try:
+            return self._encoding.decode(known)
+        except KeyError as error:
+            raise NielsCacheError(f"{self.model_path}: the id {error} has no piece; is it of another tokenizer?") from error
+
+    def piece_bytes(self) -> list[bytes]:
+        """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a piece has no bytes.
+
+        Joining these bytes gives the text of the ids.
+        """
+        pieces = [b""] * self._vocab_size
+        ranks, _ = read_ranks(self.ranks_path)
+        for piece, rank in ranks.items():
+            pieces[rank] = piece
+        for token, number in self._ids_by_string.items():
+            pieces[number] = token.encode()
+        return pieces
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a named special token, or None."""
+        return self._ids_by_string.get(token)
+
+    def special_names(self) -> list[str]:
+        """Return the special tokens of the known encoding, and the named ones."""
+        return list(dict.fromkeys([*self._known, *self._ids_by_string]))
+
+    def save(self, folder: Path) -> None:
+        """Write the ranks and their description into a folder."""
+        copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
+        (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
+
+
+def _name_of(path: Path, encoding: str | None) -> str:
+    """Return the name of the encoding: the given one, or the name of the file without its ending if it is known."""
+    name = path.stem if encoding is None else encoding
+    if name in ENCODINGS:
+        return name
+    near = difflib.get_close_matches(name, ENCODINGS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near and encoding is not None else ""
+    problem = "a rank file does not say how text is cut into words" if encoding is None else f"no encoding {encoding!r}"
+    add = f"add encoding (one of {', '.join(ENCODINGS)}) or pattern, the regular expression of the model, to [tokenizer]"
+    raise NielsCacheError(f"{path}: {problem}{hint or f'; {add}'}")
+
+
+def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:
+    """Return the ids of special tokens by role. A token that the encoding does not know gets the next free id."""
+    if dict(special_tokens) == SPECIAL_TOKENS:  # nothing is configured
+        raise no_eot_is_named(known, where)
+    ids: dict[str, int] = {}
+    free = max(max(ranks.values()), *known.values(), 0) + 1
+    for role in IN_ORDER:
+        token = special_tokens.get(role)
+        if token is None:
+            continue
+        if token in known:
+            ids[role] = known[token]
+            continue
+        if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
+            raise missing_token(role, token, known, where)
+        ids[role], free = free, free + 1
+    return ids
+
+
+def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int], where: str) -> tiktoken.Encoding:
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
+    try:
+        return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+    except ValueError as error:
+        raise NielsCacheError(f"{where}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        described = json.loads(path.read_bytes())
+        assert described["kind"] == "tiktoken"
+        assert all(isinstance(token, int) for token in described["special_tokens"].values())
+        _ = described["pattern"], described["ranks_sha256"]
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
+        raise NielsCacheError(f"{path}: not the description of tiktoken ranks; build the tokenizer again") from error
+    return described

@@ -1,0 +1,285 @@
+"""The kind of tokenizer that a tokenizer.json of Hugging Face describes. The library `tokenizers` is the reference for its ids.
+
+While text is encoded, special tokens are switched off, so their strings are ordinary text. Added tokens that are not special are matched in
+text, whatever the setting: this is how the library works, and models were trained so. Truncation, padding and dropout in the file are
+switched off, because they would lose, add or change tokens. `tokenizers` releases the GIL and encodes a batch on all cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from niels_cache_assets.config.defaults import SPECIAL_TOKENS
+from niels_cache_assets.tokenizer.base import TextTokenizer, find_special_ids
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_NAME = TOKENIZER_MODEL_NAMES["tokenizer.json"]
+_SIDE_NAMES = tuple(name for name in TOKENIZER_SIDE_NAMES if name != TIKTOKEN_RANKS_NAME)
+_MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
+_BLANK = "\u2581"
+_FIRST_STAND_IN = 256
+
+
+def byte_characters() -> dict[str, int]:
+    """Return the byte of each character in the pieces of a byte-level BPE.
+
+    A byte that is a visible character of Latin-1 stands for itself. The other bytes, in order, are the characters from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(_FIRST_STAND_IN + number): byte for number, byte in enumerate(hidden)}
+
+
+def json_file(path: str | Path) -> Path:
+    """Return the path of the tokenizer.json that `path` names: the file itself, or the one in this folder.
+
+    Raises NielsCacheError for a folder without it.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / _NAME).is_file():
+        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken"))
+        hint = f"; name its file: model = {json.dumps(str(path / others[0]))}" if others else "; give the folder or file that has it"
+        raise NielsCacheError(f"{path}: this folder has no {_NAME}{hint}")
+    return path / _NAME
+
+
+class HuggingFaceTokenizer(TextTokenizer):
+    """A tokenizer.json with special tokens.
+
+    `model_path` is the file, or a folder that has it. `special_tokens` maps eot, and where they are needed sys, usr, asst and bos, to their
+    strings. Raises NielsCacheError if the file cannot be read, is not a tokenizer.json, has a component that `tokenizers` does not know,
+    has ids beyond its vocabulary, or lacks a special token. Pickling stores the path, not the content.
+    """
+
+    kind = "tokenizer.json"
+    _loaded = ("_tokenizer", "_pieces", "_is_byte_level")
+
+    def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
+        self._given = str(model_path)
+        super().__init__(json_file(model_path), special_tokens=special_tokens)
+        tokenizer = self._tokenizer
+        self._vocab_size = _vocab_size(tokenizer, self.model_path)
+        added = tokenizer.get_added_tokens_decoder()
+        self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
+        special = [added[token].content for token in self._reserved]
+        self._names = [*special, *(each.content for each in added.values() if not each.special)]
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._names, self.model_path)
+
+    @cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        loaded = load_tokenizer_json(self.model_path)
+        self._require_same(loaded.sha256)
+        self._unknown = loaded.unknown
+        return loaded.tokenizer
+
+    @property
+    def library_tokenizer(self) -> tokenizers.Tokenizer:
+        """The object of the library `tokenizers`, with special tokens switched off."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id plus one, added tokens included."""
+        return self._vocab_size
+
+    def reserved_ids(self) -> list[int]:
+        """Return the ids of the named special tokens and of all added tokens that the file marks as special.
+
+        The token for unknown characters is not one of them, because text does yield it.
+        """
+        return sorted({*super().reserved_ids(), *self._reserved})
+
+    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text as uint32 arrays. If a text yields special ids, they are included; the caller must check for them."""
+        try:
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
+        except Exception as error:  # `tokenizers` raises bare exceptions, for example for a character without a token
+            raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
+        return [np.array(each.ids, dtype=np.uint32) for each in encoded]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises NielsCacheError for an id that is not in the vocabulary.
+        """
+        known = self._require_known(ids)
+        if self._is_byte_level:
+            return b"".join(self._pieces[token] for token in known).decode(errors="replace")
+        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+
+    def decode_continued(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` that follow other ids. Some decoders drop the blank at the start of a text."""
+        if self._is_byte_level or "eot" not in self._special_ids:
+            return self.decode(ids)
+        eot = self._special_ids["eot"]
+        return self.decode([eot, *ids]).removeprefix(self.decode([eot]))
+
+    def piece_bytes(self) -> list[bytes]:
+        """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a token has no bytes.
+
+        For a byte-level BPE, joining these bytes gives the text of the ids. For other models, decoders may change blanks at the start.
+        """
+        return list(self._pieces)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return type(self._tokenizer.decoder).__name__ == "ByteLevel"
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        to_bytes = _byte_level_piece if self._is_byte_level else _other_piece
+        pieces = [b""] * self._vocab_size
+        for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            pieces[token] = piece.encode() if token in added else to_bytes(piece)
+        return pieces
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of an added token or a piece, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def special_names(self) -> list[str]:
+        """Return the added tokens: first those that the file marks as special, then the others."""
+        return list(self._names)
+
+    def save(self, folder: Path) -> None:
+        """Copy the file into a folder. If the model was given as a folder, also copy its settings of special tokens."""
+        copyfile(self.model_path, folder / _NAME)
+        if Path(self._given).is_dir():
+            for name in _SIDE_NAMES:
+                if (Path(self._given) / name).is_file():
+                    copyfile(Path(self._given) / name, folder / name)
+
+
+def side_files(model: str | Path) -> list[Path]:
+    """Return the files that `save` copies in addition to the tokenizer.json, if `model` is a folder."""
+    return [Path(model) / name for name in _SIDE_NAMES if Path(model).is_dir() and (Path(model) / name).is_file()]
+
+
+class LoadedJson(NamedTuple):
+    """A loaded tokenizer.json. unknown: the token for characters without a token, or None. sha256: of the bytes of the file."""
+
+    tokenizer: tokenizers.Tokenizer
+    sha256: str
+    unknown: str | None
+
+
+def load_tokenizer_json(path: str | Path) -> LoadedJson:
+    """Load a tokenizer.json for encoding plain text.
+
+    Special tokens, truncation, padding and dropout are switched off. Raises NielsCacheError for a file that cannot be read, that is not a
+    tokenizer.json, or that needs a component that the installed version of `tokenizers` does not know.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise NielsCacheError(f"{path}: needs the package tokenizers, which cannot be imported; pip install tokenizers") from error
+    if not Path(path).is_file():
+        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    described = _parsed(content, path)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # `tokenizers` raises bare exceptions
+        raise NielsCacheError(f"{path}: {_why_not(error)}") from error
+    _require_ids_of_file(tokenizer, described, path)
+    tokenizer.encode_special_tokens = True  # the strings of special tokens are encoded as text
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
+    unknown = _unknown_token(tokenizer, described["model"])
+    return LoadedJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown)
+
+
+def _unknown_token(tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str | None:
+    if model.get("unk_id") is not None:  # a unigram model has an id
+        return tokenizer.id_to_token(model["unk_id"])
+    return model.get("unk_token")
+
+
+def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
+    not_one = f"{path}: not a tokenizer.json; give the file that `tokenizers` or transformers saved"
+    try:
+        described = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise NielsCacheError(f"{not_one} (it is not JSON)") from error
+    if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
+        raise NielsCacheError(f"{not_one} (it has no model)")
+    return described
+
+
+def _why_not(error: Exception) -> str:
+    """Return a clause about an error of `tokenizers`. It names the part of the file only in the names of its Rust types."""
+    said = _first_line(error)
+    for part in ("Model", "PreTokenizer", "Normalizer", "PostProcessor", "Decoder"):
+        if f"{part}Untagged" in said or f"{part}Wrapper" in said:
+            named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
+            return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({said})"
+    return f"a damaged tokenizer.json: {said}; copy the file again"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, Any], path: str | Path) -> None:
+    """Raise NielsCacheError if the library gives an added token another id than the file.
+
+    The library moves an id that would leave a hole after the vocabulary, without an error.
+    """
+    for each in described.get("added_tokens") or ():
+        content, wanted = each["content"], each["id"]
+        found = tokenizer.token_to_id(content)
+        if found != wanted:
+            raise NielsCacheError(
+                f"{path}: the added token {content!r} has id {wanted}, beyond the vocabulary, and `tokenizers` would make it {found}; "
+                "correct added_tokens, or copy the file again"
+            )
+
+
+def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise NielsCacheError(f"{path}: its vocabulary is empty; copy the file again")
+    piece, highest = max(vocabulary.items(), key=lambda item: item[1])
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise NielsCacheError(f"{path}: two tokens of its vocabulary share an id; copy the file again")
+    if highest >= min(MAX_VOCAB_SIZE, len(vocabulary) + _MOST_HOLES):
+        raise NielsCacheError(f"{path}: the id {highest:,} of {piece!r} is far beyond its {len(vocabulary):,} tokens; copy the file again")
+    return highest + 1
+
+
+_BYTES = byte_characters()
+
+
+def _byte_level_piece(piece: str) -> bytes:
+    try:
+        return bytes(_BYTES[character] for character in piece)
+    except KeyError:  # not a piece of bytes
+        return piece.encode()
+
+
+def _other_piece(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace(_BLANK, " ").encode()
