@@ -1,4 +1,4 @@
-"""The plan of a data set in parts: files and budgets are divided exactly, and what cannot be divided is refused."""
+"""The plan of a data set in parts: it divides files and budgets exactly, and refuses impossible divisions."""
 
 from pathlib import Path
 
