@@ -95,7 +95,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
-	@$(PIP) --no-build-isolation -e '.[dev,bench,docs]' $(QUIETLY)
+	@$(PIP) --no-build-isolation -e '.[dev,bench,docs,fast]' $(QUIETLY)
 	@touch $@
 
 # A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.

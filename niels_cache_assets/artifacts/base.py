@@ -19,6 +19,7 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
+from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
@@ -37,6 +38,7 @@ class Outcome:
     warning: the reason if `kept` is True. Otherwise, a remark for the user, or None.
     seconds: the duration of this run.
     resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
+    engines: the libraries that encoded the text in this build; empty for a tokenizer without fast engines, and if nothing was built.
     """
 
     key: str
@@ -47,6 +49,7 @@ class Outcome:
     warning: str | None = None
     kept: bool = False
     resumed: int = 0
+    engines: Sequence[EngineUse] = ()
 
     @property
     def kind(self) -> str:
@@ -74,7 +77,7 @@ class Written:
     """The result of `Artifact.write`.
 
     meta: the record, which is written after all other files.
-    resumed, warning: the values for the same fields of Outcome.
+    resumed, warning, engines: the values for the same fields of Outcome.
     changed: False if everything existed already. Only some kinds of artifacts set `changed`: those that find this out while they write.
     """
 
@@ -82,6 +85,7 @@ class Written:
     changed: bool = True
     resumed: int = 0
     warning: str | None = None
+    engines: Sequence[EngineUse] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,7 @@ def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None]
         directory=artifact.directory,
         warning=written.warning or artifact.warning(),
         resumed=written.resumed,
+        engines=written.engines,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.disk.space import Need, sft_need
+from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_runtime.errors import NielsCacheError
@@ -32,6 +34,9 @@ class Sft(Dataset):
 
     def split_rule(self) -> str:
         return f"seeded {self.source.val_frac:g} of {self.source.split_unit}s to val, seed {self.build.seed}"
+
+    def items(self, context: StreamContext) -> Iterable[Sequence[Conversation]]:
+        return self.source.conversations(context)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
         return SftBuild(

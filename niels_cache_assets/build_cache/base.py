@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,14 +12,15 @@ import numpy as np
 from niels_cache_assets.build_cache.resuming import Counts, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.journal import Journal, clear_directory
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
 CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # raise one by hand if a change writes different bytes for the same input
@@ -68,7 +69,7 @@ class CacheBuild(ABC):
     """A build with checked settings, which are the arguments of a public builder.
 
     The public builders and the artifacts write caches with this class. items: texts or conversations. out_dir: the folder to build;
-    messages name it.
+    messages name it. refused: the fast engine that gave other ids than the reference in an earlier attempt of this build.
     """
 
     family: ClassVar[Family]
@@ -83,6 +84,7 @@ class CacheBuild(ABC):
     provenance: Provenance = field(default_factory=Provenance)
     report: SourceReport | None = None
     progress: OnProgress | None = None
+    refused: EngineUse | None = None
 
     @property
     @abstractmethod
@@ -98,13 +100,28 @@ class CacheBuild(ABC):
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         """Write all files except meta.json into `partial`.
 
-        Return the content of meta.json, and the number of tokens that an interrupted build had made.
+        Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
+        gave other ids than the reference; then clear `partial`, and build again with `refused`.
         """
+
+    @abstractmethod
+    def tokens_of(self, item: Any) -> Tokens:
+        """Return the tokens of one item, encoded with the reference. The result is empty if the build would drop the item."""
 
     @cached_property
     def view(self) -> BuildTokenizer:
         """The tokenizer in the form that builders use. Raises NielsCacheError for an unusable tokenizer."""
         return view_tokenizer(self.tokenizer)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder, which knows after `write` which engines encoded the text."""
+        return Encoder(self.view, self.tokenizer, refused=self.refused)
+
+    @cached_property
+    def encoding_view(self) -> BuildTokenizer:
+        """The view that encodes with the encoder."""
+        return replace(self.view, encode_numbered=self.encoder.encode_flat)
 
     @cached_property
     def dtype_name(self) -> str:
@@ -150,19 +167,30 @@ class CacheBuild(ABC):
         }
 
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
-        """Open the journal of this build. Return None if this build keeps no journal.
+        """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        return open_journal(partial, resume, name=name, identity=self.identity, state=state)
+        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state)
+        self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
+        if journal is not None:
+            journal.take_notes = self.encoder.notes
+            if self.refused is not None:
+                journal.record_notes()  # so that a kill now does not bring the engine back
+        return journal
 
     def build(self, resume: Resume | None) -> int:
         """Build and replace `out_dir`. Return the number of tokens that an interrupted build had made."""
         if resume is not None and resume.only_asked:
             raise fingerprint_of_journal(resume, self.identity)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
-            meta, resumed = self.write(partial, resume)
+            try:
+                meta, resumed = self.write(partial, resume)
+            except EngineDiffers as found:
+                clear_directory(partial)
+                hint = 'set `engine = "reference"` on the tokenizer, and build again'
+                raise NielsCacheError(f"{self.out_dir}: {found}; nothing was kept; {hint}") from found
             write_meta(str(partial / META_NAME), meta)
         return resumed
 

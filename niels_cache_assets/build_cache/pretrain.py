@@ -28,7 +28,7 @@ from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Split, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -210,17 +210,17 @@ class PretrainBuild(CacheBuild):
             }
         return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
+    def tokens_of(self, item: Document) -> Tokens:
+        feed, batch = Feed.of((), SourceReport()), DocumentBatch.of([item])
+        (encoded,) = encode_documents([batch], self.view, feed, threads=1, **self._encoding)
+        return encoded.tokens
+
     @property
     def _encoding(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
-    def encoded(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
-        """Encode a stream of documents with the settings of this build."""
-        return encode_documents(documents, self.view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
-
-    def encoded_apart(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
-        """Encode each chunk of a batch again, and yield each chunk alone."""
-        return encode_apart(batch, self.view, **self._encoding)
+    def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+        return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
 
     def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -229,7 +229,7 @@ class PretrainBuild(CacheBuild):
         """
         for batch in batches:
             if splitter.may_be_met_by(batch):
-                yield from self.encoded_apart(batch)
+                yield from encode_apart(batch, self.encoding_view, **self._encoding)
             else:
                 yield batch
             del batch
@@ -268,7 +268,7 @@ class PretrainBuild(CacheBuild):
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self.encoded(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
+            with closing(self._encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
         position = Position(0, None, Counter(), {}, None)
@@ -278,7 +278,7 @@ class PretrainBuild(CacheBuild):
         first = state.reached.items if state is not None else 0
         with (
             WriteBehind() as behind,
-            closing(self.encoded(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
             for batch in self._encoded_to_the_end(batches, splitter):
                 position = batch.position
@@ -315,7 +315,7 @@ class PretrainBuild(CacheBuild):
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
-            with closing(self.encoded(documents, Feed.of((), SourceReport()))) as batches:
+            with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
                 for batch in batches:
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:

@@ -28,6 +28,7 @@ from niels_cache_assets.streaming.intake import as_conversations, require_whole_
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -156,6 +157,9 @@ class SftBuild(CacheBuild):
             }
         return meta, state.spool.tokens if state is not None else 0
 
+    def tokens_of(self, item: Conversation) -> Tokens:
+        return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
+
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
@@ -197,16 +201,16 @@ class SftBuild(CacheBuild):
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
         chunks = self.feed.positioned(in_chunks(conversations, _sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
-        return map_in_order(self._encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
+        return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task[1][0])))
 
-    def _encode(self, task: tuple[list[Conversation], Position]) -> _Encoded:
+    def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
         """Encode a chunk. Each message becomes the special token of its role, the ids of its content, and EOT."""
-        chunk, position = task
+        batch, (chunk, position) = task
         problems = {number: problem for number, each in enumerate(chunk) if (problem := conversation_problem(each.messages)) is not None}
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
-        encoded = encode_texts([message["content"] for message in messages], self.view)
+        encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]

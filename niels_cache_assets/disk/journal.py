@@ -45,7 +45,7 @@ class Recorded(NamedTuple):
     `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
     files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
     documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None in an
-    older journal.
+    older journal. `notes`: facts that decide no byte, such as the engines that encoded the text.
     """
 
     fingerprint: str
@@ -56,6 +56,7 @@ class Recorded(NamedTuple):
     share: float | None
     documents: int | None
     made_of: MadeOf | None = None
+    notes: dict[str, Any] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -67,7 +68,7 @@ class Journal:
     """The journal of an unfinished build in a directory.
 
     `state` and `share` come from the latest record; they are None if there is no record. `finished`: the files that were finished at that
-    record.
+    record. `notes`: the notes of that record. `take_notes`: if it is set, it returns the notes for each new record.
     """
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
@@ -79,6 +80,8 @@ class Journal:
         self.state = state
         self.share = latest.share if latest else None
         self.finished = latest.finished if latest else {}
+        self.notes: dict[str, Any] = (latest.notes if latest else None) or {}
+        self.take_notes: Callable[[], dict[str, Any]] | None = None
         self._named = set(latest.sizes) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
@@ -109,14 +112,14 @@ class Journal:
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
-                state = parse(recorded.state)
+                state = parse(recorded.state) if recorded.state else None  # a record of record_notes has no state
                 _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state, now)
             except ValueError:
                 reason = "the journal of the unfinished build is of another kind of build"
         if any(directory.iterdir()):
             log(f"starting afresh: {reason}")
-        _clear(directory)
+        clear_directory(directory)
         return cls(directory, fingerprint, None, None, now)
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
@@ -164,10 +167,16 @@ class Journal:
             "documents": documents,
             "made_of": self._made_of,
         }
+        if notes := self.notes if self.take_notes is None else self.take_notes():
+            content["notes"] = notes
         write_whole(self._directory / JOURNAL_NAME, _encode(content))
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller put its files on the disk
         self.recorded = True
+
+    def record_notes(self) -> None:
+        """Record the notes of a build that has written nothing. The next `open` returns them, and no state."""
+        self.record({}, files={})
 
 
 def read_journal(directory: Path) -> Recorded | None:
@@ -231,7 +240,7 @@ def _decode(content: bytes) -> Recorded | str:
     )
     sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
     sound = sound and (recorded.documents is None or is_count(recorded.documents))
-    sound = sound and (recorded.made_of is None or isinstance(recorded.made_of, dict))
+    sound = sound and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
     return recorded if sound else _NONE
 
 
@@ -284,8 +293,8 @@ def _restore(directory: Path, files: Mapping[str, int]) -> None:
                 path.unlink()
 
 
-def _clear(directory: Path) -> None:
-    """Empty the directory. The journal is removed first, so that a half-removed build is never resumed."""
+def clear_directory(directory: Path) -> None:
+    """Empty the directory of an unfinished build. The journal is removed first, so that a half-removed build is never resumed."""
     journal = directory / JOURNAL_NAME
     if journal.exists():
         journal.unlink()

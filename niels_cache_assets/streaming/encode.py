@@ -82,15 +82,16 @@ def encode_documents(
 
     Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted. `screen` is called with each
     encoded batch, on the thread that encoded this batch. If `raise_on_collision` is set, NielsCacheError is raised for a text that contains
-    a special token.
+    a special token. Raises EngineDiffers if the tokenizer has a fast engine that gives other ids than its reference.
     """
 
-    def encode(chunks: list[PositionedChunk]) -> EncodedDocuments:
-        encoded = _encode_chunks(chunks, tokenizer, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
+    def encode(numbered: tuple[int, list[PositionedChunk]]) -> EncodedDocuments:
+        batch, chunks = numbered
+        encoded = _encode_chunks(chunks, tokenizer, batch, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
     chunks = feed.positioned(document_chunks(documents), first=first)
-    return map_in_order(encode, _tasks(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task)))
+    return map_in_order(encode, enumerate(_tasks(chunks)), threads=threads, size_of=lambda task: sum(map(_characters, task[1])))
 
 
 def encode_apart(
@@ -101,7 +102,7 @@ def encode_apart(
     A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
     """
     for chunk in encoded.chunks:
-        yield _encode_chunks([chunk], tokenizer, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
+        yield _encode_chunks([chunk], tokenizer, None, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
 
 
 def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]:
@@ -139,8 +140,11 @@ class EncodedTexts(NamedTuple):
     invalid: np.ndarray | None
 
 
-def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedTexts:
-    """Convert the newlines of the texts, and return the ids of the converted texts."""
+def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer, batch: int | None) -> EncodedTexts:
+    """Convert the newlines of the texts, and return the ids of the converted texts.
+
+    `batch`: the number of this batch, which decides whether a fast engine is compared with the reference (checked.py).
+    """
     everything = "".join(texts)
     if "\r" in everything:
         texts = [normalize_newlines(text) for text in texts]
@@ -148,9 +152,11 @@ def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> EncodedText
         invalid = np.fromiter(map(has_lone_surrogate, texts), bool, len(texts))
         if invalid.any():
             lengths = np.zeros(len(texts), np.int64)
-            ids, lengths[~invalid] = tokenizer.encode_flat([text for text, broken in zip(texts, invalid, strict=True) if not broken])
+            ids, lengths[~invalid] = tokenizer.encode_batch(
+                [text for text, broken in zip(texts, invalid, strict=True) if not broken], batch
+            )
             return EncodedTexts(ids, lengths, invalid)
-    return EncodedTexts(*tokenizer.encode_flat(texts), None)
+    return EncodedTexts(*tokenizer.encode_batch(texts, batch), None)
 
 
 def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.ndarray | None:
@@ -173,10 +179,16 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
 
 
 def _encode_chunks(
-    chunks: list[PositionedChunk], tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
+    chunks: list[PositionedChunk],
+    tokenizer: BuildTokenizer,
+    batch: int | None,
+    *,
+    dtype: np.dtype,
+    append_eot: bool,
+    raise_on_collision: bool,
 ) -> EncodedDocuments:
     documents = DocumentBatch.joined([batch for batch, _ in chunks])
-    encoded = encode_texts(documents.text.tolist(), tokenizer)
+    encoded = encode_texts(documents.text.tolist(), tokenizer, batch)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class TextTokenizer(ABC):
     """
 
     kind: ClassVar[ModelKind]
+    engine: Literal["auto", "reference"] = "auto"  # whether builders may encode with a fast engine that gave the same ids (engines.py)
     _loaded: ClassVar[Collection[str]] = ()  # attributes that are loaded from the file, so they are not pickled
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str]) -> None:

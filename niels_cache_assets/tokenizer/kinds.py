@@ -52,6 +52,9 @@ LIBRARIES: dict[ModelKind, str] = {"sentencepiece": "sentencepiece", "tokenizer.
 EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
+EncodeNumbered = Callable[[Sequence[str], int | None], tuple[np.ndarray, np.ndarray]]
+"""Texts and the number of their batch, to the same two arrays."""
+
 
 def open_model(
     path: str | Path,
@@ -107,7 +110,9 @@ def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
-        return open_built_model(folder)
+        tokenizer = open_built_model(folder)
+        tokenizer.engine = registry.tokenizer.engine
+        return tokenizer
     return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
 
 
@@ -120,6 +125,11 @@ class BuildTokenizer:
     special_ids: dict[str, int | None]  # by role key; None for a missing token; bos only if it begins each document
     reserved_ids: tuple[int, ...]  # ids that no text may yield
     model_sha256: str | None
+    encode_numbered: EncodeNumbered | None = None  # of a build (checked.py); None: `encode_flat` encodes everything
+
+    def encode_batch(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of texts as `encode_flat` does. `batch`: the number of the batch, or None (see checked.py)."""
+        return self.encode_flat(texts) if self.encode_numbered is None else self.encode_numbered(texts, batch)
 
     @property
     def eot(self) -> int:

@@ -1,7 +1,7 @@
 """The val of a data set in parts with token budgets: the head of each part, before any shuffle, `pretrain/.parts/NAME/val`.
 
 Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each part, and the parts leave
-out exactly these. At most twice `val_tokens` is encoded. A killed build resumes at the part that it was reading.
+out exactly these. At most twice `val_tokens` is encoded, by the reference. A killed build resumes at the part that it was reading.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
+
+import numpy as np
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
@@ -21,12 +23,20 @@ from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.parts.stream import require_unchanged
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.format.reading import available_threads
+
+
+class _How(TypedDict):
+    dtype: np.dtype
+    append_eot: bool
+    raise_on_collision: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +133,15 @@ class ValPart(OfPlan):
             require_unchanged(stream.files[:1])  # the part itself checks all of its files
             feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
-            with closing(build.encoded(as_documents(feed.open()), feed)) as batches:
+            how: _How = {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
+            threads = self.build.threads or available_threads()
+            with closing(encode_documents(as_documents(feed.open()), build.view, feed, threads=threads, **how)) as batches:
                 for batch in batches:
                     alone = [batch]
                     if int(batch.lengths.sum()) >= splitter.remaining["val"]:
                         # The share may end here, so each document is taken alone. Documents after the end belong to the part.
                         documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-                        alone = list(build.encoded_apart(replace(batch, chunks=documents)))
+                        alone = list(encode_apart(replace(batch, chunks=documents), build.view, **how))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
                         dropped.update(each.dropped)

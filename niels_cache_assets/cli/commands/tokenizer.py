@@ -24,24 +24,22 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Family
 
-ACTIONS = ("compare",)
+ACTIONS = ("compare", "prove")
 CHARACTERS = 1_000_000
 CACHE_MODEL = "cache"
 _BLOCK_TOKENS = 1 << 16
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", metavar="ACTION", help="compare")
+    parser.add_argument("action", metavar="ACTION", help="compare or prove")
     parser.add_argument(
         "models",
         metavar="MODEL",
         nargs="+",
         help="two or more models: SentencePiece .model, tokenizer.json or its folder, tiktoken ranks; `cache`: that of the cache directory",
     )
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="compare on these data sets only")
-    parser.add_argument(
-        "--files", metavar="PATH", nargs="+", default=[], help="also compare on your text: files and folders, as for `clean`"
-    )
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="use the text of these data sets only")
+    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="also use your text: files and folders, as for `clean`")
     parser.add_argument(
         "--characters",
         metavar="N",
@@ -52,16 +50,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    usage="compare MODEL MODEL ... ",
+    usage="compare|prove MODEL ... ",
     description="""\
-Compare tokenizers on the same text: characters per token, by source. A higher value is better, because
+compare: compare tokenizers on the same text: characters per token, by source. A higher value is better, because
 the same text needs fewer tokens. Newlines and spaces count as characters. Special tokens such as EOT do
 not count, here and wherever niels-cache shows this figure. The text is decoded from the built data sets
-(nothing is downloaded); --files adds more.""",
+(nothing is downloaded); --files adds more.
+
+prove: compare every fast engine that is installed with the library that defines the ids of a
+tokenizer.json or of tiktoken ranks, on difficult texts and on the text of --only and --files. If any ids
+differ, the first text that differs is shown, and the exit code is 1. A build does the same before it
+uses an engine ([tokenizer] engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
-  niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000""",
+  niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000
+  niels-cache tokenizer prove cache --files books/       are the ids of fast engines those of the reference?""",
     add_options=_add_options,
     offers={"action": ACTIONS},
     has_json=True,
@@ -89,7 +93,8 @@ class Compared:
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
 
-    chosen("", "tokenizer has no action", arguments.action, ACTIONS)
+    if chosen("", "tokenizer has no action", arguments.action, ACTIONS) == "prove":
+        return _prove(arguments)
     if len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
@@ -113,6 +118,28 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     _print(models, [*compared, whole] if len(compared) > 1 else compared)
     return DONE
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.proving import prove_models
+
+    registry, root = open_registry(arguments)
+    models = [_opened(model, registry, root) for model in arguments.models]
+    arguments.only = arguments.only or []  # without names, no data set is decoded
+    sources = [(name, list(texts)) for name, texts in _texts(arguments, registry, root)]
+    return prove_models(models, sources, as_json=arguments.json)
+
+
+def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
+    """Open a model of any kind, with or without special tokens."""
+    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model
+    from niels_cache_runtime.format.layout import tokenizer_dir
+
+    if given == CACHE_MODEL and not Path(given).exists():
+        return tokenizer_dir(root), open_built_model(tokenizer_dir(root))
+    settings = registry.tokenizer
+    return Path(given), open_model(given, special_tokens={}, encoding=settings.encoding, pattern=settings.pattern)
 
 
 def _model_path(given: str, root: Path) -> Path:

@@ -80,12 +80,18 @@ def family_metadata(
         "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta, SPLITS),
         **_characters_per_token(outcome, seen.characters_per_token),
+        **_engines(outcome),
         **_record(outcome, settings),
     }
     return {
         None: whole,
         **{split: {**look, **_samples(shown[split]), "open_it": code, **state, **_split(outcome, split)} for split in SPLITS},
     }
+
+
+def _engines(outcome: Outcome) -> Metadata:
+    """Return what encoded the text in this build, if the tokenizer has fast engines."""
+    return {"encoded_by": "; ".join(use.said() for use in outcome.engines)} if outcome.engines else {}
 
 
 def _split(outcome: Outcome, split: Split) -> Metadata:

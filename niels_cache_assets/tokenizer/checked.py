@@ -1,0 +1,158 @@
+"""The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
+
+Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). The first batch of a build is
+a sample of the data set: it is also encoded with the reference before anything is written. Then this is done with every 512th batch. If ids
+differ, EngineDiffers ends the build, and the build starts again with the reference. If the engine cannot encode a batch, the reference
+encodes it. Cost: less than a tenth of the build. The reference is about forty times slower, and encodes one batch of 512.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
+from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
+
+CHECKED_EVERY = 512
+
+_EXCERPT = 30  # characters of a text on each side of a difference, in messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineUse:
+    """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
+
+    name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
+    differed: whether the ids differed; then nothing in the cache comes from this engine.
+    """
+
+    name: str
+    version: str
+    texts: int = 0
+    checked: int = 0
+    differed: bool = False
+
+    @classmethod
+    def recorded(cls, notes: Any) -> list[EngineUse]:
+        """Return the uses in the notes of a journal. Entries of another form are left out."""
+        uses = []
+        for each in notes.get("engines", ()):
+            try:
+                uses.append(cls(**each))
+            except TypeError:
+                continue
+        return uses
+
+    def said(self) -> str:
+        """Return the use in words."""
+        who = f"{self.name} {self.version}"
+        if self.differed:
+            return f"{who} was not used, because it gave other ids than the reference"
+        if self.checked == self.texts:
+            return f"{who} (the reference)"
+        return f"{who}, {self.checked / self.texts:.2%} of the texts checked with the reference"
+
+
+class EngineDiffers(Exception):
+    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written."""
+
+    def __init__(self, use: EngineUse, reference: str, difference: Difference) -> None:
+        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {excerpt(difference)}")
+        self.use, self.reference, self.difference = use, reference, difference
+
+
+def excerpt(difference: Difference) -> str:
+    """Return the text of a difference, shortened, as a Python string."""
+    text = difference.text
+    return repr(text) if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]!r}... ({len(text):,} characters)"
+
+
+class Encoder:
+    """The encoder of one build. Its methods may be called from several threads.
+
+    view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
+    an engine may encode. refused: an engine that gave other ids in an earlier attempt of this build; then the reference encodes everything.
+    """
+
+    def __init__(self, view: BuildTokenizer, tokenizer: Any, *, refused: EngineUse | None = None) -> None:
+        self._view, self._tokenizer, self._refused = view, tokenizer, refused
+        self._reference: str | None = reference_of(tokenizer)
+        self._engine: Engine | None = None
+        self._before: list[EngineUse] = []
+        self._use: EngineUse | None = None
+        self._lock = threading.Lock()
+
+    def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
+        """Choose the engine. This takes some seconds if an engine is there, for its proof.
+
+        before: the uses that the journal of an interrupted build records. If an engine differed there, the reference goes on.
+        """
+        if self._reference is None:
+            return
+        self._before = [*before, *([self._refused] if self._refused else [])]
+        wanted = self._tokenizer.engine == "auto" and not any(use.differed for use in self._before)
+        self._engine = proven_engine(self._tokenizer, log) if wanted else None
+        name, version = (self._engine.name, self._engine.version) if self._engine else (self._reference, metadata.version(self._reference))
+        self._use = EngineUse(name=name, version=version)
+
+    def encode_flat(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts back to back, and the number of ids of each text, int64.
+
+        batch: the number of this batch in its pass over the source, which decides whether it is compared. A batch without a number is not
+        compared; use this only for texts that have been encoded before. Raises EngineDiffers.
+        """
+        if self._engine is None:
+            self._count(len(texts), checked=len(texts))
+            return self._view.encode_flat(texts)
+        found = self._with_engine(self._engine, texts)
+        checked = found is None or self._compares(batch)
+        self._count(len(texts), checked=len(texts) if checked else 0)
+        if found is not None and not checked:
+            return found
+        expected = self._view.encode_flat(texts)
+        difference = None if found is None else compare_encoded(texts, expected, found).first
+        if difference is not None:
+            assert self._use is not None
+            assert self._reference is not None
+            reference = f"{self._reference} {metadata.version(self._reference)}"
+            raise EngineDiffers(replace(self._use, differed=True), reference, difference)
+        return expected
+
+    @staticmethod
+    def _compares(batch: int | None) -> bool:
+        """Return whether this batch is compared with the reference."""
+        return batch is not None and batch % CHECKED_EVERY == 0
+
+    @staticmethod
+    def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        try:
+            ids, lengths = engine.encode_flat(texts)
+        except Exception:  # the reference then encodes this batch, or raises a clear error
+            return None
+        return (ids, lengths) if len(lengths) == len(texts) and lengths.sum() == len(ids) else None
+
+    def _count(self, texts: int, *, checked: int) -> None:
+        with self._lock:
+            if self._use is not None:
+                self._use = replace(self._use, texts=self._use.texts + texts, checked=self._use.checked + checked)
+
+    @property
+    def uses(self) -> list[EngineUse]:
+        """All uses for this cache, one for each library and version, in the order of their first use. Empty if there are no engines."""
+        added: dict[tuple[str, str, bool], EngineUse] = {}
+        for use in (*self._before, *([self._use] if self._use else [])):
+            key = (use.name, use.version, use.differed)
+            first = added.get(key, replace(use, texts=0, checked=0))
+            added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
+        return list(added.values())
+
+    def notes(self) -> dict[str, Any]:
+        """Return the notes for the journal."""
+        return {"engines": [asdict(use) for use in self.uses]} if self.uses else {}

@@ -1,0 +1,209 @@
+"""Fast engines: libraries that encode text faster than the reference of a kind of tokenizer, and give the same ids.
+
+The reference (the libraries `tokenizers` and `tiktoken`) defines the ids. An engine is used only if its package is installed, if it can
+load the model, and if it gives the ids of the reference for all texts of proof.py. If its package is missing, or if it cannot load the
+model, the reference is used. This is not an error. docs/dependencies.md gives the reasons for the choice of engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from itertools import pairwise
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from niels_cache_assets.tokenizer.kinds import LIBRARIES
+from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
+from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
+from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer, byte_characters
+
+if TYPE_CHECKING:
+    from niels_cache_assets.tokenizer.base import TextTokenizer
+
+_THREADS_VARIABLE = "FASTOKENS_BPE_THREADS"
+_GPT2_PATTERNS = frozenset(  # three spellings of the same words, of different versions of tiktoken
+    {
+        r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
+        r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
+        r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
+    }
+)
+_CL100K_PATTERN = (
+    r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
+)
+
+_LOCK = Lock()
+_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the result of the proof, by model
+
+
+class Engine(Protocol):
+    """A model that is loaded into a fast engine."""
+
+    name: str
+    version: str
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts back to back, and the number of ids of each text, int64. Special tokens in the texts are text.
+
+        The texts must be valid Unicode. May raise any Exception for a text that the engine cannot encode.
+        """
+
+
+class Fastokens:
+    """A model in the library `fastokens`. It releases the GIL, so more threads encode faster."""
+
+    name = "fastokens"
+
+    def __init__(self, tokenizer: Any, version: str) -> None:
+        self._tokenizer, self.version = tokenizer, version
+
+    @classmethod
+    def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
+        """Load the model of a tokenizer. Return None if the package is not installed or does not support the model."""
+        version = installed_version(cls.name)
+        if version is None:
+            return None
+        os.environ.setdefault(_THREADS_VARIABLE, "1")  # a build has threads of its own, as many as [build] threads says
+        try:
+            import fastokens
+
+            with _panics_as_errors():
+                if isinstance(tokenizer, HuggingFaceTokenizer):
+                    loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
+                elif isinstance(tokenizer, TiktokenTokenizer):
+                    loaded = cls._load_ranks(fastokens.Tokenizer, tokenizer)
+                else:
+                    return None
+        except Exception:  # a damaged installation, or a component that fastokens does not know
+            return None
+        return cls(loaded, version)
+
+    @staticmethod
+    def _load_ranks(library: Any, tokenizer: TiktokenTokenizer) -> Any:
+        """Load ranks so that fastokens cuts words with its own code. Its regular expressions are slower and take U+180E for a blank."""
+        if tokenizer.pattern in _GPT2_PATTERNS:
+            return library.from_json_str(gpt2_tokenizer_json(read_ranks(tokenizer.ranks_path)[0]))
+        if tokenizer.pattern == _CL100K_PATTERN:
+            return library.from_tiktoken(tokenizer.ranks_path, encoding="cl100k_base", special_tokens={})
+        return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        with _panics_as_errors():
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+        return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise RuntimeError for a panic of Rust, which is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
+
+
+ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.name: Fastokens.load}
+"""The engines by name, the preferred one first. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
+
+
+def reference_of(tokenizer: Any) -> str | None:
+    """Return the library that defines the ids of a tokenizer, or None if no engine can encode for this kind of tokenizer."""
+    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, HuggingFaceTokenizer | TiktokenTokenizer) else None
+
+
+def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
+    """Compare an engine with its reference on the fixed set of difficult texts (see proof.torture_texts). Takes some seconds."""
+    return compare(torture_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
+
+
+def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
+    """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
+
+    A process proves the engine of a model once. `log` is called for each engine that gives other ids.
+    """
+    with _LOCK:
+        key = (tokenizer.kind, tokenizer.model_sha256, *ENGINES.values())
+        if key not in _PROVEN:
+            _PROVEN.clear()  # a process builds with one tokenizer, and an engine takes a hundred megabytes
+            _PROVEN[key] = _proven(tokenizer, log)
+        return _PROVEN[key]
+
+
+def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
+    loaded = [engine for load in ENGINES.values() if (engine := load(tokenizer)) is not None]
+    for engine in loaded:
+        proof = prove(tokenizer, engine)
+        if not proof.differing:
+            return engine
+        log(
+            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {reference_of(tokenizer)} for "
+            f"{proof.differing:,} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
+        )
+    if ENGINES and not loaded and not any(map(installed_version, ENGINES)):
+        log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
+    return None
+
+
+def gpt2_tokenizer_json(ranks: Mapping[bytes, int]) -> str:
+    """Return the tokenizer.json of GPT-2's words with these ranks. A rank file lists no merges, so they are computed from the ranks.
+
+    The merge of a piece joins the two parts that are left when its bytes are merged with lower ranks only. A piece with other than two
+    parts is made by no merge; like in tiktoken, it stands only for a whole word. Takes a second for 50,000 ranks.
+    """
+    characters = {byte: character for character, byte in byte_characters().items()}
+
+    def spelled(piece: bytes) -> str:
+        return "".join(characters[byte] for byte in piece)
+
+    merges = []
+    for piece, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = _merged(piece, ranks, below=rank)
+        if len(parts) == 2:
+            merges.append([spelled(part) for part in parts])
+    model = {"type": "BPE", "ignore_merges": True, "vocab": {spelled(piece): rank for piece, rank in ranks.items()}, "merges": merges}
+    words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "model": model})
+
+
+def _merged(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[bytes]:
+    parts = [piece[place : place + 1] for place in range(len(piece))]
+    while len(parts) > 1:
+        joined = [ranks.get(one + other, below) for one, other in pairwise(parts)]
+        least = min(joined)
+        if least >= below:
+            break
+        place = joined.index(least)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
+
+
+def _of_model(tokenizer: TextTokenizer) -> dict[str, list[str]]:
+    """Return the added tokens and the pieces of a model, for torture_texts."""
+    added = list(tokenizer.special_tokens.values())
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        added += [each.content for each in tokenizer.library_tokenizer.get_added_tokens_decoder().values()]
+    pieces = []
+    for piece in tokenizer.piece_bytes():
+        try:
+            pieces.append(piece.decode())
+        except UnicodeDecodeError:  # a part of a character
+            continue
+    return {"added": added, "pieces": pieces}
+
+
+@cache
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
