@@ -306,7 +306,7 @@ class PretrainSource(Source):
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split. val_frac needs this number before the first document.
 
-        This reads the source once, without changing the report.
+        This reads the source once. It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
         return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))

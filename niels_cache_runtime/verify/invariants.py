@@ -57,7 +57,7 @@ class Part(Protocol):
     looks: dict[str, Look]
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the problems. Call this after the looks have got all blocks of every file."""
+        """Yield the problems. Call this after each function in `looks` has got all blocks of its file."""
 
 
 def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
