@@ -163,7 +163,7 @@ def child(folder: Path, model: str, mode: str) -> None:
     source = sources(folder)["parquet"]
     with contextlib.ExitStack() as changes:
         if mode == "unchecked":
-            changes.enter_context(mock.patch.object(checked.Encoder, "_compares", staticmethod(lambda batch: False)))
+            changes.enter_context(mock.patch.object(checked, "_compared", return_value=slice(0, 0)))
         proof = Stopwatch()
         engines.proven_engine(tokenizer, print)
         proof.stop()

@@ -103,7 +103,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have four documents. Every second batch is compared."""
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 2)
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 2)
+    monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
 
 
 # ---- the proof
@@ -229,7 +230,7 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
 def test_a_difference_in_a_build_starts_it_again_with_the_reference(
     odd_at: int, ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 1)
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     monkeypatch.setenv(BYTES_VARIABLE, "1")
     registry, said = project(tmp_path, ranks, odd_at=odd_at), list[str]()
     install(None)
@@ -302,7 +303,7 @@ def test_metadata_name_the_engine_and_the_share_that_was_compared(ranks: Path, t
 def test_a_builder_that_cannot_read_again_ends_with_an_error_and_keeps_nothing(
     tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 1)
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     monkeypatch.setenv(BYTES_VARIABLE, "1")
     install(odd)
     texts = [*sentences(20), f"An {ODD} text."]
@@ -323,7 +324,7 @@ def test_a_builder_that_cannot_read_again_ends_with_an_error_and_keeps_nothing(
 def test_conversations_are_compared_too(
     tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 1)
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     examples = [
         [{"role": "user", "content": text}, {"role": "assistant", "content": f"An {ODD} answer."}] for text in sentences(12, seed=5)
     ]
@@ -342,7 +343,7 @@ def test_conversations_are_compared_too(
 
 
 class Stopped(BaseException):
-    """What ends a build as a kill would."""
+    """Ends a build as a kill would."""
 
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +409,7 @@ def test_a_difference_after_a_resume_discards_what_the_engine_had_written(
     stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry, expected = stopped
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 1)
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     outcome = built(registry, tmp_path / "cache")
     assert outcome.resumed == 0
     assert digests(outcome.directory) == expected
@@ -420,7 +421,7 @@ def test_an_engine_that_differed_does_not_come_back_after_a_kill(
 ) -> None:
     registry, expected = stopped
     with monkeypatch.context() as patched:
-        patched.setattr(checked, "CHECKED_EVERY", 1)
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
         start = checked.Encoder.start
 
         def started(self: checked.Encoder, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
@@ -452,7 +453,7 @@ def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_encodes_documents_again(
     ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked, "CHECKED_EVERY", 10**6)  # only the first batch is compared
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 10**6)  # only the first batch is compared
     install(odd)
     registry = project(tmp_path, ranks, odd_at=41)
     root = tmp_path / "cache"
@@ -560,6 +561,16 @@ def test_fastokens_takes_no_mongolian_separator_for_a_blank(tokenizer: TiktokenT
     engine = Fastokens.load(other)
     assert engine is not None
     assert compare(texts, reference=other.encode_flat, engine=engine.encode_flat).differing > 0  # what its proof finds
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100, 2_048])
+def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> None:
+    batches = 64 * 8 * 3
+    places = [(batch, place) for batch in range(batches) for place in range(size)[checked._compared(batch)]]
+    assert len(places) == batches * size // 512
+    assert places[0] == (0, 0)
+    assert len({place for _, place in places}) == size
+    assert not range(size)[checked._compared(None)]
 
 
 def test_uses_are_told_in_words() -> None:
