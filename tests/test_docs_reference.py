@@ -19,6 +19,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
 from tests.golden.imports import described_names
+from tests.parts_project import PartsProject, build
 from tests.small_project import small_project
 from tests.tiny import sentences
 from tests.tokenizer_files import EOT, WORDS_PATTERN, write_json, write_ranks
@@ -60,7 +61,11 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
     import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
     tokenizers = [tiny_model.parent / META_NAME, *tokenizers_of_others(tmp_path_factory.mktemp("tokenizers"))]
-    return [read_meta(str(path)) for path in (*tokenizers, *sorted(project.root.rglob(META_NAME)))]
+    pages = PartsProject(project.root.parent / "in_parts", tiny_model)
+    pages.write([20, 20])
+    build(pages.graph(2, "val_tokens = 50"))
+    found = [path for root in (project.root, pages.folder) for path in sorted(root.rglob(META_NAME))]
+    return [read_meta(str(path)) for path in (*tokenizers, *found)]
 
 
 def tokenizers_of_others(folder: Path) -> list[Path]:

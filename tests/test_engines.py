@@ -343,7 +343,7 @@ def test_conversations_are_compared_too(
 
 
 class Stopped(BaseException):
-    """An error that ends a build in the same way as a kill."""
+    """Ends a build as a kill would."""
 
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,11 @@ class Artifact(ABC):
     def directory(self) -> Path:
         """The directory of the artifact."""
 
+    @property
+    def place(self) -> Path:
+        """The path that every build of the artifact replaces."""
+        return self.directory
+
     @abstractmethod
     def identity(self, revision: str | None) -> dict[str, Any]:
         """Return everything that decides the bytes of the artifact, for this `revision` of upstream. Raises NielsCacheError if an input is

@@ -15,6 +15,7 @@ from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.build_cache import OnProgress
 from niels_cache_assets.config.registry import Registry
 
@@ -78,11 +79,13 @@ def build_dataset(
     progress: OnProgress | None = None,
     log: Log = _silent,
 ) -> Outcome:
-    """Build the cache of one data set under `root`.
+    """Build the cache of one data set under `root`. If it is in parts, first build its plan and its parts, one after the other.
 
     run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
     keeps the value of the registry.
     Raises NielsCacheError if the build fails, and if the folder holds a different data set but `force` is off.
     """
     cache = graph(registry, root).cache(name, run_settings)
+    for step in cache.steps() if isinstance(cache, Sealed) else ():
+        materialize(step, force=force, wait=wait, on_progress=progress, log=log)
     return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)

@@ -2,6 +2,8 @@
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
+A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017.
+
 Edges come only from the method `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
 """
 
@@ -19,6 +21,8 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
@@ -27,7 +31,9 @@ from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.parts.layout import PART_KINDS, part_name
 from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
 
 
@@ -71,7 +77,8 @@ class Graph:
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
         if isinstance(source, PretrainSource):
-            return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
+            kind = Pretrain if source.parts == 1 else Sealed
+            return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
@@ -81,6 +88,22 @@ class Graph:
         """
         dataset = self.dataset(name, run_settings)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
+
+    def sealed(self, name: str) -> Sealed:
+        """Return the cache of a data set in parts. Raises NielsCacheError for a data set without parts."""
+        dataset = self.dataset(name)
+        if not isinstance(dataset, Sealed):
+            raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
+        return dataset
+
+    def part(self, name: str) -> Part:
+        """Return a part by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
+        dataset, _, member = name.rpartition("/")
+        sealed = self.sealed(dataset)
+        names = [part_name(number) for number in range(sealed.source.parts)]
+        if member not in names:
+            refuse_choice(self.registry.origin, f"{dataset} has no part", member, names)
+        return sealed.part(names.index(member))
 
     def index(self, name: str) -> BlendIndex:
         """Return the indices of [blend.NAME]."""
@@ -95,6 +118,7 @@ class Graph:
             *(f"corpus/{name}" for name in registry.prepared()),
             *(["corpus/duplicates"] if registry.prepared("dedup") else []),
             *(f"report/{name}" for name in registry.prepared()),
+            *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
             *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
             *(f"index/{name}" for name in registry.blend),
         ]
@@ -121,6 +145,9 @@ class Graph:
             "tokenizer": lambda name: self.tokenizer(),
             "corpus": self.corpus,
             "report": self.report,
+            "plan": lambda name: self.sealed(name).parts_plan,
+            "val_part": lambda name: self.sealed(name).val_part(),
+            "part": self.part,
             "pretrain": self.cache,
             "sft": self.cache,
             "index": self.index,
@@ -167,11 +194,16 @@ class Graph:
         caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
         read = self._read_by(caches)
         tokenizer = self.tokenizer()
-        corpora = [key for key in self.keys if key in read and key != "tokenizer"]
+        corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
         reports = [f"report/{key.removeprefix('corpus/')}" for key in corpora if key != "corpus/duplicates"]
         blends = [f"index/{name}" for name in registry.blend if only is None or name in only]
-        return [*self._in_order(steps), *reports, *caches, *blends]
+        built = [each for key in caches for each in (*self.before(key), key)]
+        return [*self._in_order(steps), *reports, *built, *blends]
+
+    def before(self, key: str) -> list[str]:
+        """Return the plan, the val part and the parts of a cache, in build order. The list is empty if the cache is not in parts."""
+        return [each for each in self[key].inputs() if each.partition("/")[0] in PART_KINDS]
 
     def _read_by(self, keys: Collection[str]) -> set[str]:
         """Return the inputs of these artifacts, the inputs of those inputs, and so on.

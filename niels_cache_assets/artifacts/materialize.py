@@ -56,7 +56,7 @@ def materialize(
         if isinstance(found, _Missing):
             require_room(artifact.directory, found.artifact.need(), log=log)
             with artifact.lock(wait=wait, log=log) as waited:
-                is_overtaken = place_of(artifact.directory) != found.place
+                is_overtaken = place_of(artifact.place) != found.place
                 if is_overtaken and not waited:
                     log(f"another build of {artifact.directory} has just ended; checking its result")
                 if is_overtaken or waited:
@@ -82,7 +82,7 @@ class _Missing:
 
 
 def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
-    artifact, place = artifact.afresh(), place_of(artifact.directory)
+    artifact, place = artifact.afresh(), place_of(artifact.place)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(key=artifact.key, state=artifact.states[1], meta=meta, directory=artifact.directory, warning=warning, kept=kept)

@@ -18,6 +18,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
@@ -134,7 +135,8 @@ def _(dataset: Dataset) -> Judgement:
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
     if not (directory / META_NAME).exists():
-        return ("missing", "build it") if source.enabled else ("disabled", "")
+        so_far = f"; {dataset.progress_of_parts()}" if isinstance(dataset, Sealed) else ""
+        return ("missing", f"build it{so_far}") if source.enabled else ("disabled", "")
     meta = _read_dataset(directory, dataset.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
@@ -148,7 +150,7 @@ def _(dataset: Dataset) -> Judgement:
     try:
         same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
-        return "no corpus", str(error)
+        return "other settings" if isinstance(dataset, Sealed) else "no corpus", str(error)
     if not same:
         return (
             "other settings",

@@ -136,6 +136,7 @@ class PretrainBuild(CacheBuild):
     decontaminate: Decontaminate = "off"
     decontaminate_threshold: float = 0.8
     val_texts: Iterable[str | Document] | None = None
+    needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -195,7 +196,7 @@ class PretrainBuild(CacheBuild):
             counts = state.ended if state is not None else None
             if counts is None:
                 counts = self._write_documents(writer, splitter, guard, journal, resume)
-            if not writer.tokens("train"):
+            if self.needs_train and not writer.tokens("train"):
                 why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(why)
             writer.seal()

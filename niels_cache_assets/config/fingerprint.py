@@ -50,10 +50,11 @@ def fingerprint_of(settings: dict[str, Any]) -> str:
 
 
 def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the keys of a table that belong to an identity, as JSON values, without those in `without`.
+    """Return the settings of a table that count for a fingerprint: their keys, and their values as JSON values.
 
-    `name`: the name of the table, or the kind of a source. A key that is not in _FIRST_KEYS counts only if it differs from its default. If
-    _FIRST_KEYS does not list the table (as for a source of a third party), all keys that its class declares count.
+    `without`: keys that are left out. `name`: the name of the table, or the kind of a source. A key that is not in _FIRST_KEYS counts only
+    if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of a third party), all keys that its class
+    declares count.
     """
     always, fields = _first_keys(table, name), type(table).model_fields
     counted = {

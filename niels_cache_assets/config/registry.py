@@ -140,6 +140,10 @@ class Registry:
             if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)
         ]
 
+    def in_parts(self) -> list[str]:
+        """Return the pretrain data sets that can be built and have several parts, in order."""
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].parts > 1]
+
     def blend_keys(self) -> list[str]:
         """Return the blends whose members can all be built, in order."""
         buildable = set(self.partition_keys("pretrain"))

@@ -75,6 +75,9 @@ class BuildSettings(_Table):
     threads: int | None = Field(
         None, ge=1, le=256, description="Threads that encode text; None uses every core. The number never changes the bytes"
     )
+    verify_parts: Literal["size", "sha256"] = Field(
+        "size", description="How the seal of a data set in parts compares its parts with their meta.json: by size, or by content"
+    )
     network_patience: float = Field(
         defaults.NETWORK_PATIENCE,
         ge=0,

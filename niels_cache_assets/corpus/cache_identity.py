@@ -47,7 +47,7 @@ def cache_identity(
         "revision": revision if prepared is None else None,
         "code_version": CODE_VERSIONS[source.family],
         **_decontamination(source),
-        **_token_dtype(build.token_dtype, vocab_size),
+        **dtype_identity(build, vocab_size),
         **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
     }
 
@@ -58,8 +58,9 @@ def _decontamination(source: Source) -> dict[str, Any]:
     return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
 
 
-def _token_dtype(wanted: str | None, vocab_size: int | None) -> dict[str, str]:
-    name = wanted if vocab_size is None else chosen_token_dtype(vocab_size, wanted)
+def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, str]:
+    """Return the entry of the tokens' dtype in the identity of a cache. It is empty for uint16. `vocab_size`: see `cache_identity`."""
+    name = build.token_dtype if vocab_size is None else chosen_token_dtype(vocab_size, build.token_dtype)
     return {} if name is None else token_dtype_identity(name)
 
 

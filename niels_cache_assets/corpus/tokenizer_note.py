@@ -1,8 +1,8 @@
 """The note of `status` about a trained tokenizer. The note names the data sets in the training sample, and the data sets that were left
 out.
 
-The note also tells which of the data sets that were left out can be read now. Each data set that was left out costs a small read, and the
-first document if it reads local files. No request goes to the hub.
+The note also tells which of the data sets that were left out can be read now. To find out, this module reads meta.json files. For a data
+set of local files, it may also read the first document. No request goes to the hub.
 """
 
 from __future__ import annotations

@@ -86,8 +86,9 @@ def number_buckets(
 ) -> Buckets:
     """Run both steps (hashes, then buckets), and return the buckets.
 
-    `done`: the last steps that `record` put on the disk. If `done` is given, the signatures are not read again. Raises NielsCacheError if
-    bands and rows do not fit the signatures, and if there are 2^32 / (bands + 1) documents or more.
+    `record`: called after each step with the progress of the run, see Record. `done`: the newest progress that an earlier run recorded, or
+    None. If `done` is given, the signatures are not read again. Raises NielsCacheError if bands and rows do not fit the signatures, and if
+    there are 2^32 / (bands + 1) documents or more.
     """
 
     def after(steps: Steps) -> bool:

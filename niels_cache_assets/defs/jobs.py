@@ -25,6 +25,9 @@ _SFT = "Build the SFT cache of a data set (of all: by a backfill) and verify it.
 _CORPUS = "Clean and sign the documents of a data set (of all: by a backfill)."
 _DUPLICATES = "Find duplicates across all data sets that have a corpus."
 _REPORT = "Count the documents of a data set's corpus that are kept, and draw its report."
+_PLAN = "List the files of a data set, and divide them and its budgets among its parts."
+_VAL_PART = "Take the val of a data set with token budgets from the heads of its parts."
+_PARTS = "Build one part of a data set (of all: by a backfill)."
 _INDEX = "Build the indices of a blend (of all: by a backfill) ahead of training."
 _REPORTS = "Write the reports over everything that is built, as build-all does at the end."
 _VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
@@ -46,6 +49,11 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], _CORPUS)
         jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], _DUPLICATES)
         jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], _REPORT)
+    if registry.in_parts():
+        jobs[keys.PLAN_JOB] = ([keys.PLAN], _PLAN)
+        jobs[keys.PARTS_JOB] = ([keys.PARTS], _PARTS)
+    if keys.with_val_part(registry):
+        jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], _VAL_PART)
     if registry.blend_keys():
         jobs[keys.INDEX_JOB] = ([keys.INDEX], _INDEX)
     jobs[keys.REPORTS_JOB] = ([keys.MIXTURE, keys.CACHE_REPORT], _REPORTS)

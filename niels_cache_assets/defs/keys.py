@@ -3,6 +3,7 @@
 from dagster import AssetKey, StaticPartitionsDefinition
 
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.parts.layout import part_name
 from niels_cache_runtime.format.layout import Family
 
 LOCATION = "niels_cache_assets"
@@ -15,6 +16,9 @@ TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_s
 VAL_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "val_shards"]), "sft": AssetKey(["sft", "val_pair"])}
 META_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "meta_json"]), "sft": AssetKey(["sft", "meta_json"])}
 UPSTREAM_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["upstream", "pretrain"]), "sft": AssetKey(["upstream", "sft"])}
+
+PLAN, VAL_PART, PARTS = (AssetKey(["pretrain", name]) for name in ("plan", "val_part", "parts"))
+PARTS_POOL = "parts"  # its limit is the number of parts that are built at a time
 
 DOCUMENTS = AssetKey(["corpus", "documents"])
 DUPLICATES = AssetKey(["corpus", "duplicates"])
@@ -29,6 +33,7 @@ INDEX = AssetKey(["index", "gpt"])
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
+PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
 REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
@@ -47,3 +52,13 @@ def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition
 def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
     """Return one partition for each data set with a corpus."""
     return StaticPartitionsDefinition(registry.prepared())
+
+
+def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
+    """Return for each data set in parts the names of its parts, such as NAME/part-00017. They are the partitions of `pretrain/parts`."""
+    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].parts)] for name in registry.in_parts()}
+
+
+def with_val_part(registry: Registry) -> list[str]:
+    """Return the data sets in parts with a token budget for val."""
+    return [name for name in registry.in_parts() if registry.pretrain[name].val_tokens]

@@ -21,6 +21,7 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
@@ -31,6 +32,7 @@ from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refu
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.show.reports.page import page_path
 from niels_cache_assets.sources.inputs import require_inputs
@@ -38,7 +40,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta
 
-LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
+LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
@@ -47,6 +49,9 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: fami
     "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
     _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
     "report": ("corpus", keys.REPORT_JOB, keys.REPORT.to_python_identifier()),
+    "plan": ("parts", keys.PLAN_JOB, keys.PLAN.to_python_identifier()),
+    "val_part": ("parts", keys.VAL_PART_JOB, keys.VAL_PART.to_python_identifier()),
+    "part": ("parts", keys.PARTS_JOB, keys.PARTS.to_python_identifier()),
     "pretrain": ("pretrain", keys.FAMILY_JOBS["pretrain"], keys.STREAM_OPS["pretrain"]),
     "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.STREAM_OPS["sft"]),
     "index": ("index", keys.INDEX_JOB, keys.INDEX.to_python_identifier()),
@@ -66,7 +71,7 @@ _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION)
 class LaunchResult:
     """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
 
-    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, it is None.
+    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index or a plan, it is None.
     """
 
     name: str
@@ -106,10 +111,10 @@ def launch_builds(
     reports of corpora, the caches, and the indices of blends (`only` may also name blends). At the end, the reports about everything are
     written, if anything was built or no report exists.
 
-    If one build fails, the remaining builds still run. A cache is skipped if the tokenizer or its corpus is missing. A blend is skipped if
-    one of its data sets is missing. The tokenizer is always checked, but trained again only on request (`force` without `only`, or with the
-    tokenizer in `only`). An imported tokenizer needs no corpus and comes first. If a different process is building a data set, its build
-    here fails, or waits if `wait` is set.
+    Plans, val parts and parts come before their cache. If one build fails, the remaining builds still run. A cache is skipped if the
+    tokenizer or its corpus is missing. A blend is skipped if one of its data sets is missing. The tokenizer is always checked, but trained
+    again only on request (`force` without `only`, or with the tokenizer in `only`). An imported tokenizer needs no corpus and comes first.
+    If a different process is building a data set, its build here fails, or waits if `wait` is set.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
     (sources/inputs.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
@@ -205,6 +210,8 @@ class _Launcher:
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
                 return
             reasons = []
+        elif kind in PART_KINDS:
+            pass
         elif kind == "index":
             lacking = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
             reasons = [f"{', '.join(lacking)} could not be built"] if lacking else []
@@ -225,7 +232,9 @@ class _Launcher:
         self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
-            self._lacking[key] = _LACKING.get(key, f"the {kind} of {name} could not be prepared")
+            self._lacking[key] = _LACKING.get(
+                key, f"{key} could not be built" if kind in PART_KINDS else f"the {kind} of {name} could not be prepared"
+            )
         else:
             self._lacking.pop(key, None)
             self._new.add(key)
@@ -251,7 +260,7 @@ class _Launcher:
         if run.success:
             metadata = run.asset_materializations_for_node(step.op)[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            record = step.artifact.record
+            record = None if isinstance(step.artifact, PartsPlan) else step.artifact.record
             meta = None if record is None else read_meta(str(step.artifact.directory / record))
             result = replace(result, state=state, meta=meta, message=_what_to_know(run, metadata))
         else:

@@ -200,9 +200,10 @@ class _Look:
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
     def left(self, name: str) -> str:
-        """Return the number of the newest observation whose version differs from the version that was seen now.
+        """Return the id of the newest observation of a version that upstream has left. Return "0" if there is no such observation.
 
-        This number changes only when upstream changes. A crash does not change it.
+        Upstream has left each version that differs from the version that `at` found. The id changes only when upstream changes. A crash
+        does not change it.
         """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])

@@ -25,8 +25,9 @@ _NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamPlace:
-    """The slot of one op (a place for one stream), from the first `take` to the end of the `with` block. `log` is called with the builds
-    that the op waits for.
+    """A slot for one op. An op may read its source only while it holds a slot, and the pool `source_stream` limits the number of slots.
+
+    The op holds its slot from the first `take` to the end of the `with` block. `log` is called with the builds that the op waits for.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:

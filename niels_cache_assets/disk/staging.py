@@ -28,6 +28,7 @@ from niels_cache_runtime.format.layout import (
     TOKENIZER_MODEL_NAMES,
     TOKENIZER_SIDE_NAMES,
     doc_ends_name,
+    documents_folder,
     documents_name,
     examples_name,
     idx_name,
@@ -37,7 +38,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-_NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
+_NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, examples_name)
 _TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
 _CACHE_NAMES = {META_NAME, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
@@ -241,12 +242,14 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 def _sync_tree(root: Path) -> None:
     """Flush every file and directory below `root` to the disk (fsync).
 
-    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small.
+    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small. A file with a second
+    link comes from a finished part, which is on the disk, so only its name is flushed, with its directory.
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
-            with naming(path), open(path, "rb") as file:
-                os.fsync(file.fileno())
+            with naming(path), ExitStack() as opened:
+                if os.stat(path).st_nlink == 1:
+                    os.fsync(opened.enter_context(open(path, "rb")).fileno())
         sync(Path(folder))
 
 

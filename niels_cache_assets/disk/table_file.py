@@ -93,6 +93,16 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
     table.seal()
 
 
+def table_files(path: Path) -> list[Path]:
+    """Return the Parquet files of a lineage, in order.
+
+    This is `path` itself. If the split was joined from parts, it is one file for each part, in a folder with the name of `path` without its
+    ending. Ordinals in such a file begin at 0.
+    """
+    folder = path.with_suffix("")
+    return [path] if path.exists() or not folder.is_dir() else sorted(folder.glob(f"*{path.suffix}"))
+
+
 def rows_of(
     parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.disk.table_file import rows_of
+from niels_cache_assets.disk.table_file import rows_of, table_files
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -29,7 +29,7 @@ class Lineage(NamedTuple):
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
-    """Return the lineage of each of these ordinals, by ordinal.
+    """Return the lineage of each of these ordinals, by ordinal. `path`: see `table_files`.
 
     Raise NielsCacheError if the file is missing or unreadable, lacks a column, or lacks one of the ordinals.
     """
@@ -38,17 +38,21 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
 
     wanted = np.unique(np.fromiter(ordinals, dtype=np.int64))
     found: dict[int, Lineage] = {}
+    path, rows = Path(path), 0
     try:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
-            missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
-            if missing:
-                raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-            rows = parquet.metadata.num_rows
-            if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
-                strange = wanted[0] if wanted[0] < 0 else wanted[-1]
-                raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {strange:,}; rebuild this data set")
-            for _, table in rows_of(parquet, wanted, Lineage._fields):
-                found.update((row["ordinal"], Lineage(**row)) for row in table.to_pylist())
+        for file in table_files(path):
+            path = file  # for the messages
+            with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+                missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
+                if missing:
+                    raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
+                for _, table in rows_of(parquet, wanted, Lineage._fields, first=rows):
+                    lineages = (Lineage(**{**row, "ordinal": row["ordinal"] + rows}) for row in table.to_pylist())
+                    found.update((lineage.ordinal, lineage) for lineage in lineages)
+                rows += parquet.metadata.num_rows
+        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
+            strange = wanted[0] if wanted[0] < 0 else wanted[-1]
+            raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {strange:,}; rebuild this data set")
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
     except (OSError, pyarrow.ArrowException) as error:

@@ -158,7 +158,8 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
     picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
     if not picked:
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
-    cut_document = (meta.get("cut_document") or {}).get(split)
+    cut_document = (meta.get("cut_document") or {}).get(split)  # a list if the cache was joined from parts
+    cut_by_budget = cut_document if isinstance(cut_document, list) else [cut_document]
     for sample in picked:
         title = f"{sample.what}: {split} {noun} {sample.number:,}"
         if family == "sft":
@@ -170,7 +171,7 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
             tokens=sample.tokens,
             is_target=np.zeros(len(sample.tokens), dtype=np.bool_),
             hidden_tokens=sample.length - len(sample.tokens),
-            is_cut_by_budget=family == "pretrain" and sample.number == cut_document,
+            is_cut_by_budget=family == "pretrain" and sample.number in cut_by_budget,
         )
 
 

@@ -20,7 +20,7 @@ def training_code(directory: Path, family: Family, meta: Meta) -> str:
 
 
 def loader_code(quoted_split: str, family: Family, *, T: int, B: int) -> str:
-    """Return the lines for the split at `quoted_split`, a Python string with its quotes."""
+    """Return Python that reads one batch of a split. `quoted_split`: the path of the split, in quotes, as it stands in Python code."""
     targets = "batch.y" if family == "pretrain" else "batch.y_masked"
     masked = "" if family == "pretrain" else "\n# targets are -100 except in the assistant's answers"
     settings = f"T={T}, B={B}, seed=0"

@@ -37,7 +37,8 @@ def valid_batches(
 ) -> Iterator[list[Conversation]]:
     """Yield the conversations in batches of 256. Drop and count conversations that cannot be used for training.
 
-    `files`: the pass that reports places (see `rows.batched`).
+    `files`: the pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
+    build can be resumed (see `rows.batched`).
     """
 
     def valid() -> Iterator[Conversation]:

@@ -29,7 +29,7 @@ class Dolly15k(HubData, SftSource):
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         decoding = Decoding(self, context, of_files=self.reads_files)
         held = {name: HeldText(name) for name in ("instruction", "response")}
-        for part in self.parts():
+        for part in self.upstream_splits():
             for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
                 for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0

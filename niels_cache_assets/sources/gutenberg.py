@@ -69,7 +69,7 @@ class Gutenberg(HubData, PretrainSource):
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
         choose = lambda fields: [choose_text_field(None, fields, self.origin, has_key=False)]  # noqa: E731
-        for part, start in places.parts(self.parts()):
+        for part, start in places.parts(self.upstream_splits()):
             for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
                 ((held.field, texts),) = columns.items()
                 for index, (text, file, row) in enumerate(zip(texts, files, rows, strict=True)):

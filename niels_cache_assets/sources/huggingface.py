@@ -4,7 +4,7 @@ shuffles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -12,13 +12,20 @@ from pydantic import Field, NonNegativeInt
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows as reading_rows
 from niels_cache_assets.sources.reading.columns import batch_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.file_source import listed, located_among
+from niels_cache_assets.sources.reading.files import SourceFile, find_files
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import FileReader, ListedFile, PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+
+_READERS: dict[str, type[Parquet] | type[Jsonl]] = {"parquet": Parquet, "json": Jsonl}
 
 
 class HubText(HubData, PretrainSource):
@@ -30,6 +37,28 @@ class HubText(HubData, PretrainSource):
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
+    may_have_parts: ClassVar[bool] = True
+
+    def list_files(self, revision: str | None) -> list[ListedFile]:
+        if not self.files:
+            return hub_files(self, revision)
+        return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split)]
+
+    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
+        if not self.files:
+            return [SourceFile(f"hf://datasets/{self.dataset}@{revision}/{file.name}", file.name) for file in files]
+        found = {part.split: find_files(part.files or []) for part in self.upstream_splits()}
+        return [each for file in files for each in located_among(found[file.split], [file])]
+
+    def file_reader(self, names: Sequence[str]) -> FileReader:
+        """Return our own reader, because the stream of the hub's library cannot begin at a file."""
+        kind = format_of(list(names))
+        if kind not in _READERS:
+            raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
+        keys = ("text_field", "id_field", "encoding", "max_replaced_share", "max_document_mib")
+        reader = _READERS[kind]
+        return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
+
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
@@ -40,7 +69,7 @@ class HubText(HubData, PretrainSource):
             fields.update(found)
             return self._columns(found)
 
-        for part, begin in places.parts(self.parts()):
+        for part, begin in places.parts(self.upstream_splits()):
             for columns, files, rows, damaged in self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin):
                 values, *maybe_ids = columns.values()
                 held.field = next(iter(columns))

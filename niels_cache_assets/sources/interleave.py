@@ -20,7 +20,7 @@ from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.sources.val_share import split_by_fraction
+from niels_cache_assets.sources.val_share import HashRule, split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -109,6 +109,11 @@ class Interleave(PretrainSource):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
                 raise NielsCacheError(f"interleave: members: the weight of {name!r} is {weight}; weights must be above 0")
+            if siblings[name].parts > 1 and siblings[name].val_tokens:
+                raise NielsCacheError(
+                    f"interleave: members: {name!r} is in parts with val_tokens, and a mixture cannot leave out such a val yet; "
+                    "give it val_frac instead, or remove parts from it"
+                )
             sources[name] = siblings[name]
         return sources
 
@@ -168,6 +173,9 @@ class _Member:
         batches = self._source.documents(context)
         if not self._source.seeded_val_frac:
             return chain.from_iterable(batches)
+        if self._source.parts > 1:
+            rule = HashRule(val_frac=self._source.seeded_val_frac, seed=context.seed)
+            return chain.from_iterable(map(rule.split, batches))
         if self._unsplit is None:
             context.log(f"counting documents of {self._name}, to leave out its val documents")
             self._unsplit = self._source.count_unsplit(context)

@@ -12,7 +12,7 @@ from niels_cache_assets.sources.reading.columns import RowCollector, is_plain
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
-from niels_cache_assets.sources.reading.files import writable
+from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
@@ -41,10 +41,12 @@ class Jsonl(KeepsDamaged, RowFileSource):
         rows.require_text(held, fields)
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        report, files = context.report, FilePass(self.input_files(), context)
+        report, files = context.report, FilePass(self.files_of(context), context)
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
+        if context.text_field is not None:
+            files.state["text_field"] = context.text_field
         if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
             head = [*rows.first_rows(stream)]
             if not head:
@@ -72,6 +74,11 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if waiting:
             yield waiting.batch()
         held.tell(context, fields, key="text_field")
+
+    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
+        context = StreamContext(seed=0)
+        head = [*rows.first_rows(self._rows(FilePass(files, context), context))]
+        return rows.choose_text_field(self.text_field, _fields(head), head[0][0]) if head else None
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
         on_damage = self.on_damage(context, files)

@@ -66,7 +66,7 @@ class Oasst1(HubData, SftSource):
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
         decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
-        for part in self.parts():
+        for part in self.upstream_splits():
             for nodes in self._trees(part, context, decoding):
                 context.report.facts["trees"] += 1
                 yield from threads(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from niels_cache_assets.documents import DocumentBatch
@@ -26,9 +26,9 @@ class Parquet(RowFileSource):
     source: Literal["parquet"] = "parquet"
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        found = self.input_files()
+        found = self.files_of(context)
         files = FilePass(found, context)
-        fields, text_field, kind = self._columns(found[0])
+        fields, text_field, kind = self._columns(found[0]) if context.text_field is None else ({}, context.text_field, None)
         held = rows.HeldText(text_field)
         collector = Collector(files)
         for file in files.files():
@@ -46,6 +46,9 @@ class Parquet(RowFileSource):
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
         rows.require_text(held, fields, kind=kind)
+
+    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
+        return self._columns(files[0])[1]
 
     def _columns(self, file: SourceFile) -> tuple[dict[str, bool], str, str]:
         """Return whether each column of a file holds strings, the column to read, and its type."""

@@ -37,7 +37,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class DocumentedObject(NamedTuple):
-    """An object with its docstring. `name`: the qualified name (json.dumps). `line`: the first line of the object in the file, from 0."""
+    """An object with its docstring. `name`: the qualified name, such as `json.dumps`. `line`: where the object begins, from 0."""
 
     kind: str  # module, class, function or method
     name: str

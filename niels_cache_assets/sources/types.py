@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
@@ -20,7 +20,7 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import Family, Split
 
 if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.files import SourceFile
@@ -75,7 +75,8 @@ class StreamContext:
     over the same revision reported. The pass begins at this place (None: at the beginning). `report` then already holds the counts up to
     this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
     mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
-    for the training sample of a tokenizer, val documents are read like all others.
+    for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a data set, the
+    files to read instead of those of the table, and the field of their text; None without parts.
     """
 
     seed: int
@@ -86,6 +87,21 @@ class StreamContext:
     start: Place | None = None
     revisions: dict[str, str | None] = field(default_factory=dict)
     held_out: HeldOut | None = None
+    files: Sequence[SourceFile] | None = None
+    text_field: str | None = None
+
+
+class ListedFile(NamedTuple):
+    """A file of a data set in parts, as its plan lists it.
+
+    name: its name in the cache. bytes: its size, 0 if unknown. digest: changes with its content (a sha256, a git hash or an ETag).
+    split: the split that upstream gives to its documents, or None.
+    """
+
+    name: str
+    bytes: int
+    digest: str
+    split: Split | None
 
 
 class Source(BaseModel):
@@ -204,6 +220,7 @@ class PretrainSource(Source):
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
+    may_have_parts: ClassVar[bool] = False  # True: the class has `list_files`, `located` and `file_reader`
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, filled before train starts; 0: no val")
@@ -221,6 +238,7 @@ class PretrainSource(Source):
     decontaminate_threshold: float = Field(
         0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
     )
+    parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
@@ -235,7 +253,20 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
+        if self.parts > 1:
+            self._refuse_for_parts()
         return self
+
+    def _refuse_for_parts(self) -> None:
+        if not self.may_have_parts:
+            raise ValueError(f"parts needs a list of files, which the source {self.source} does not have; remove parts")
+        if self.prepare:
+            raise ValueError("parts cannot be combined with prepare yet; remove one of them")
+        if self.decontaminate != "off" and self.seeded_val_frac is not None:
+            raise ValueError("parts with decontaminate needs val_tokens or a val of upstream, not val_frac, which finds val too late")
+        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
+            if tokens and tokens < self.parts:
+                raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
 
     @property
     def has_own_splits(self) -> bool:
@@ -275,7 +306,7 @@ class PretrainSource(Source):
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split. val_frac needs this number before the first document.
 
-        This reads the source once, without changing the report.
+        This reads the source once. It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
         return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
@@ -291,9 +322,34 @@ class PretrainSource(Source):
         """
         return documents, Counter()
 
+    def list_files(self, revision: str | None) -> list[ListedFile]:
+        """Return the files of the data set at this revision, in the order in which parts read them. Only for classes with `may_have_parts`.
+
+        Hashes local files, or asks upstream. Raises NielsCacheError for files that cannot be read in parts.
+        """
+        raise NotImplementedError(self.source)
+
+    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
+        """Return the files that `list_files` has listed, with addresses that open them. Raises NielsCacheError for a missing file."""
+        raise NotImplementedError(self.source)
+
+    def file_reader(self, names: Sequence[str]) -> FileReader:
+        """Return the reader of files with these names. It keeps their order; the builder shuffles."""
+        raise NotImplementedError(self.source)
+
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False
+
+
+class FileReader(Protocol):
+    """A reader of the files in `StreamContext.files`."""
+
+    def documents(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield the documents of `context.files` in batches."""
+
+    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
+        """Return the field of the text, from the beginning of the first file. Return None if the files hold no rows."""
 
 
 class SftSource(Source):
@@ -301,6 +357,13 @@ class SftSource(Source):
 
     family: ClassVar[Family] = "sft"
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed decides which ones")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_parts(cls, table: Any) -> Any:
+        if isinstance(table, Mapping) and "parts" in table:
+            raise ValueError("parts is for pretrain data sets only; remove it")
+        return table
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

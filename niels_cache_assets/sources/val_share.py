@@ -1,11 +1,15 @@
 """The seeded share of a finite source's documents that goes to val.
 
-`val_mask` is the rule, and `FractionSplitter` applies it to documents. A document that carries a split keeps it. Streams with token budgets
-are split by `streaming.splits`.
+`val_mask` is the rule, and `HashRule` is the rule for data sets in parts. `FractionSplitter` applies it to documents. A document that
+carries a split keeps it. Streams with token budgets are split by `streaming.splits`.
 """
 
+from __future__ import annotations
+
+import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -59,6 +63,47 @@ class FractionSplitter:
             raise NielsCacheError(
                 f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashRule:
+    """The rule for data sets in parts: a document is val if a hash of the seed, its file and its row is small enough.
+
+    About the share `val_frac` of the documents goes to val. Nothing is counted before, and no document changes its split if the data set
+    grows. Cost: about a microsecond for each document.
+    """
+
+    val_frac: float
+    seed: int
+
+    def is_val(self, file: str, row: int) -> bool:
+        """Return whether a document goes to val."""
+        return self._is_below(hashlib.sha256(self._prefix(file)), row)
+
+    def split(self, documents: Documents) -> DocumentBatch:
+        """Return the documents with their splits. A document that already has a split keeps it."""
+        batch = DocumentBatch.of(documents)
+        chosen = np.where(self.val_mask(batch), SPLITS.index("val"), SPLITS.index("train")).astype(np.int8)
+        return replace(batch, split=np.where(batch.split == NO_SPLIT, chosen, batch.split))
+
+    def val_mask(self, batch: DocumentBatch) -> np.ndarray:
+        """Return bool (documents,), True for the documents that go to val."""
+        found = np.zeros(len(batch), dtype=bool)
+        first = 0
+        for file, group in groupby(batch.file.tolist()):
+            prefix = hashlib.sha256(self._prefix(file))
+            stop = first + sum(1 for _ in group)
+            found[first:stop] = [self._is_below(prefix, row) for row in batch.row[first:stop].tolist()]
+            first = stop
+        return found
+
+    def _prefix(self, file: str) -> bytes:
+        return f"{self.seed}\0{file}\0".encode("utf-8", "surrogatepass")
+
+    def _is_below(self, prefix: hashlib._Hash, row: int) -> bool:
+        digest = prefix.copy()
+        digest.update(str(row).encode())
+        return int.from_bytes(digest.digest()[:8]) < self.val_frac * 2**64
 
 
 def split_by_fraction(batches: Iterable[Documents], *, count: int, val_frac: float, seed: int) -> Iterator[DocumentBatch]:

@@ -58,7 +58,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Yield the articles with their text as in the source. In a dump, this text is wikitext."""
         if self.files:
-            parts = [(part, find_files(part.files or [])) for part in self.parts()]
+            parts = [(part, find_files(part.files or [])) for part in self.upstream_splits()]
             files = FilePass([file for _, found in parts for file in found], context)
             splits = [part.split for part, found in parts for _ in found]
             yield from batched(self._local(files, splits, context), files)
@@ -128,7 +128,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         wanted = ("text", "id", "title")
         decoding, held = Decoding(self, context, of_files=False), HeldText()
         choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
-        for part, start in places.parts(self.parts()):
+        for part, start in places.parts(self.upstream_splits()):
             for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
                 nothing = [None] * len(files)
                 texts, ids, titles = (columns.get(name, nothing) for name in wanted)

@@ -39,7 +39,7 @@ class Wikitext(HubData, PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         places, held = RowsPass(context), HeldText()
-        for part, start in places.parts(self.parts()):
+        for part, start in places.parts(self.upstream_splits()):
             rows = self._rows(part, context, start, held)
             decoding = Decoding(self, context, of_files=self.reads_files)
             found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)

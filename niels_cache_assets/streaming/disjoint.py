@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
-from niels_cache_assets.disk.table_file import rows_of
+from niels_cache_assets.disk.table_file import rows_of, table_files
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
@@ -115,7 +115,7 @@ def splits_disjoint(
     decided = _decided_whole(meta, threshold)
 
     def counts_as_overlap(ordinal: int, match: Match) -> bool:
-        return match.kind not in decided or (ordinal != train.cut and match.ordinal != val.cut)
+        return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
 
     with ValIndex(kind, threshold=threshold, folder=Path(scratch) if scratch else None) as index:
         for chunk in val.chunks():
@@ -163,8 +163,7 @@ class _Documents:
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
-        self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
-        self.cut = _cut_document(meta, split, len(self.ends))
+        self.cut = _cut_documents(meta, split, len(self.ends))
         self._decode = _decoder(tokenizer)
 
     def __len__(self) -> int:
@@ -201,10 +200,13 @@ class _Documents:
         wanted = np.unique(np.array(ordinals, dtype=np.int64))
         if not len(wanted):
             return places
-        with pyarrow.parquet.ParquetFile(self._lineage) as file:
-            for here, rows in rows_of(file, wanted, ["source_id", "file", "row"]):
-                for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
-                    places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
+        first = 0
+        for path in table_files(self._lineage):
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for here, rows in rows_of(file, wanted, ["source_id", "file", "row"], first=first):
+                    for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
+                        places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
+                first += file.metadata.num_rows
         return places
 
     def _read(self, start: int, end: int) -> Tokens:
@@ -230,15 +232,15 @@ def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
     return {"exact"}
 
 
-def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
-    """Return the ordinal of the document that a token budget has cut, or None.
+def _cut_documents(meta: Meta, split: Split, documents: int) -> set[int]:
+    """Return the ordinals of the documents that token budgets have cut.
 
-    Older caches do not record this ordinal. In those caches, the cut document is the last one of the split.
+    Older caches do not record the ordinal. In those caches, the cut document is the last one of the split.
     """
     if "cut_document" in meta:
-        ordinal: int | None = meta["cut_document"][split]
-        return ordinal
-    return documents - 1 if meta.get("cut", {}).get(split) else None
+        found = meta["cut_document"][split]
+        return set(found if isinstance(found, list) else [] if found is None else [found])
+    return {documents - 1} if meta.get("cut", {}).get(split) else set()
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:

@@ -12,8 +12,8 @@ a member has `decontaminate`, documents of all members that equal (or are near t
 val, so the member's stream is read.
 
 Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
-as in a build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of a val by budget (about 100 bytes in
-Python); with decontaminate, also the memory of streaming/val_index.py. All of this is bounded by the size of val.
+as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each document
+of its val. With decontaminate, also the memory of streaming/val_index.py. All of this is bounded by the size of val.
 """
 
 from __future__ import annotations

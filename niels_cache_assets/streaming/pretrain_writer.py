@@ -124,7 +124,7 @@ class PretrainWriter:
         return WriterState(splits=splits), sizes
 
     def seal(self) -> None:
-        """Finish every file and flush it to the disk. The files that a checkpoint needs are kept."""
+        """Finish every file of the cache, and flush it to the disk. Scratch files stay, because an interrupted build resumes from them."""
         for writer in self._splits.values():
             writer.seal()
 

@@ -60,6 +60,7 @@ class MappedTokens:
     def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
         sizes = [_tokens_size(path, dtype) for path in paths]
+        _require_maps(paths, sum(size > 0 for size in sizes))
         self.shard_lengths = np.array(sizes, dtype=np.int64) // dtype.itemsize
         buffer = _map_one_range(paths, sizes) if any(sizes) and _can_map_one_range() else None
         self.tokens: Tokens | None = None
@@ -93,6 +94,28 @@ def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Itera
         if start < begin + len(piece):
             yield piece[max(start - begin, 0) : stop - begin]
         begin += len(piece)
+
+
+def _require_maps(paths: Sequence[str | Path], count: int) -> None:
+    """Raise NielsCacheError if the kernel does not let this process map so many files. Without such a limit, do nothing."""
+    most = _most_maps()
+    if most is None or count <= most // 2:
+        return
+    with open("/proc/self/maps", "rb") as maps:
+        used = sum(1 for _ in maps)
+    if count + used > most:
+        raise NielsCacheError(
+            f"{Path(paths[0]).parent}: has {count:,} shards, but a process may map {most:,} files here (vm.max_map_count), of which "
+            f"{used:,} are in use; raise it with sysctl -w vm.max_map_count={2 * (count + used)}, or build with larger shard_bytes"
+        )
+
+
+def _most_maps() -> int | None:
+    """Return how many files a process may map, or None if it is not known. Only Linux tells it."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
@@ -228,13 +251,15 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
         )
 
 
-def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
+def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> NDArray[np.uint64]:
     """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens).
 
     The offsets increase strictly, and the last one is `token_count`. Raises NielsCacheError if the file breaks any of these rules.
+    `is_joined`: the file was joined from parts, so it may be too large to read at every opening. Then only the first and the last offset
+    are checked here; `verify` checks them all.
     """
     ends = map_offsets(path, DOC_ENDS_DTYPE)
-    check_doc_ends(path, ends, token_count=token_count)
+    check_doc_ends(path, ends[[0, -1]] if is_joined and len(ends) > 1 else ends, token_count=token_count)
     return ends
 
 

@@ -85,7 +85,8 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
         hint = f"give the folder of a split: {split}" if split else f"expected {shard_name(0)} and so on"
         raise NielsCacheError(f"{folder}: no shards here; {hint}")
     token_count = int(tokens.shard_lengths.sum())
-    ends = map_doc_ends(ends_path, token_count=token_count) if with_doc_ends and ends_path.exists() else None
+    is_joined = meta is not None and "parts" in meta
+    ends = map_doc_ends(ends_path, token_count=token_count, is_joined=is_joined) if with_doc_ends and ends_path.exists() else None
     return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 

@@ -19,7 +19,7 @@ Family = Literal["pretrain", "sft"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
 
-SCHEMA_VERSION = 2  # the newest that is read; `schema_version_of` says which one a cache has
+SCHEMA_VERSION = 3  # the newest that is read; `schema_version_of` says which one a cache has
 SPLITS: tuple[Split, Split] = ("train", "val")
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
@@ -75,10 +75,13 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
 
 
 def schema_version_of(meta: Mapping[str, Any]) -> int:
-    """Return the schema_version of a cache with this meta.json: 2 if its tokens are uint32, otherwise 1.
+    """Return the schema_version of a cache with this meta.json: 3 if it was joined from parts, 2 if its tokens are uint32, otherwise 1.
 
-    A version of niels-cache that knows only uint16 refuses schema_version 2. Without this number, it would misread the tokens.
+    An older version of niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, or find the short
+    shards of parts damaged.
     """
+    if meta.get("kind") == "pretrain" and "parts" in meta:
+        return 3
     return 2 if meta.get("token_dtype") == "uint32-le" else 1
 
 
@@ -130,6 +133,14 @@ def documents_name(split: Split) -> str:
     return f"{split}_documents.parquet"
 
 
+def documents_folder(split: str) -> str:
+    """Return the name of the folder that replaces `documents_name` if the split was joined from parts: one such Parquet file for each part.
+
+    The ordinals in such a file begin at 0 in each part.
+    """
+    return f"{split}_documents"
+
+
 def tokens_name(split: Split) -> str:
     """Return the name of the headerless file that holds the tokens of all SFT examples of the split, example after example."""
     return f"{split}_tokens.bin"
@@ -151,6 +162,11 @@ def built_names(folder: str | Path) -> list[str]:
     A data set is a folder with a meta.json and without a leading dot.
     """
     return sorted(path.parent.name for path in Path(folder).glob(f"*/{META_NAME}") if not path.parent.name.startswith("."))
+
+
+def parts_root(root: str | Path) -> Path:
+    """Return the folder of a cache root that holds the plans and the parts of data sets in parts, in a folder for each data set."""
+    return Path(root) / "pretrain" / ".parts"
 
 
 def tokenizer_dir(root: str | Path) -> Path:

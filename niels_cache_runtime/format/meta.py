@@ -68,7 +68,7 @@ def write_meta(path: str, meta: Meta) -> None:
     """Write `meta` as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, the one
-    that fits the tokens is added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError
+    that fits is added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError
     for more than 32 MiB, because no reader accepts such a file. Raises OSError if the disk refuses.
     """
     record = {"schema_version": schema_version_of(meta), **meta, "meta_sha256": ""}
@@ -130,8 +130,8 @@ def load_meta(path: str) -> Meta:
         )
     if meta["schema_version"] < (needed := schema_version_of(meta)):
         raise NielsCacheError(
-            f"{path}: token_dtype {meta['token_dtype']} needs schema_version {needed}, but it has {meta['schema_version']}, so an older "
-            "version would misread the tokens; rebuild this data set"
+            f"{path}: needs schema_version {needed} (its tokens are {meta.get('token_dtype')}), but it has {meta['schema_version']}, so an "
+            "older version would misread it; rebuild this data set"
         )
     if _is_own_sha256(content, meta.get("meta_sha256")):
         return meta

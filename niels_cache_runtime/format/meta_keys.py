@@ -21,6 +21,7 @@ Form = Literal[
     "a table or null",
     "a table of whole numbers",
     "a list of texts",
+    "a list of tables",
 ]
 
 EVERY: tuple[Kind, ...] = ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index")
@@ -61,11 +62,12 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
     "a table or null": lambda value: value is None or _is_table(value),
     "a table of whole numbers": lambda value: _is_table(value) and all(map(is_count, value.values())),
     "a list of texts": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "a list of tables": lambda value: isinstance(value, list) and all(map(_is_table, value)),
 }
 
 META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("kind", "text", EVERY, "The kind of the folder; for an index, `index/` and the kind of the index"),
-    MetaKey("schema_version", "a whole number", EVERY, "1, or 2 if the tokens are uint32. A reader refuses a newer one"),
+    MetaKey("schema_version", "a whole number", EVERY, "1; 2 with uint32 tokens; 3 with parts. A reader refuses a newer one"),
     MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
     MetaKey("files", "a table", EVERY, "For each of the other files in the folder: its relative path, with its `bytes` and `sha256`"),
     MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`) and has no files"),
@@ -91,7 +93,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         "`sys`, `usr`, `asst`, `eot`: ids, or null for a missing one; `bos` only if each document of pretraining begins with it",
     ),
     MetaKey("append_eot", "true or false", ("pretrain",), "Whether every document ends with EOT, and no other token is EOT"),
-    MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Size in bytes of every shard, except the last one of a split"),
+    MetaKey("shard_bytes", "a whole number or null", ("pretrain",), "Bytes of every shard, except the last one of a split or a part"),
     # Counts
     MetaKey("train_tokens", "a whole number", _FAMILIES, "Tokens of train, special tokens included"),
     MetaKey("val_tokens", "a whole number", _FAMILIES, "Tokens of val"),
@@ -103,8 +105,16 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("characters", "a table of whole numbers", ("corpus",), "`before` and `after` cleaning"),
     MetaKey("bytes", "a table of whole numbers", ("corpus",), "Bytes of UTF-8 `before` and `after` cleaning"),
     MetaKey("words", "a whole number", ("corpus",), "Words of the kept documents"),
-    MetaKey("cut", "a table of whole numbers", ("pretrain",), "Documents of `train` and of `val` that were cut by a token budget: 0 or 1"),
-    MetaKey("cut_document", "a table", ("pretrain",), "The ordinal of the cut document in each split, or null"),
+    MetaKey("cut", "a table of whole numbers", ("pretrain",), "Documents of `train` and of `val` that were cut by a token budget"),
+    MetaKey("cut_document", "a table", ("pretrain",), "The ordinal of the cut document in each split, or null (from parts: a list)"),
+    MetaKey(
+        "parts",
+        "a list of tables",
+        ("pretrain",),
+        "The parts that this cache was joined from, in order. Each has `name`, `meta_sha256`, `short` (tokens of its budget that its files "
+        "lacked), and by split `shards`, `tokens` and `documents`",
+    ),
+    MetaKey("part", "a table", ("pretrain",), "In a part: `plan` (its fingerprint), `number`, `short`, and in the val part `taken`"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
     MetaKey("facts", "a table", _DATASETS, "Further facts from the source, such as trees of messages that are in both splits"),

@@ -19,7 +19,9 @@ _HASH_DIGITS = 32
 
 
 def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
-    """Return one clause if meta.json says that the folder NAME in FAMILY/ holds a different data set. Return None if there is no problem.
+    """Return the problem if meta.json says that the folder NAME in FAMILY/ holds a different data set. Otherwise, return None.
+
+    The problem is a part of an error message, without the path.
 
     A `dataset_name` of null fits any name.
     """

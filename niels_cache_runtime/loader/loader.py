@@ -65,8 +65,8 @@ class TokenLoader(IterableDataset[Batch]):
     rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
     device: the device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
     stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
-    epochs: the number of epochs in one iteration. An iteration ends before the first sample of a source that was already read `epochs`
-        times. The next iteration continues from there. None means that iteration never ends.
+    epochs: the number of epochs in one iteration. After a source has been read `epochs` times, the iteration ends as soon as the next
+        sample would come from this source. The next iteration continues from there. None means that iteration never ends.
     on_exhausted: the action after a source has been read `epochs` times (once if `epochs` is None): "restart" (the default without
         `epochs`), "stop" (the default with `epochs`) or "raise".
     drop_last: whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a rank

@@ -219,10 +219,10 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
 
 
 def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
-    """Return shares of rows.
+    """Convert shares of tokens or of examples to shares of rows.
 
-    If the average rows of all used sources hold equally much, the given weights are returned. They are then exact, and a source that is
-    added later does not change them.
+    contents: for each source, the average number of tokens or examples in a row. If this average is the same for all used sources, `shares`
+    is returned unchanged. The weights are then exact, and a source that is added later does not change them.
     """
     used = {contents.get(name) for name, weight in shares.items() if weight}
     if len(used) <= 1 or any(weight < 0 for weight in shares.values()):

@@ -155,8 +155,8 @@ class DatasetLoader:
         """Continue where the state was saved: the next batches are those of an uninterrupted run.
 
         The state of any rank serves all ranks. num_processes may differ from the saved run if the position is a multiple of the new
-        num_processes. This is always so at the start of an epoch, and if the new number divides the old one. The chunks before and after
-        the change are then those of one list. Only the chunks that are left over at the end of the list depend on the new number.
+        num_processes. This is always so at the start of an epoch, and if the new number divides the old one. The change of num_processes
+        then skips no chunk and repeats no chunk. Only the chunks that are left over at the end of the epoch depend on the new number.
 
         Raises NielsCacheError, and changes nothing, if the state is not a state of this class, or if the position is not a multiple of
         num_processes. Also raises it if batch, seq_len or the content of the folder differ (files, their lengths, and their entries in

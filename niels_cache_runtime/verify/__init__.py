@@ -11,12 +11,13 @@ Somebody may change files and compute all hashes again, including the hash of me
 record outside of the cache can show it (`niels-cache verify --against-dagster`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_runtime.cache.opening import TRIES
-from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
 from niels_cache_runtime.old_paths import former_names
@@ -87,8 +88,10 @@ def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[F
     for folder in folders:
         if folder.meta is None:  # a missing meta.json is already a finding
             continue
-        place = folder.path.name if folder.path.parent == root else folder.path.parent.name
-        yield from _place_finding(folder, family=place, name=folder.path.name)
+        place, name = folder.path.name if folder.path.parent == root else folder.path.parent.name, folder.path.name
+        if folder.path.parent.parent == parts_root(root):
+            place, name = "pretrain", f"{place}/{name}"
+        yield from _place_finding(folder, family=place, name=name)
         if folder.meta.get("tokenizer_sha256") is not None:
             need_tokenizer.append(folder.path.name)
     if need_tokenizer and not tokenizer_dir(root).is_dir():
@@ -120,8 +123,11 @@ def _verify(
         for folder in folders:
             looks |= folder.plan()
             sizes |= {folder.path / path: size for path, size in folder.found.items()}
+    same = _read_elsewhere(looks)
+    looks = {path: look for path, look in looks.items() if path not in same}
     total = sum(sizes[path] for path in looks)
     hashes = hash_files(looks, sizes=sizes, threads=threads, on_bytes=on_bytes)
+    hashes |= {path: hashes[other] for path, other in same.items()}
     findings = []
     for folder in folders:
         found = [*folder.findings(None if quick else hashes)]
@@ -133,6 +139,23 @@ def _verify(
                 found = [Finding(kind="files", folder=str(folder.path), path=META_NAME, problem=problem)]
         findings += found
     return findings
+
+
+def _read_elsewhere(looks: Mapping[Path, Look | None]) -> dict[Path, Path]:
+    """Return the files without a `Look` that are hard links to another file of `looks`, and for each of them that other file.
+
+    The shards of a part are linked into the data set that was joined from it, and are read only there.
+    """
+    read: dict[tuple[int, int], Path] = {}
+    same: dict[Path, Path] = {}
+    for path in sorted(looks, key=lambda path: looks[path] is None):
+        with suppress(OSError):  # reading the file reports the error
+            found = path.lstat()
+            if found.st_nlink > 1:
+                first = read.setdefault((found.st_dev, found.st_ino), path)
+                if first != path and looks[path] is None:
+                    same[path] = first
+    return same
 
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept every name

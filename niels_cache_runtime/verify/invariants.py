@@ -39,6 +39,7 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import Look
+from niels_cache_runtime.verify.joined import JoinedParts
 from niels_cache_runtime.verify.offset_file import Kind, OffsetFile
 
 Problem = tuple[str, str]
@@ -56,7 +57,7 @@ class Part(Protocol):
     looks: dict[str, Look]
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the problems. Call this after the looks have got all blocks of every file."""
+        """Yield the problems. Call this after each function in `looks` has got all blocks of its file."""
 
 
 def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
@@ -146,6 +147,7 @@ class _PretrainSplit:
         self._ends, self._ends_problem = read_offsets(
             folder, self._ends_path, "doc_ends", meta, sizes, token_count=self._token_count, needed=self._token_count > 0
         )
+        self._parts = JoinedParts(meta, split)
         position, self._shards = 0, {}
         for path, size in self._sizes.items():
             self._shards[path] = _Shard(ids, self._ends, position, dtype, append_eot=meta.get("append_eot") is True)
@@ -160,7 +162,9 @@ class _PretrainSplit:
             yield f"{split}/", "no such folder; an empty split needs an empty folder"
         if self._listed != set(self._numbered):
             yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
-        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"), self._dtype)
+        may_be_short = self._parts.may_be_short(len(self._sizes))
+        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"), self._dtype, may_be_short)
+        yield from self._parts.problems(self._sizes, self._ends, self._ends_path, self._dtype.itemsize)
         if self._ends_problem is not None:
             yield self._ends_problem
         if self._ends is not None and documents != len(self._ends):
@@ -283,12 +287,16 @@ def as_problem(error: NielsCacheError, folder: Path) -> Problem:
     return path, problem
 
 
-def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype) -> Iterator[Problem]:
+def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype, may_be_short: set[int]) -> Iterator[Problem]:
+    of_part = " of a part" if len(may_be_short) > 1 else ""
     for index, (path, size) in enumerate(sizes.items()):
         if problem := size_problem(size, dtype):
             yield path, problem
-        elif index < len(sizes) - 1 and size != shard_bytes:
-            yield path, f"has {size} bytes; all shards except the last must have shard_bytes={shard_bytes}"
+        elif index not in may_be_short and size != shard_bytes:
+            yield (
+                path,
+                f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}",
+            )
         elif size > shard_bytes:
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 

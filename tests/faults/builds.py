@@ -43,6 +43,10 @@ HUB_TABLES = {
     "hub": f"{_PAGES}shuffle_buffer = 300\n{SPLIT_BY_BUDGETS}",
     "ordered_hub": f"{_PAGES}shuffle_buffer = 0\nval_frac = 0.1\n",
 }
+PARTS_TABLES = {
+    "in_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 3\nshuffle_buffer = 200\n' + SPLIT_BY_BUDGETS,
+    "hashed_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 2\nval_frac = 0.1\n',
+}
 
 
 def write_project(folder: Path, model: Path) -> None:
@@ -66,7 +70,7 @@ def write_project(folder: Path, model: Path) -> None:
             replies = [reply, {**reply, "message_id": f"{row}-2", "text": f"No. {text}"}]
             prompt = {"message_id": f"{row}", "text": text, "role": "prompter", "lang": "en", "replies": replies}
             trees.write(json.dumps({"message_tree_id": f"{row}", "prompt": prompt}) + "\n")
-    tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **HUB_TABLES}.items()]
+    tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **HUB_TABLES, **PARTS_TABLES}.items()]
     tables += [f"[sft.{name}]\n{table}" for name, table in SFT_TABLES.items()]
     (folder / "niels_cache.toml").write_text("\n".join(tables))
     tokenizer_dir(folder / "root").mkdir(parents=True)

@@ -24,9 +24,14 @@ from tests.loopback_hub import LoopbackHub
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
-NAMES = [*builds.TABLES, *builds.SFT_TABLES, *builds.HUB_TABLES]
+NAMES = [*builds.TABLES, *builds.SFT_TABLES, *builds.HUB_TABLES, *builds.PARTS_TABLES]
 LATE = ("jsonl", "shuffled", "trees")  # killed late
-ANYWHERE = ("near", "prepared", "hub")  # killed anywhere; all of NAMES are in the torture, and start at every place in test_sources_seek.py
+ANYWHERE = (
+    "near",
+    "prepared",
+    "hub",
+    "in_parts",
+)  # killed anywhere; all of NAMES are in the torture, and start at every place in test_sources_seek.py
 SHARD_BYTES = [512, 20_000, 1 << 27]
 RECORD_EVERY = [0, 3_000, 20_000]
 
@@ -59,7 +64,9 @@ class Workshop:
 
     def written(self, name: str, root: Path) -> dict[str, str]:
         cache = builds.cache_of(self.project, name, root)
-        assert sorted(path.name for path in cache.parent.iterdir()) in ([f".{name}.lock", name], [name]), "leftovers"
+        beside = sorted(path.name for path in cache.parent.iterdir() if path.name != ".parts")
+        assert beside in ([f".{name}.lock", name], [name]), "leftovers"
+        assert not [path for path in cache.parent.glob(f".parts/{name}/.*") if path.suffix != ".lock"], "leftovers"
         return digests(cache)
 
     def reference(self, name: str, shard_bytes: int, record_every: int) -> Reference:

@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         short = shortfall(meta)
         if short is not None:
             noted.append(f"{place.name}: {short}")
+        if place.name in registry.in_parts() and state == "missing":
+            noted.append(f"{place.name}: {graph(registry, root).sealed(place.name).progress_of_parts()}")
     for name in registry.blend_keys():
         index = graph(registry, root).state(f"index/{name}")
         stands = Text(index.state, style=_STYLES.get(index.state, "yellow"))

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     registry, root = open_registry(arguments)
     names = arguments.names or None
-    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*") for path in root.glob(pattern))]
+    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*", "pretrain/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
         is_known = name.rpartition("/")[2] in known
         if not is_known or name.count("/") > 1:

@@ -101,19 +101,22 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Return the dependencies of the pretrain assets: upstream, and the corpus of a data set that has a corpus.
+    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has a corpus.
 
     The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
     dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
     """
-    upstream = dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])
+    upstream = [dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])]
+    if in_parts := keys.parts_of_datasets(registry):
+        joined = dg.StaticPartitionMapping({part: name for name, parts in in_parts.items() for part in parts})
+        upstream.append(dg.AssetDep(keys.PARTS, partition_mapping=joined))
     if not registry.prepared():
-        return [upstream]
+        return upstream
     readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
     mapping = dg.StaticPartitionMapping(
         {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
     )
-    return [upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
+    return [*upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import dagster as dg
 from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # GRPC_INFO_TAG: the code server that holds a run
 
-from niels_cache_assets.defs.keys import LOCATION, STREAM_POOL
+from niels_cache_assets.defs.keys import LOCATION, PARTS_POOL, STREAM_POOL
 from niels_cache_assets.processes import claimed_record, end_with_parent, hold_record, is_held, read_record
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -101,11 +101,11 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
         if not _record(home, run.run_id).exists() and is_own and _was_abandoned(run, home):
             _end(instance, run.run_id)
     if instance.event_log_storage.supports_global_concurrency_limits:
-        pool = instance.event_log_storage.get_concurrency_info(STREAM_POOL)
-        for run_id in pool.active_run_ids | pool.pending_run_ids:
-            holder = instance.get_run_by_id(run_id)
-            if holder is None or holder.is_finished:
-                instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+        for pool in map(instance.event_log_storage.get_concurrency_info, (STREAM_POOL, PARTS_POOL)):
+            for run_id in pool.active_run_ids | pool.pending_run_ids:
+                holder = instance.get_run_by_id(run_id)
+                if holder is None or holder.is_finished:
+                    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
 def _home(instance: dg.DagsterInstance) -> Path:

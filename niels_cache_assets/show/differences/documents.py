@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.disk.table_file import table_files
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
@@ -103,8 +104,11 @@ def compare_documents(
 
 
 def _row_count(path: Path) -> int:
-    with _open(path) as parquet:
-        return int(parquet.metadata.num_rows)
+    count = 0
+    for file in table_files(path):
+        with _open(file) as parquet:
+            count += int(parquet.metadata.num_rows)
+    return count
 
 
 def _open(path: Path) -> Any:
@@ -135,21 +139,27 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     """
     import pyarrow
 
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in chain.from_iterable(map(_batches_of_file, table_files(path))):
+        waiting.append(batch.select(list(_COLUMNS)))
+        count += len(batch)
+        if count >= _ROWS_AT_ONCE:
+            table = pyarrow.Table.from_batches(waiting).combine_chunks()
+            yield table.slice(0, _ROWS_AT_ONCE)
+            waiting, count = table.slice(_ROWS_AT_ONCE).to_batches(), count - _ROWS_AT_ONCE
+    if count:
+        yield pyarrow.Table.from_batches(waiting)
+
+
+def _batches_of_file(path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow
+
     with _open(path) as parquet:
-        waiting: list[pa.RecordBatch] = []
-        count = 0
         try:
-            for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS)):
-                waiting.append(batch.select(list(_COLUMNS)))
-                count += len(batch)
-                if count >= _ROWS_AT_ONCE:
-                    table = pyarrow.Table.from_batches(waiting).combine_chunks()
-                    yield table.slice(0, _ROWS_AT_ONCE)
-                    waiting, count = table.slice(_ROWS_AT_ONCE).to_batches(), count - _ROWS_AT_ONCE
+            yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
         except (OSError, pyarrow.ArrowException) as error:
             raise _unreadable(path, error) from error
-        if count:
-            yield pyarrow.Table.from_batches(waiting)
 
 
 def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:

@@ -196,7 +196,13 @@ def _lineage_name(family: Family, split: Split) -> str:
 
 def _have_lineage(metas: list[Meta], family: Family) -> bool:
     """Return whether both builds have lineage. A cache that a different program made may lack lineage."""
-    return all(_lineage_name(family, split) in meta.get("files", {}) for meta in metas for split in SPLITS)
+    return all(_lists_lineage(meta, _lineage_name(family, split)) for meta in metas for split in SPLITS)
+
+
+def _lists_lineage(meta: Meta, name: str) -> bool:
+    """Return whether meta.json lists a lineage: one file, or the files of the parts that a split was joined from."""
+    folder = f"{name.removesuffix('.parquet')}/"
+    return any(path == name or path.startswith(folder) for path in meta.get("files", {}))
 
 
 def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:

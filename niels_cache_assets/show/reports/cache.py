@@ -178,7 +178,7 @@ class CacheReport:
 
     @property
     def checks(self) -> list[Check]:
-        """The checks of every wanted folder, then the checks of whole families."""
+        """The checks of every wanted folder, then the checks that cover all pretrain data sets or all SFT data sets."""
         return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
 
     @property

@@ -27,10 +27,11 @@ from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import is_string_type
 from niels_cache_assets.sources.reading.places import Part
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
+_NAMES_PER_REQUEST = 500
 _LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
 _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
@@ -90,11 +91,11 @@ class HubData(DecodesText):
         return None if self.local_key else self.config
 
     def input_files(self) -> list[SourceFile]:
-        return [file for part in self.parts() if part.files for file in find_files(part.files)]
+        return [file for part in self.upstream_splits() if part.files for file in find_files(part.files)]
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.files:
-            parts = [(part.split or "all", find_files(part.files or [])) for part in self.parts()]
+            parts = [(part.split or "all", find_files(part.files or [])) for part in self.upstream_splits()]
             return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
         from huggingface_hub import HfApi
 
@@ -130,7 +131,7 @@ class HubData(DecodesText):
     def has_own_splits(self) -> bool:
         return self.val_files is not None if self.files else self.val_split is not None
 
-    def parts(self) -> list[Part]:
+    def upstream_splits(self) -> list[Part]:
         """Return the parts to read. Val comes first, because val is small, and a token budget of train may end the stream."""
         if self.files and self.val_files:
             return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
@@ -163,7 +164,7 @@ class HubData(DecodesText):
             if shuffled:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             batches = hub_tables.row_batches(dataset, shuffled=shuffled)
-            counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffled
+            counts_files = len(names) > 1 and len(self.upstream_splits()) == 1 and not shuffled
             try:
                 for batch in batches:
                     marked: dict[str, dict[int, str]] = {}
@@ -196,6 +197,28 @@ class HubData(DecodesText):
                 raise interrupt.with_traceback(None) from None
             finally:
                 batches.close()
+
+
+def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
+    """Return the files of the configuration and the splits that are read, at this commit. Those of a split are sorted by name.
+
+    Asks the hub, once for every 500 files. Raises NielsCacheError if the hub refuses.
+    """
+    found: list[ListedFile] = []
+    with hub_errors(data.dataset, revision):
+        datasets = _datasets()
+        from huggingface_hub import HfApi, RepoFile
+
+        splits = _builder(datasets, data, data.dataset, {"name": data.config, "revision": revision}).config.data_files or {}
+        for part in data.upstream_splits():
+            names = sorted({hub_tables.file_name(url, {}) for url in _split(splits, part, data)})
+            for first in range(0, len(names), _NAMES_PER_REQUEST):
+                asked = names[first : first + _NAMES_PER_REQUEST]
+                entries = HfApi().get_paths_info(data.dataset, asked, revision=revision, repo_type="dataset")
+                by_name = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+                for entry in (by_name[name] for name in asked):
+                    found.append(ListedFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id, part.split))
+    return found
 
 
 def _longer(values: Sequence[Any], limit: int) -> list[int]:
@@ -250,7 +273,7 @@ def _open(
     else:
         found = find_files(part.files)
         local_names = {file.url: file.name for file in found}
-        path = _format_of([file.name for file in found])
+        path = format_of([file.name for file in found])
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
         if path != "parquet":
             for file in found:
@@ -302,7 +325,7 @@ def _split(splits: Any, part: Part, data: HubData) -> Any:
     return splits[part.upstream]
 
 
-def _format_of(names: list[str]) -> str:
+def format_of(names: list[str]) -> str:
     """Return the name of the loader for these files, by their suffixes."""
     formats = {_loader(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
     if len(formats) > 1:

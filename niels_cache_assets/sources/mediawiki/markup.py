@@ -276,9 +276,9 @@ def _closed_markup(text: str) -> str:
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
-    """Replace the template that begins at `index` by its text. Remove a parameter of a template.
+    """Finish the template or the parameter that begins at `index`. Replace a template by its text, and remove a parameter.
 
-    Return the number of braces used, which is three for a parameter and two for a template. Four braces are two templates.
+    Return the number of braces used: two for a template, three for a parameter. Four braces are two templates.
     """
     used = 2 if closing in (2, 4) else 3
     rest = out[index][used:]

@@ -22,7 +22,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def with_compressions(*endings: str) -> tuple[str, ...]:
-    """Return each ending without a suffix of a compression, and with every such suffix."""
+    """Return each ending in all its forms: as it is, and with each suffix of COMPRESSIONS, such as `.jsonl` and `.jsonl.gz`."""
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
 

@@ -264,7 +264,7 @@ def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
 class DamagedRow(dict[str, Any]):
     """A row with replaced bytes.
 
-    `size`: the number of replaced bytes. `marked`: the same row, with characters in place of the replaced bytes that `mark` matches.
+    `size`: their number. `marked`: the same row, with marks (characters) in their place. `mark`: a pattern that matches these marks.
     """
 
     def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:

@@ -6,15 +6,19 @@ source keeps the order of the input, and a builder may shuffle. Hub data sets ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files
 from niels_cache_assets.sources.reading.places import FilePass
-from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 
 
 class KeepsDamaged(Source):
@@ -53,5 +57,38 @@ class FileSource(DecodesText, PretrainSource):
 
 
 class RowFileSource(FileSource):
+    may_have_parts: ClassVar[bool] = True
+
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
+
+    def files_of(self, context: StreamContext) -> list[SourceFile]:
+        """Return the files that this pass reads."""
+        return self.input_files() if context.files is None else list(context.files)
+
+    def list_files(self, revision: str | None) -> list[ListedFile]:
+        return listed(self.input_files(), None)
+
+    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
+        return located_among(self.input_files(), files)
+
+    def file_reader(self, names: Sequence[str]) -> Self:
+        return self
+
+    @abstractmethod
+    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
+        """Return the field of the text, from the beginning of the first file. Return None if the files hold no rows."""
+
+
+def listed(files: Iterable[SourceFile], split: Split | None) -> list[ListedFile]:
+    """Return files as a plan lists them. Local files are hashed."""
+    return [ListedFile(file.name, file_size(file), file_digest(file), split) for file in files]
+
+
+def located_among(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:
+    """Return the file of each listed name among the files that were found now. Raises NielsCacheError for a missing one."""
+    by_name = {file.name: file for file in found}
+    for file in files:
+        if file.name not in by_name:
+            raise NielsCacheError(f"{file.name}: is in the plan of this data set, but is missing now; put it back, or make the plan again")
+    return [by_name[file.name] for file in files]

@@ -266,11 +266,21 @@ def files_digest(files: Iterable[SourceFile]) -> str:
     """
     total = hashlib.sha256()
     for file in files:
-        total.update(f"{file.name}\0{_file_digest(file)}\n".encode())
+        total.update(f"{file.name}\0{file_digest(file)}\n".encode())
     return f"sha256:{total.hexdigest()}"
 
 
-def _file_digest(file: SourceFile) -> str:
+def file_size(file: SourceFile) -> int:
+    """Return the size of a local or remote file in bytes; 0 if its server does not tell it."""
+    with reading(file):
+        if "://" not in file.url:
+            return os.stat(file.url).st_size
+        filesystem, path = _filesystem(file.url)
+        return int(filesystem.info(path).get("size") or 0)
+
+
+def file_digest(file: SourceFile) -> str:
+    """Return the digest of one file: the sha256 of its content, or for a remote file, its attributes."""
     with reading(file):
         if "://" in file.url:
             return _remote_identity(file.url)

@@ -102,9 +102,11 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
 
 
 def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int | None, epoch: int) -> Packing:
-    """Put each example at a place of its length. Among examples of equal length, (seed, epoch) decide which place each one gets.
+    """Return packed rows: each place in `shapes` has a length, and gets an example of this length.
 
-    lengths: (n,), the lengths from which `shapes` was made. seed: None keeps the given order in every epoch.
+    Among examples of equal length, (seed, epoch) decide which place each one gets.
+    shapes: the result of `shape_rows` for `lengths`. lengths: (n,), the length of each example in tokens.
+    seed: None keeps the given order in every epoch.
     Raises NielsCacheError for an invalid seed or epoch.
     """
     epoch = check_whole("epoch", epoch)

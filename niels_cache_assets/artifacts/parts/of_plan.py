@@ -1,0 +1,106 @@
+"""The common part of the caches that are built by a plan: the val part, the parts and the seal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
+from niels_cache_assets.corpus.cache_identity import dtype_identity
+from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.parts.layout import parts_dir
+from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.parts.stream import PartStream
+from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.streaming.decontaminate import decontamination_identity
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.place import place_problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPlan(Pretrain):
+    """A cache that is built by a plan. Its identity is the plan and the tokenizer; the plan covers the settings and the revision."""
+
+    @property
+    def parts_plan(self) -> PartsPlan:
+        """The artifact of the plan."""
+        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of these settings. Raises NielsCacheError if it is missing or of other settings."""
+        return self.parts_plan.read()
+
+    @property
+    def member(self) -> str:
+        """The name of the cache among the parts of its data set."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def directory(self) -> Path:
+        return parts_dir(self.root, self.name) / self.member
+
+    @property
+    def has_val_part(self) -> bool:
+        """Whether a budget takes val from the heads of the parts."""
+        return bool(self.source.val_tokens)
+
+    def inputs(self) -> Sequence[str]:
+        return ["tokenizer", f"plan/{self.name}"]
+
+    def revision(self) -> str | None:
+        assert self.tokenizer  # fail early: nothing can be built without it
+        return self.plan.revision
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return {
+            "plan": self.plan.fingerprint,
+            "member": self.member,
+            "special_tokens": self.registry.tokenizer.special_tokens,
+            "tokenizer_sha256": tokenizer_sha256,
+            "code_version": CODE_VERSIONS["pretrain"],
+            **dtype_identity(self.build, vocab_size),
+            **decontamination_identity(self.source.decontaminate, self.source.decontaminate_threshold, val_is_given=True),
+        }
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None and (problem := place_problem(meta, family="pretrain", name=self._full_name)):
+            raise NielsCacheError(f"{self.directory}: {problem}")
+        return meta
+
+    def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
+        return replace(super().provenance(revision, fingerprint), dataset_name=self._full_name)
+
+    @property
+    def _full_name(self) -> str:
+        return f"{self.name}/{self.member}"
+
+    def stream_of(self, planned: PlannedPart, *, skip: int = 0) -> PartStream:
+        """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
+        files = [*zip(planned.files, self.source.located(planned.files, self.plan.revision), strict=True)]
+        val_frac = self.source.seeded_val_frac
+        return PartStream(
+            reader=self.source.file_reader([file.name for file in planned.files]),
+            files=files,
+            text_field=self.plan.text_field,
+            rule=HashRule(val_frac=val_frac, seed=self.build.seed) if val_frac else None,
+            skip=skip,
+        )
+
+    def split_rule(self) -> str:
+        if self.source.has_own_splits:
+            return super().split_rule()
+        if self.source.seeded_val_frac is not None:
+            return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
+        return super().split_rule()

@@ -1,0 +1,109 @@
+"""One part of a data set: its share of the files, tokenized and written as a cache of its own, `pretrain/.parts/NAME/part-00017`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
+
+from niels_cache_assets.artifacts.base import Work, Written
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.build_cache import OnProgress, Provenance
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.disk.space import Need, pretrain_need
+from niels_cache_assets.documents import Document
+from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.plan import PlannedPart, is_compressed
+from niels_cache_assets.parts.stream import PartStream, require_unchanged
+from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.splits import UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(OfPlan):
+    """A part of a data set."""
+
+    number: int
+
+    @property
+    def member(self) -> str:
+        return part_name(self.number)
+
+    @property
+    def key(self) -> str:
+        return f"part/{self.name}/{self.member}"
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part in the plan."""
+        return self.plan.parts[self.number]
+
+    @cached_property
+    def stream(self) -> PartStream:
+        """The stream of the part, without the documents that the val part has taken."""
+        return self.stream_of(self.planned, skip=self._taken[self.number])
+
+    @cached_property
+    def _taken(self) -> list[int]:
+        """How many documents the val part has taken from the head of each part."""
+        if not self.has_val_part:
+            return [0] * len(self.plan.parts)
+        val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        taken: list[int] = val.current()["part"]["taken"]
+        return taken
+
+    def _val_documents(self, context: StreamContext) -> Iterator[Document]:
+        """Yield the documents of val of all parts, to compare the train documents of this part with them."""
+        context.log("reading val, to keep its documents out of train")
+        for planned, taken in zip(self.plan.parts, self._taken, strict=True):
+            files = tuple(file for file in planned.files if file.split == "val" or taken)
+            if files:
+                unreported = StreamContext(seed=context.seed, revision=context.revision)
+                batches = self.stream_of(replace(planned, files=files)).documents(unreported)
+                yield from islice(chain.from_iterable(batches), taken or None)
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]
+
+    def need(self) -> Need | None:
+        is_packed = any(is_compressed(file.name) for file in self.planned.files)
+        text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
+        budget = self.planned.train_tokens
+        return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
+
+    def split_rule(self) -> str:
+        budget = self.planned.train_tokens
+        return super().split_rule() if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
+        budget = self.planned.train_tokens
+        return PretrainBuild(
+            items=Feed(self.stream.documents, context),
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            max_train_tokens=UNLIMITED if budget is None else budget,
+            max_val_tokens=0,
+            shard_bytes=self.build.shard_bytes,
+            seed=self.planned.seed(self.build.seed),
+            shuffle_buffer=self.source.shuffle_buffer or None,
+            threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
+            decontaminate=self.source.decontaminate,
+            decontaminate_threshold=self.source.decontaminate_threshold,
+            val_texts=self._val_documents(context) if self.source.decontaminate != "off" else None,
+            needs_train=False,
+            provenance=provenance,
+            progress=progress,
+        )
+
+    def write(self, work: Work) -> Written:
+        require_unchanged(self.stream.files)
+        written = super().write(work)
+        budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
+        short = 0 if budget is None else budget - tokens
+        part = {"number": self.number, "plan": self.planned.plan, "short": short}
+        return replace(written, meta={**written.meta, "part": part})

@@ -1,0 +1,144 @@
+"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies beside the parts, so only this file is replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import BuildSettings
+from niels_cache_assets.disk.made_of import differences, recordable
+from niels_cache_assets.disk.staging import locked
+from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, plan_parts, proposed_shard_bytes
+from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import partial_path, remove, sync
+from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
+from niels_cache_runtime.format.meta import Meta, read_meta
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsPlan(Artifact):
+    """The plan of a data set with `parts` above 1."""
+
+    registry: Registry
+    root: Path
+    name: str
+    source: PretrainSource
+    build: BuildSettings
+
+    version = CODE_VERSION
+    record = PLAN_NAME
+    noun = "plan"
+
+    @property
+    def key(self) -> str:
+        return f"plan/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return parts_dir(self.root, self.name)
+
+    @property
+    def place(self) -> Path:
+        """The file of the plan. The folder around it stays."""
+        return self.directory / PLAN_NAME
+
+    @property
+    def network_patience(self) -> float:
+        return self.registry.build.network_patience
+
+    def finished(self) -> Meta | None:
+        try:
+            meta = read_meta(str(self.place))
+            Plan.of(meta)
+        except NielsCacheError:
+            return None
+        return meta
+
+    def revision(self) -> str | None:
+        return self.source.revision(self.registry.pretrain)
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {
+            "source": self.source.identity(),
+            "seed": self.build.seed,
+            "shard_bytes": self.build.shard_bytes,
+            "revision": revision,
+            "code_version": self.version,
+        }
+
+    def read(self) -> Plan:
+        """Return the plan of these settings. Raises NielsCacheError if it is missing, damaged, or of other settings."""
+        meta = read_meta(str(self.place))
+        then, now = meta.get("made_of", {}), recordable(self.identity(meta.get("dataset_revision")))
+        if then != now:
+            told = "; ".join(differences(then, now)) or "other settings"
+            raise NielsCacheError(f"{self.place}: is not the plan of these settings ({told}); make it again: {self.how_to_make}")
+        return Plan.of(meta)
+
+    @property
+    def how_to_make(self) -> str:
+        """The command that makes the plan, and everything after it."""
+        return f"niels-cache build-all --only {self.name}"
+
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
+        return locked(self._staged, wait=wait, log=log)
+
+    @contextmanager
+    def stage(self) -> Iterator[Path]:
+        partial = partial_path(self._staged)
+        remove(partial)
+        try:
+            partial.mkdir()
+            yield partial
+            os.replace(partial / PLAN_NAME, self.place)
+            sync(self.directory)
+        except OSError as error:
+            raise NielsCacheError(f"{self.place}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
+        finally:
+            remove(partial)
+
+    @property
+    def _staged(self) -> Path:
+        """The path whose lock and staging directory the plan uses. Nothing is ever at this path."""
+        return self.directory / "plan"
+
+    def write(self, work: Work) -> Written:
+        source = self.source
+        files = source.list_files(work.revision)
+        budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+        planned = plan_parts(files, source.parts, **budgets)
+        reader = source.file_reader([file.name for file in files])
+        proposed = proposed_shard_bytes(
+            files,
+            **budgets,
+            token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
+            shard_bytes=self.build.shard_bytes,
+        )
+        meta = {
+            "kind": "plan",
+            "dataset_name": self.name,
+            "dataset_revision": work.revision,
+            "text_field": reader.text_field_of(source.located(files[:1], work.revision)),
+            "shard_bytes": self.build.shard_bytes,
+            "proposed_shard_bytes": proposed,
+            "seed": self.build.seed,
+            "made_of": recordable(work.made_of),
+            "fingerprint": work.fingerprint,
+            **planned,
+        }
+        return Written(meta=meta)
+
+    def warning(self) -> str | None:
+        meta = self.finished()
+        proposed = None if meta is None else meta.get("proposed_shard_bytes")
+        if proposed is None:
+            return None
+        return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"

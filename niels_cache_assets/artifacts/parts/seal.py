@@ -1,0 +1,135 @@
+"""The cache of a data set in parts: its finished parts, checked and joined (parts/seal.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.dataset import Dataset
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.build_cache import Provenance
+from niels_cache_assets.disk.space import Need
+from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
+from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import writer_of
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed(OfPlan):
+    """The cache of a pretrain data set with `parts` above 1."""
+
+    resumable = False
+
+    @property
+    def member(self) -> str:
+        return "all"
+
+    @property
+    def key(self) -> str:
+        return f"pretrain/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return dataset_dir(self.root, "pretrain", self.name)
+
+    def part(self, number: int) -> Part:
+        """Return the artifact of a part."""
+        return Part(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
+
+    def val_part(self) -> ValPart:
+        """Return the artifact of the val part."""
+        return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+
+    def steps(self) -> list[Artifact]:
+        """Return everything that is built before this cache, in order, except the tokenizer."""
+        val = [self.val_part()] if self.has_val_part else []
+        return [self.parts_plan, *val, *map(self.part, range(self.source.parts))]
+
+    def inputs(self) -> Sequence[str]:
+        return ["tokenizer", *(step.key for step in self.steps())]
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+
+    def finished(self) -> Meta | None:
+        return Dataset.finished(self)
+
+    def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
+        return Dataset.provenance(self, revision, fingerprint)
+
+    def need(self) -> Need | None:
+        return None  # links take no room; if links are refused, the seal asks for room itself
+
+    def write(self, work: Work) -> Written:
+        members = [*self._members()]
+        provenance = self.provenance(work.revision, work.fingerprint)
+        meta = {
+            "kind": "pretrain",
+            "built": True,
+            "dataset_name": provenance.dataset_name,
+            "dataset_revision": provenance.dataset_revision,
+            "split_rule": provenance.split_rule,
+            "seed": self.build.seed,
+            "fingerprint": provenance.fingerprint,
+            **seal(members, work.directory, target=self.directory, log=work.log),
+        }
+        if not meta["train_tokens"]:
+            raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
+        return Written(meta=meta, warning=self._shortfall(members))
+
+    def _members(self) -> Iterator[Member]:
+        """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
+        if self.has_val_part:
+            val = self.val_part()
+            yield Member(name=val.member, directory=val.directory, meta=self._checked(val), splits=("val",))
+        splits: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
+        for number in range(self.source.parts):
+            part = self.part(number)
+            yield Member(name=part.member, directory=part.directory, meta=self._checked(part), splits=splits)
+
+    def _checked(self, artifact: OfPlan) -> Meta:
+        """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files."""
+        where, mend = artifact.directory, f"build it again: {self.parts_plan.how_to_make}"
+        if not (where / META_NAME).exists():
+            raise NielsCacheError(f"{where}: this part does not exist yet; build it first: {self.parts_plan.how_to_make}")
+        meta = read_meta(str(where / META_NAME))
+        made_of = artifact.identity(self.plan.revision)
+        if not artifact.is_made_of(meta, made_of):
+            raise NielsCacheError(f"{where}: {self._difference(meta)}; {mend}")
+        listed = listed_files(meta, where)
+        found = {name: (where / name).stat().st_size for name in listed if (where / name).is_file()}
+        check_sizes(where, listed, found, verify=self.build.verify_parts)
+        return meta
+
+    def _difference(self, meta: Meta) -> str:
+        """Return why a part with this meta.json does not belong to the plan."""
+        part, then = meta.get("part", {}), meta.get("dataset_revision")
+        if part.get("plan") != self.plan.fingerprint:
+            if then != self.plan.revision:
+                return f"was built from revision {then}, but the plan is of revision {self.plan.revision}"
+            return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
+        if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
+            used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
+            return f"was built with tokenizer {used}, but the cache now holds {now}"
+        return "was built with other settings or by another code version"
+
+    def progress_of_parts(self) -> str:
+        """Return how many parts exist, and how many are being built, in words. Costs a look at the folder of each part."""
+        folders = [self.part(number).directory for number in range(self.source.parts)]
+        built = sum((folder / META_NAME).exists() for folder in folders)
+        running = sum(writer_of(folder) is not None for folder in folders)
+        return f"{built} of {len(folders)} parts are built{f', {running} are being built' if running else ''}"
+
+    def _shortfall(self, members: Sequence[Member]) -> str | None:
+        short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
+        if not short:
+            return None
+        return f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early"

@@ -1,0 +1,49 @@
+"""`parts prune NAME`: remove parts that a complete cache no longer needs."""
+
+from __future__ import annotations
+
+import argparse
+
+from niels_cache_assets.cli.command import PRETRAIN, Command
+from niels_cache_assets.cli.console import output, print_json
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.show.wording import counted, file_size
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="prune", choices=["prune"], help="what to do with the parts")
+    parser.add_argument("name", metavar="NAME", help="a pretrain data set")
+
+
+COMMAND = Command(
+    usage="prune NAME ",
+    description="""\
+Remove parts of a data set that its complete cache no longer needs: parts of an earlier plan, and all
+parts if the data set is not in parts any more. The parts of the current plan stay, because a repair
+needs them. They take little room: their shards are hard links.""",
+    examples="""\
+  niels-cache parts prune web                          remove the parts of earlier plans""",
+    add_options=_add_options,
+    offers={"action": ["prune"], "name": PRETRAIN},
+    has_json=True,
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove the parts, and print them."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.parts.prune import prune_parts
+    from niels_cache_assets.cli.context import open_registry
+
+    registry, root = open_registry(arguments)
+    if arguments.name not in registry.pretrain:
+        registry.refuse_data_set("command line", "no pretrain data set", arguments.name, list(registry.pretrain))
+    removed = prune_parts(graph(registry, root), arguments.name)
+    if arguments.json:
+        print_json({"name": arguments.name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]})
+        return DONE
+    console = output()
+    for part in removed:
+        console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
+    console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}", soft_wrap=True)
+    return DONE

@@ -1,0 +1,181 @@
+"""`pretrain/plan`, `pretrain/val_part`, `pretrain/parts`: data sets in parts. Without such a data set these assets do not exist.
+
+The three assets of a data set (assets/datasets.py) depend on its parts: they join them. Parts show no plots and no samples, because there
+may be thousands of them. The pool `parts` limits how many parts are built at a time in one Dagster home.
+"""
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assets.upstream import observe_what_was_read
+from niels_cache_assets.defs.config import CorpusConfig
+from niels_cache_assets.defs.metadata.builds import Metadata, state_of
+from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.parts.plan import CODE_VERSION
+from niels_cache_assets.show.contents import total_bytes
+from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_runtime.format.layout import SPLITS
+
+_GROUP = "pretrain"
+
+_PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
+
+`pretrain/.parts/<data set>/plan.json`. Everything that is built afterwards reads this file, and nothing lists the files again.
+
+```python
+import json
+json.load(open("cache/pretrain/.parts/<data set>/plan.json"))["parts"]
+```"""
+
+_VAL = """The val of a data set in parts with token budgets: the head of each part, before any shuffle.
+
+`pretrain/.parts/<data set>/val`, in the layout of a data set. meta.json says how many documents the head of each part gave.
+
+```python
+import json
+json.load(open("cache/pretrain/.parts/<data set>/val/meta.json"))["part"]
+```"""
+
+_PARTS = """One part of a data set: its files as tokens, in the layout of a data set.
+
+`pretrain/.parts/<data set>/part-00000`. The partition is the data set and the part. The data set itself joins its parts by hard links.
+
+```python
+import json
+json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_tokens"]
+```"""
+
+
+def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    """Return the three assets, without `val_part` if no data set needs it. Return nothing if no data set is in parts."""
+    if not registry.in_parts():
+        return []
+    return [_plan(registry), *([_val(registry)] if keys.with_val_part(registry) else []), _parts(registry)]
+
+
+def _plan(registry: Registry) -> dg.AssetsDefinition:
+    own = dg.StaticPartitionMapping({name: name for name in registry.in_parts()})
+
+    @dg.asset(
+        key=keys.PLAN,
+        deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
+        partitions_def=dg.StaticPartitionsDefinition(registry.in_parts()),
+        group_name=_GROUP,
+        kinds={"json"},
+        code_version=CODE_VERSION,
+        description=_PLAN,
+    )
+    def plan_parts(
+        context: dg.AssetExecutionContext,
+        config: CorpusConfig,
+        cache_root: dg.ResourceParam[CacheRoot],
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        name = context.partition_key
+        artifact = graph(registry, cache_root.path)[f"plan/{name}"]
+        outcome = _built(context, artifact, config, progress_sink, keys.PLAN)
+        observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        listed = outcome.meta["listed"]
+        said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
+        metadata = {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["fingerprint"]))
+
+    return plan_parts
+
+
+def _val(registry: Registry) -> dg.AssetsDefinition:
+    names = keys.with_val_part(registry)
+    own = dg.StaticPartitionMapping({name: name for name in names})
+
+    @dg.asset(
+        key=keys.VAL_PART,
+        deps=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=own)],
+        partitions_def=dg.StaticPartitionsDefinition(names),
+        group_name=_GROUP,
+        kinds={"numpy"},
+        code_version=CODE_VERSIONS["pretrain"],
+        description=_VAL,
+    )
+    def build_val_part(
+        context: dg.AssetExecutionContext,
+        config: CorpusConfig,
+        cache_root: dg.ResourceParam[CacheRoot],
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
+        outcome = _built(context, artifact, config, progress_sink, keys.VAL_PART)
+        return dg.MaterializeResult(metadata=_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+
+    return build_val_part
+
+
+def _parts(registry: Registry) -> dg.AssetsDefinition:
+    of_plan = keys.parts_of_datasets(registry)
+    deps = [dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=_to_parts(of_plan))]
+    if names := keys.with_val_part(registry):
+        deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=_to_parts({name: of_plan[name] for name in names})))
+
+    @dg.asset(
+        key=keys.PARTS,
+        deps=deps,
+        partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
+        group_name=_GROUP,
+        kinds={"numpy"},
+        code_version=CODE_VERSIONS["pretrain"],
+        pool=keys.PARTS_POOL,
+        description=_PARTS,
+    )
+    def build_part(
+        context: dg.AssetExecutionContext,
+        config: CorpusConfig,
+        cache_root: dg.ResourceParam[CacheRoot],
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        artifact = graph(registry, cache_root.path)[f"part/{context.partition_key}"]
+        outcome = _built(context, artifact, config, progress_sink, keys.PARTS)
+        return dg.MaterializeResult(metadata=_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+
+    return build_part
+
+
+def _to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
+    return dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()})
+
+
+def _built(
+    context: dg.AssetExecutionContext, artifact: Artifact, config: CorpusConfig, progress_sink: ProgressSink, key: dg.AssetKey
+) -> Outcome:
+    """Build an artifact, and report its progress, its warning and its result."""
+    reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
+    with readable_failures():
+        outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
+    if outcome.warning:
+        reporter.warn(outcome.warning)
+    reporter.tell(state_of(outcome))
+    return outcome
+
+
+def _metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part: a few lines, because there may be thousands of parts."""
+    meta = outcome.meta
+    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": f"{file_size(total_bytes(meta['files']))}: {counted(tokens, 'token')}",
+            "tokens": tokens,
+            "short": meta["part"]["short"] or None,
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
+            "meta_sha256": meta["meta_sha256"],
+            "dagster/uri": outcome.directory.absolute().as_uri(),
+        }
+    )

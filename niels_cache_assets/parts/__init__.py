@@ -1,0 +1,10 @@
+"""Data sets in parts: the plan that divides a data set, the stream of one part, and the seal that joins the parts.
+
+    plan.py     files, parts, budgets: written once as plan.json, read by all others
+    shares.py   division of files and budgets
+    stream.py   the documents of one part, and the rule that gives each document its split
+    layout.py   names of folders and files
+    seal.py     the joined cache: hard links, shifted document ends, meta.json
+
+The classes in `artifacts/parts/` build these four.
+"""

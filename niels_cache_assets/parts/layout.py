@@ -1,0 +1,21 @@
+"""Names and places of a data set in parts, below `ROOT/pretrain/.parts/NAME/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from niels_cache_runtime.format.layout import parts_root
+
+PLAN_NAME = "plan.json"
+VAL_NAME = "val"
+PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
+
+
+def parts_dir(root: str | Path, name: str) -> Path:
+    """Return the folder with the plan and the parts of a data set."""
+    return parts_root(root) / name
+
+
+def part_name(number: int) -> str:
+    """Return the name of a part: of its folder, and of its lineage in the sealed cache."""
+    return f"part-{number:05d}"

@@ -1,0 +1,150 @@
+"""The plan of a data set in parts: which part reads which files, and how many tokens it may have.
+
+The plan is made once, from the list of files of one revision. It is one JSON file, without a clock and without addresses on this machine.
+Everything that is built afterwards reads this file, and no one lists the files again. Making a plan costs no more than the list of files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.shares import contiguous_runs, shares
+from niels_cache_assets.sources.types import ListedFile
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.meta import Meta
+
+CODE_VERSION = "1"  # raise this by hand if a plan of the same files divides them in a different way, or if parts write different bytes
+MOST_SHARDS = 20_000
+_BYTES_PER_TOKEN = 4  # of text
+_UNPACKED = 2.5  # bytes of text for one byte of a compressed file, roughly
+_PACKED = (".parquet", ".gz", ".bz2", ".xz", ".zst")
+_EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPart:
+    """A part in a plan.
+
+    plan: the fingerprint of the plan that made this part. files: its files; those that upstream puts into val come first.
+    train_tokens, val_tokens: its share of the budgets; None without a budget.
+    """
+
+    number: int
+    plan: str
+    files: tuple[ListedFile, ...]
+    train_tokens: int | None
+    val_tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of the part's folder."""
+        return part_name(self.number)
+
+    def seed(self, seed: int) -> int:
+        """Return the seed of this part's shuffle, below 2^48. It depends only on the seed of the configuration and the number."""
+        return int.from_bytes(hashlib.sha256(f"{seed}\0{self.number}".encode()).digest()[:6])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan that was read from its file. `meta`: its content. `fingerprint`: sha256 over everything that decided the plan."""
+
+    meta: Meta
+    parts: tuple[PlannedPart, ...]
+
+    @classmethod
+    def of(cls, meta: Meta) -> Plan:
+        """Return the plan in the content of its file. Raises NielsCacheError if the content has a different form."""
+        try:
+            files = [ListedFile(**entry) for entry in meta["listed"]]
+            parts = tuple(
+                PlannedPart(
+                    number=number,
+                    plan=meta["fingerprint"],
+                    files=tuple(files[index] for first, stop in entry["files"] for index in range(first, stop)),
+                    train_tokens=entry["train_tokens"],
+                    val_tokens=entry["val_tokens"],
+                )
+                for number, entry in enumerate(meta["parts"])
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise NielsCacheError(f"the plan of {meta.get('dataset_name')} has an unknown form ({error!r}); make it again") from error
+        return cls(meta=meta, parts=parts)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.meta["fingerprint"])
+
+    @property
+    def revision(self) -> str | None:
+        """The revision of upstream that was listed."""
+        revision: str | None = self.meta["dataset_revision"]
+        return revision
+
+    @property
+    def text_field(self) -> str | None:
+        """The field of the text in every file; None if the first file holds no rows."""
+        field: str | None = self.meta["text_field"]
+        return field
+
+
+def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | None, val_tokens: int | None) -> dict[str, Any]:
+    """Return the keys `listed` and `parts` of a plan. Each part has a contiguous run of the files of each split, balanced by bytes.
+
+    Raises NielsCacheError if there are fewer files than parts, or if a part gets no token of a budget.
+    """
+    splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
+    main = "train" if "train" in splits else None
+    count = sum(file.split == main for file in files)
+    if parts > count:
+        raise NielsCacheError(f"parts is {parts}, but there are only {count} files to divide; set parts to at most {count}")
+    runs: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+    for split in splits:
+        chosen = [index for index, file in enumerate(files) if file.split == split]  # the files of a split are listed together
+        for number, run in enumerate(contiguous_runs([files[index].bytes for index in chosen], parts)):
+            if len(run):
+                runs[number].append((chosen[run.start], chosen[run.stop - 1] + 1))
+    weights = [sum(file.bytes for first, stop in run for file in files[first:stop]) for run in runs]
+    budgets = {name: None if total is None else shares(total, weights) for name, total in _budgets(train_tokens, val_tokens).items()}
+    for name, of_parts in budgets.items():
+        if of_parts is not None and name == "train_tokens" and not all(of_parts):
+            raise NielsCacheError(
+                f"{part_name(of_parts.index(0))} has so few bytes that it gets no share of the {sum(of_parts):,} {name}; lower parts"
+            )
+    return {
+        "listed": [file._asdict() for file in files],
+        "parts": [
+            {"files": run, **{name: None if of_parts is None else of_parts[number] for name, of_parts in budgets.items()}}
+            for number, run in enumerate(runs)
+        ],
+    }
+
+
+def _budgets(train_tokens: int | None, val_tokens: int | None) -> Mapping[str, int | None]:
+    return {"train_tokens": train_tokens, "val_tokens": val_tokens or None}
+
+
+def is_compressed(name: str) -> bool:
+    """Return whether the text in a file of this name is larger than the file."""
+    return name.endswith(_PACKED)
+
+
+def proposed_shard_bytes(
+    files: Sequence[ListedFile], *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, shard_bytes: int
+) -> int | None:
+    """Return a `shard_bytes` with which the data set stays below 20,000 shards. Return None if `shard_bytes` is enough.
+
+    The number of tokens is a guess from the sizes of the files, unless there is a smaller budget.
+    """
+    text = sum(file.bytes * (_UNPACKED if is_compressed(file.name) else 1) for file in files)
+    tokens = int(text / _BYTES_PER_TOKEN)
+    if train_tokens is not None:
+        tokens = min(tokens or train_tokens, train_tokens + (val_tokens or 0))
+    if tokens * token_bytes <= MOST_SHARDS * shard_bytes:
+        return None
+    return -(-tokens * token_bytes // (MOST_SHARDS * _EVEN)) * _EVEN

@@ -1,0 +1,200 @@
+"""The seal: it joins finished parts into one cache without writing a token again.
+
+Shards and lineage become hard links under their final names, and copies if the file system refuses links. Document ends are shifted and
+joined in blocks. Cost: one system call for each file, and the document ends once. Memory does not grow with the data set.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_assets.disk.space import Need, naming, require_room
+from niels_cache_assets.disk.writers import Files, NpyWriter
+from niels_cache_runtime.cache.mmap import map_offsets
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    SPLITS,
+    Split,
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    shard_name,
+)
+from niels_cache_runtime.format.meta import Meta, content_sha256
+
+CODE_VERSION = "1"  # raise this by hand if a seal of the same parts writes different bytes
+_BLOCK_ENDS = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)
+_OF_ALL = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dtype", "tokenizer_sha256", "vocab_size", "dataset_config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A finished cache that is joined: a part, or the val part. `splits`: the splits that are taken from it."""
+
+    name: str
+    directory: Path
+    meta: Meta
+    splits: tuple[Split, ...] = SPLITS
+
+    def shards(self, split: Split) -> list[str]:
+        """Return the relative paths of the shards of a split that is taken, in order."""
+        count = sum(path.startswith(f"{split}/") for path in self.meta["files"]) if split in self.splits else 0
+        return [f"{split}/{shard_name(index)}" for index in range(count)]
+
+    def count(self, key: str, split: Split) -> int:
+        """Return the tokens or documents of a split that is taken; 0 for a split that is not taken."""
+        found = self.meta[f"{split}_tokens"] if key == "tokens" else self.meta[key][split]
+        return int(found) if split in self.splits else 0
+
+
+def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
+    """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts decide.
+
+    members: in the order in which they are joined; all have the same settings. target: the folder that `directory` will replace.
+    Raises NielsCacheError if the document ends of a part do not fit its tokens, or if copies are needed and there is no room for them.
+    """
+    files: Files = {}
+    links = _Links(members, directory, files, target=target, log=log)
+    for split in SPLITS:
+        (directory / split).mkdir()
+        number = 0
+        for member in members:
+            for path in member.shards(split):
+                links.add(member, path, f"{split}/{shard_name(number)}")
+                number += 1
+        _join_doc_ends(members, split, directory, files)
+        for member, name in _lineage(members, split):
+            links.add(member, documents_name(split), name)
+    counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
+    cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
+    return {
+        **{key: members[-1].meta[key] for key in _OF_ALL},
+        **{key: members[-1].meta[key] for key in ("decontaminate",) if key in members[-1].meta},
+        **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
+        **counted,
+        "cut": {split: len(ordinals) for split, ordinals in cut.items()},
+        "cut_document": cut,
+        "dropped": dict(sum((Counter(member.meta["dropped"]) for member in members), Counter())),
+        "facts": joined_facts([member.meta["facts"] for member in members]),
+        "files": files,
+        "content_sha256": content_sha256(files),
+        "parts": [
+            {
+                "name": member.name,
+                "shards": {split: len(member.shards(split)) for split in SPLITS},
+                "tokens": {split: member.count("tokens", split) for split in SPLITS},
+                "documents": {split: member.count("documents", split) for split in SPLITS},
+                "short": member.meta["part"]["short"],
+                "meta_sha256": member.meta["meta_sha256"],
+            }
+            for member in members
+        ],
+    }
+
+
+class _Links:
+    """Hard links from the parts into the sealed cache. After the file system has refused a link, all further files are copied."""
+
+    def __init__(self, members: Sequence[Member], directory: Path, files: Files, *, target: Path, log: Callable[[str], None]) -> None:
+        self._directory, self._files, self._target, self._log = directory, files, target, log
+        self._left = sum(
+            member.meta["files"][path]["bytes"]
+            for member in members
+            for split in member.splits
+            for path in (*member.shards(split), documents_name(split))
+        )
+        self._copies = False
+        self._folders: set[Path] = set()
+
+    def add(self, member: Member, path: str, name: str) -> None:
+        entry = member.meta["files"][path]
+        source, link = member.directory / path, self._directory / name
+        if link.parent not in self._folders:
+            link.parent.mkdir(exist_ok=True)
+            self._folders.add(link.parent)
+        if not self._copies:
+            try:
+                os.link(source, link)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self._copies = True
+                need = Need(bytes=self._left, why="copies of the parts, because this file system has no hard links,", certain=True)
+                require_room(self._target, need, log=self._log)
+                self._log(f"{self._target}: copying the parts, because hard links are refused ({error.strerror})")
+        if self._copies:
+            with naming(link):
+                shutil.copyfile(source, link)
+        self._left -= entry["bytes"]
+        self._files[name] = dict(entry)
+
+
+def _join_doc_ends(members: Sequence[Member], split: Split, directory: Path, files: Files) -> None:
+    """Write the document ends of a split, each shifted by the tokens before its part."""
+    writer = NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files)
+    try:
+        before = 0
+        for member in members:
+            if split not in member.splits:
+                continue
+            path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
+            ends = map_offsets(path, DOC_ENDS_DTYPE)
+            if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
+                raise NielsCacheError(f"{path}: does not fit the meta.json beside it; build {member.name} again")
+            for first in range(0, len(ends), _BLOCK_ENDS):
+                writer.write(np.asarray(ends[first : first + _BLOCK_ENDS]) + np.uint64(before))
+            before += tokens
+        writer.seal()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, str]]:
+    """Yield the members whose lineage of a split is linked, and the names of the links.
+
+    A split that comes from several members has a folder with one file for each member with documents. Other splits have one file.
+    """
+    taken = [member for member in members if split in member.splits]
+    filled = [member for member in taken if member.count("documents", split)]
+    if len(taken) == 1 or not filled:
+        yield taken[0], documents_name(split)
+        return
+    for member in filled:
+        yield member, f"{documents_folder(split)}/{member.name}.parquet"
+
+
+def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
+    """Yield the ordinals of the documents that a budget has cut."""
+    before = 0
+    for member in members:
+        if split in member.splits:
+            of_member = member.meta["cut_document"][split]
+            for ordinal in of_member if isinstance(of_member, list) else [] if of_member is None else [of_member]:
+                yield before + ordinal
+        before += member.count("documents", split)
+
+
+def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of all parts together. Numbers are added; of other values, the first counts."""
+    found: dict[str, Any] = {}
+    for facts in every:
+        for key, value in facts.items():
+            if isinstance(value, Mapping):
+                found[key] = joined_facts([found.get(key, {}), value])
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found[key] = found.get(key, 0) + value
+            else:
+                found.setdefault(key, value)
+    return found

@@ -1,0 +1,144 @@
+"""The seal of parts may fail at any call to the disk: the parts stay, and the next seal gives the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import verify_cache
+from tests.faults.disk import Disk
+from tests.parts_project import NAME, PartsProject, build
+from tests.test_cache_determinism import digests
+
+KEY = f"pretrain/{NAME}"
+
+
+class Sealing:
+    """A project whose parts are built, the bytes of its sealed cache, and the number of calls to the disk of a seal."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.project = PartsProject(folder, model)
+        self.project.write([5, 4, 6])
+        self.graph: Graph = self.project.graph(2, "val_tokens = 40", build="")
+        build(self.graph)
+        self.expected = digests(self.project.cache())
+        self.parts = digests(self.graph.root / "pretrain/.parts")
+        self.unseal()
+        with Disk(self.graph.root).installed() as disk:
+            materialize(self.graph[KEY])
+        self.calls = len(disk.calls)
+        assert self.calls > 20
+
+    def unseal(self) -> None:
+        for path in self.project.cache().parent.glob(f"*{NAME}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def seal_and_compare(self) -> None:
+        build(self.graph)
+        assert digests(self.project.cache()) == self.expected
+        assert {name: each for name, each in digests(self.graph.root / "pretrain/.parts").items() if "lock" not in name} == {
+            name: each for name, each in self.parts.items() if "lock" not in name
+        }
+        assert verify_cache(self.graph.root) == []
+
+
+@pytest.fixture(scope="module")
+def sealing(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Sealing:
+    return Sealing(tmp_path_factory.mktemp("sealing"), tiny_model)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["first", "again"])
+def test_a_full_disk_at_any_call_of_the_seal(sealing: Sealing, is_there: bool) -> None:
+    failed = 0
+    for at in range(sealing.calls):
+        if not is_there:
+            sealing.unseal()
+        with Disk(sealing.graph.root, at=at, fault=errno.ENOSPC, lasting=True).installed():
+            try:
+                materialize(sealing.graph[KEY], force=is_there)
+            except NielsCacheError:
+                failed += 1
+        if is_there:
+            assert digests(sealing.project.cache()) == sealing.expected
+        elif at % 7 == 0:
+            sealing.seal_and_compare()
+    assert failed > sealing.calls / 2
+    sealing.seal_and_compare()
+
+
+def _seal_and_die(graph: Graph, at: int) -> None:
+    with Disk(graph.root, at=at).installed():
+        materialize(graph[KEY])
+
+
+@pytest.mark.torture
+def test_a_kill_at_any_call_of_the_seal(sealing: Sealing) -> None:
+    forked = multiprocessing.get_context("fork")
+    for at in range(sealing.calls):
+        sealing.unseal()
+        child = forked.Process(target=_seal_and_die, args=(sealing.graph, at))
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        sealing.seal_and_compare()
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([40, 30, 50])
+    return project
+
+
+@pytest.mark.parametrize("key", [f"part/{NAME}/part-00001", f"val_part/{NAME}", f"plan/{NAME}"])
+def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: str) -> None:
+    settings = "train_tokens = 1200\nval_tokens = 150"
+    build(project.graph(3, settings, root="sound"))
+    found = project.graph(3, settings)
+    order = found.order()
+    build(found, order[: order.index(key)])
+    failed = 0
+    for at in range(12):
+        with Disk(found.root, at=at, fault=errno.ENOSPC, lasting=True).installed():
+            try:
+                materialize(found[key], force=True)
+            except NielsCacheError as error:
+                failed += "No space left" in str(error)
+    assert failed > 3
+    build(found)
+    assert digests(project.cache()) == digests(project.cache("sound"))
+    assert verify_cache(found.root) == []
+
+
+def test_a_folder_without_locks_is_named(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(2)
+    build(found, ["tokenizer"])
+
+    def refused(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", refused)
+        with pytest.raises(NielsCacheError, match="locks"):
+            build(found, [f"plan/{NAME}"])
+    build(found)
+    assert verify_cache(found.root) == []
+
+
+def test_a_folder_without_exchange_is_sealed_again_by_two_renames(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(2)
+    build(found)
+    expected = digests(project.cache())
+    monkeypatch.setattr("niels_cache_runtime.format.commit.exchange", lambda first, second: False)
+    for key in (f"part/{NAME}/part-00000", KEY):
+        materialize(found[key], force=True)
+    assert digests(project.cache()) == expected
+    assert verify_cache(found.root) == []

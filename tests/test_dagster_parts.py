@@ -1,0 +1,80 @@
+"""A data set in parts in Dagster: one run for each part, and the assets of today unchanged without parts."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
+from niels_cache_runtime.verify import verify_cache
+from tests.launches import Recorder, states
+from tests.parts_project import NAME, PartsProject
+
+PARTS = [f"part/{NAME}/part-{number:05d}" for number in range(3)]
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([9, 2, 30, 14])
+    return project
+
+
+def launch(found: Graph) -> dict[str, LaunchResult]:
+    results = launch_builds(found.registry, root=found.root, listener=Recorder())
+    return {result.name: result for result in results}
+
+
+def test_a_launch_builds_plan_val_parts_and_seal_in_order(project: PartsProject) -> None:
+    found = project.graph(3, "val_tokens = 60")
+    results = launch(found)
+    assert list(results) == ["tokenizer", f"plan/{NAME}", f"val_part/{NAME}", *PARTS, NAME]
+    assert set(states(results).values()) == {"built"}, [result.message for result in results.values()]
+    assert verify_cache(found.root) == []
+    with ensure_instance() as instance:
+        recorded = instance.get_materialized_partitions(keys.PARTS)
+    assert recorded == {key.removeprefix("part/") for key in PARTS}
+    assert set(states(launch(found)).values()) == {"cache_hit"}
+
+
+def test_a_failed_part_leaves_the_others_and_skips_the_seal(project: PartsProject) -> None:
+    found = project.graph(3)
+    launch(found)
+    broken = found[PARTS[1]].directory
+    (broken / "meta.json").unlink()
+    (broken / "notes of mine").write_text("")
+    results = states(launch(found))
+    assert results[PARTS[1]] == "failed"
+    assert results[PARTS[2]] == "cache_hit"
+    assert results[NAME] == "skipped"
+    (broken / "notes of mine").unlink()
+    assert states(launch(found))[NAME] == "cache_hit"
+    assert verify_cache(found.root) == []
+
+
+def test_assets_of_parts_exist_only_with_parts(project: PartsProject) -> None:
+    assert not assets(project.graph(1)) & {keys.PLAN, keys.VAL_PART, keys.PARTS}
+    assert assets(project.graph(2)) >= {keys.PLAN, keys.PARTS}
+    assert keys.VAL_PART not in assets(project.graph(2))
+    assert keys.VAL_PART in assets(project.graph(2, "val_tokens = 60"))
+
+
+def assets(found: Graph) -> set[dg.AssetKey]:
+    return set(build_defs(registry=found.registry).get_repository_def().asset_graph.get_all_asset_keys())
+
+
+def test_partitions_of_parts_lead_to_their_data_set(project: PartsProject) -> None:
+    definitions = build_defs(registry=project.graph(3, "val_tokens = 60").registry)
+    dg.Definitions.validate_loadable(definitions)
+    graph = definitions.get_repository_def().asset_graph
+    node = graph.get(keys.PARTS)
+    assert node.partitions_def is not None
+    assert node.partitions_def.get_partition_keys() == [key.removeprefix("part/") for key in PARTS]
+    assert node.pools == {keys.PARTS_POOL}
+    assert node.parent_keys == {keys.TOKENIZER, keys.PLAN, keys.VAL_PART}
+    assert keys.PARTS in graph.get(keys.TRAIN_KEYS["pretrain"]).parent_keys

@@ -1,0 +1,405 @@
+"""A data set in parts: the joined cache has the bytes of one build, whatever the parts and their order."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
+from niels_cache_assets.show.differences.documents import compare_documents
+from niels_cache_assets.show.lineage import Lineage, read_lineage
+from niels_cache_assets.streaming.disjoint import splits_disjoint
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import list_shards
+from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
+from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.verify import verify_cache
+from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.test_cache_determinism import digests
+
+BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([9, 2, 30, 14, 7, 1, 21, 11])
+    return project
+
+
+def lineage(cache: Path, split: str) -> list[Lineage]:
+    count = read_meta(str(cache / "meta.json"))["documents"][split]
+    found = read_lineage(cache / f"{split}_documents.parquet", range(count))
+    return [found[ordinal] for ordinal in range(count)]
+
+
+def sealed_meta(project: PartsProject, root: str = "cache") -> dict[str, Any]:
+    return read_meta(str(project.cache(root) / "meta.json"))
+
+
+@pytest.mark.parametrize("parts", [2, 7, 64])
+def test_the_joined_stream_is_that_of_one_build(project: PartsProject, parts: int) -> None:
+    if parts > 8:
+        project.write([1, 2, 3] * 19, first=8)
+    build(project.graph(1, root="one"))
+    outcomes = build(project.graph(parts))
+    assert outcomes[f"pretrain/{NAME}"].state == "built"
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+    assert lineage(project.cache(), "train") == lineage(project.cache("one"), "train")
+    meta, one = sealed_meta(project), sealed_meta(project, "one")
+    same = ("train_tokens", "val_tokens", "documents", "characters", "dropped", "facts", "cut", "dataset_revision", "tokenizer_sha256")
+    assert {key: meta[key] for key in same} == {key: one[key] for key in same}
+    assert meta["schema_version"] == 3
+    assert one["schema_version"] == 1
+    assert [entry["name"] for entry in meta["parts"]] == [f"part-{number:05d}" for number in range(parts)]
+    sizes = [path.stat().st_size for path in list_shards(project.cache() / "train")]
+    assert any(size < 1024 for size in sizes[:-1])  # otherwise no short shard lies in the middle
+    assert verify_cache(project.folder / "cache") == []
+    paths = [{split: project.cache(root) / f"{split}_documents.parquet" for split in ("train", "val")} for root in ("cache", "one")]
+    assert not compare_documents(*paths, shown=3).differ  # type: ignore[arg-type]
+
+
+def test_a_loader_reads_the_same_batches_as_from_one_build(project: PartsProject) -> None:
+    build(project.graph(1, root="one"))
+    build(project.graph(5))
+    folders = [project.cache(root) / "train" for root in ("cache", "one")]
+    count = 0
+    for ours, theirs in zip(*(TokenLoader(folder, T=16, B=2, seed=3, device="cpu", epochs=1) for folder in folders), strict=True):
+        assert torch.equal(ours.x, theirs.x)
+        assert torch.equal(ours.y, theirs.y)
+        count += 1
+    assert count > 20
+
+
+@pytest.mark.parametrize("settings", ["val_frac = 0.2\nshuffle_buffer = 10", BUDGETS])
+def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, settings: str) -> None:
+    build(project.graph(5, settings))
+    expected = digests(project.cache())
+    assert len(expected) > 10
+    for root, workers in (("backwards", 1), ("at once", 4)):
+        found = project.graph(5, settings, root=root)
+        order, parts = found.order(), parts_of(found)
+        build(found, [key for key in order if key not in parts and key != f"pretrain/{NAME}"])
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda key, found=found: materialize(found[key]), reversed(parts)))  # type: ignore[misc]
+        build(found, [f"pretrain/{NAME}"])
+        assert digests(project.cache(root)) == expected
+
+
+def test_parts_hold_wide_tokens_too(project: PartsProject) -> None:
+    wide = 'token_dtype = "uint32-le"'
+    build(project.graph(1, root="one", build=wide))
+    build(project.graph(3, build=wide))
+    assert sealed_meta(project)["token_dtype"] == "uint32-le"
+    assert sealed_meta(project)["schema_version"] == 3
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+    assert verify_cache(project.folder / "cache") == []
+    narrow = build(project.graph(3))
+    assert narrow[f"plan/{NAME}"].state == "cache_hit"
+    assert narrow[f"pretrain/{NAME}"].state == "built"
+
+
+def test_each_part_shuffles_in_its_own_order(project: PartsProject) -> None:
+    build(project.graph(1, root="one"))
+    build(project.graph(2, "val_frac = 0.0\nshuffle_buffer = 100"))
+    joined, one = lineage(project.cache(), "train"), lineage(project.cache("one"), "train")
+    first = sealed_meta(project)["parts"][0]["documents"]["train"]
+    assert 20 < first < len(one) - 20
+    keys = [[(each.file, each.row) for each in every] for every in (joined, one)]
+    assert keys[0][:first] != keys[1][:first]
+    assert sorted(keys[0][:first]) == keys[1][:first]
+    assert sorted(keys[0][first:]) == keys[1][first:]
+
+
+def test_val_by_hash_does_not_depend_on_the_parts(project: PartsProject) -> None:
+    found = {}
+    for parts in (2, 7):
+        build(project.graph(parts, "val_frac = 0.2", root=f"p{parts}"))
+        found[parts] = [{(each.file, each.row) for each in lineage(project.cache(f"p{parts}"), split)} for split in ("train", "val")]
+    assert found[2] == found[7]
+    train, val = found[2]
+    assert 5 < len(val) < len(train)
+    assert not train & val
+
+
+def test_budgets_are_met_exactly_and_val_is_the_head_of_each_part(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
+    build(project.graph(3, BUDGETS))
+    meta = sealed_meta(project)
+    assert (meta["train_tokens"], meta["val_tokens"]) == (900, 301)
+    assert [entry["name"] for entry in meta["parts"]] == ["val", "part-00000", "part-00001", "part-00002"]
+    assert meta["cut"]["val"] == len(meta["cut_document"]["val"]) <= 3
+    plan = json.loads((project.folder / f"cache/pretrain/.parts/{NAME}/plan.json").read_text())
+    first_files = {plan["listed"][part["files"][0][0]]["name"] for part in plan["parts"]}
+    val = lineage(project.cache(), "val")
+    assert {each.file for each in val if each.row == 0} == first_files
+    assert not {(each.file, each.row) for each in val} & {(each.file, each.row) for each in lineage(project.cache(), "train")}
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).val_documents == len(val)
+    assert verify_cache(project.folder / "cache") == []
+
+
+@pytest.mark.parametrize("val_tokens", [3, 10, 301, 700])
+def test_parts_skip_exactly_what_val_has_taken(project: PartsProject, val_tokens: int) -> None:
+    build(project.graph(1, root="one"))
+    build(project.graph(3, f"val_tokens = {val_tokens}"))
+    taken = [
+        sorted((each.file, each.row) for split in splits for each in lineage(project.cache(root), split))
+        for root, splits in (("cache", ("train", "val")), ("one", ("train",)))
+    ]
+    assert taken[0] == taken[1]
+    assert sealed_meta(project)["val_tokens"] == val_tokens
+
+
+def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -> None:
+    path = project.folder / "texts" / "f000.jsonl"
+    rows = path.read_text().splitlines()
+    bad = json.dumps({"id": "bad", "text": "a \ud800 b"})
+    path.write_text("\n".join([bad, rows[0], bad, rows[1], bad, *rows[2:]]) + "\n")
+    build(project.graph(1, root="one"))
+    build(project.graph(3, "val_tokens = 60"))
+    assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
+
+
+def copies(project: PartsProject, *places: tuple[int, int]) -> None:
+    """Add the texts at these places (file, row) to the end of the last file, once as they are and once in capitals."""
+    texts = [json.loads((project.folder / f"texts/f{file:03d}.jsonl").read_text().splitlines()[row])["text"] for file, row in places]
+    with open(project.folder / "texts/f007.jsonl", "a") as last:
+        last.writelines(json.dumps({"id": f"copy-{at}", "text": text}) + "\n" for at, text in enumerate([*texts, *map(str.upper, texts)]))
+
+
+@pytest.mark.parametrize("kind", ["exact", "near"])
+def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
+    copies(project, (0, 0), (0, 1))
+    budgets = f'val_tokens = 120\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
+    build(project.graph(3, budgets))
+    meta = sealed_meta(project)
+    assert meta["dropped"] == {"in_val": 4}
+    assert meta["decontaminate"]["kind"] == kind
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    build(project.graph(3, budgets.replace(kind, "off")))
+    assert not splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert "dropped" in meta
+    assert sealed_meta(project)["dropped"] == {}
+
+
+def test_every_part_is_compared_with_the_val_of_upstream(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
+    copies(project, (0, 0), (1, 1))
+    (project.folder / "val").mkdir()
+    for number in (0, 1):
+        (project.folder / f"texts/f{number:03d}.jsonl").rename(project.folder / f"val/f{number:03d}.jsonl")
+    upstream = 'dataset = "local/pages"\nval_files = ["val/*"]\nshuffle_buffer = 0\ndecontaminate = "exact"'
+    for parts, root in ((1, "one"), (3, "cache")):
+        build(project.graph(parts, upstream, source="huggingface", root=root))
+    assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"in_val": 4}
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+
+
+def test_a_part_whose_files_end_early_is_listed_as_short(project: PartsProject) -> None:
+    outcomes = build(project.graph(2, "train_tokens = 1000000"))
+    short = [entry["short"] for entry in sealed_meta(project)["parts"]]
+    assert all(short)
+    assert sum(short) == 1_000_000 - sealed_meta(project)["train_tokens"]
+    assert "part-00001" in str(outcomes[f"pretrain/{NAME}"].warning)
+
+
+def test_a_second_build_is_a_hit_and_a_changed_setting_makes_a_new_plan(project: PartsProject) -> None:
+    build(project.graph(3))
+    assert {outcome.state for outcome in build(project.graph(3)).values()} == {"cache_hit"}
+    states = {key: outcome.state for key, outcome in build(project.graph(4)).items()}
+    assert states.pop("tokenizer") == "cache_hit"
+    assert set(states.values()) == {"built"}
+    assert verify_cache(project.folder / "cache") == []
+
+
+def test_shards_are_links_and_a_folder_without_links_gets_copies(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(project.graph(3))
+    shard = project.cache() / "train/shard_00000.bin"
+    assert shard.stat().st_nlink == 2
+    expected = digests(project.cache())
+
+    def refused(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    found = project.graph(3, root="copied")
+    build(found, found.order()[:-1])
+    monkeypatch.setattr(os, "link", refused)
+    said: list[str] = []
+    build(found, [found.order()[-1]], log=said.append)
+    assert (project.cache("copied") / "train/shard_00000.bin").stat().st_nlink == 1
+    assert digests(project.cache("copied")) == expected
+    assert any("copying" in line for line in said)
+
+
+def test_copies_are_refused_before_any_if_there_is_no_room(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(3)
+    build(found, found.order()[:-1])
+    monkeypatch.setattr(os, "link", lambda *args: (_ for _ in ()).throw(PermissionError(1, "no")))
+    monkeypatch.setattr("niels_cache_assets.disk.space.free_bytes", lambda target: 0)
+    with pytest.raises(NielsCacheError, match="no hard links"):
+        build(found, [f"pretrain/{NAME}"])
+    assert not project.cache().exists()
+    monkeypatch.undo()
+    build(found, [f"pretrain/{NAME}"])
+    assert verify_cache(project.folder / "cache") == []
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("key", [f"part/{NAME}/part-00001", f"val_part/{NAME}"])
+def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write([400, 300, 500, 300], first=8)
+    settings = "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"
+    build(project.graph(3, settings))
+    expected = digests(project.cache())
+    monkeypatch.setenv(BYTES_VARIABLE, "1")
+    found = project.graph(3, settings, root="stopped")
+    order = found.order()
+    build(found, order[: order.index(key)])
+    steps = 0
+
+    def stop(progress: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        materialize(found[key], on_progress=stop)
+    outcomes = build(found)
+    assert outcomes[key].resumed > 0
+    assert digests(project.cache("stopped")) == expected
+
+
+Damage = Callable[[Path], None]
+
+
+def cut_short(part: Path) -> None:
+    os.truncate(part / "train/shard_00000.bin", 10)
+
+
+def lose_a_shard(part: Path) -> None:
+    (part / "train/shard_00000.bin").unlink()
+
+
+def change_a_byte(part: Path) -> None:
+    with open(part / "train/shard_00000.bin", "r+b") as file:
+        file.write(b"\xff")
+
+
+def edit_meta(part: Path) -> None:
+    path = part / "meta.json"
+    path.write_text(path.read_text().replace('"seed": ', '"seed": 1'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (shutil.rmtree, "does not exist"),
+        (cut_short, "has 10 bytes"),
+        (lose_a_shard, "missing"),
+        (edit_meta, "meta_sha256"),
+        (change_a_byte, "sha256"),
+    ],
+)
+def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, damage: Damage, said: str) -> None:
+    found = project.graph(3, build='verify_parts = "sha256"')
+    build(found)
+    expected = digests(project.cache())
+    part = found[f"part/{NAME}/part-00001"].directory
+    damage(part)
+    shutil.rmtree(project.cache())
+    with pytest.raises(NielsCacheError, match=said) as caught:
+        build(found, [f"pretrain/{NAME}"])
+    assert "part-00001" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    materialize(found[f"part/{NAME}/part-00001"], force=damage is change_a_byte)  # only a seal with sha256 finds a changed byte
+    build(found)
+    assert digests(project.cache()) == expected
+
+
+def test_parts_of_two_plans_are_refused(project: PartsProject) -> None:
+    build(project.graph(3))
+    found = project.graph(3, "val_frac = 0.5")
+    with pytest.raises(NielsCacheError, match=r"plan\.json.*val_frac"):
+        build(found, [f"part/{NAME}/part-00000"])
+    build(found, [f"plan/{NAME}", f"part/{NAME}/part-00000"])
+    with pytest.raises(NielsCacheError, match=r"part-00001.*another plan"):
+        build(found, [f"pretrain/{NAME}"])
+    build(found)
+    assert verify_cache(project.folder / "cache") == []
+
+
+def test_the_number_of_parts_changed_after_the_plan(project: PartsProject) -> None:
+    build(project.graph(3))
+    with pytest.raises(NielsCacheError, match=r"plan\.json.*parts"):
+        build(project.graph(4), [f"part/{NAME}/part-00003"])
+
+
+def test_parts_of_two_revisions_are_refused(project: PartsProject) -> None:
+    build(project.graph(3))
+    project.write([5], first=8)
+    found = project.graph(3)
+    build(found, [f"plan/{NAME}"])
+    with pytest.raises(NielsCacheError, match=r"part-00000.*revision"):
+        build(found, [f"pretrain/{NAME}"])
+    build(found)
+    assert verify_cache(project.folder / "cache") == []
+
+
+def test_parts_of_two_tokenizers_are_refused(project: PartsProject) -> None:
+    build(project.graph(3))
+    found = project.graph(3, tokenizer="vocab_size = 330")
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    with pytest.raises(NielsCacheError, match=r"part-00000.*tokenizer"):
+        build(found, [f"pretrain/{NAME}"])
+    build(found)
+    assert verify_cache(project.folder / "cache") == []
+
+
+def test_a_file_that_changed_since_the_plan_is_named(project: PartsProject) -> None:
+    found = project.graph(3)
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    project.write([3], first=1)
+    with pytest.raises(NielsCacheError, match=r"f001.jsonl: has changed"):
+        build(found, parts_of(found))
+    (project.folder / "texts/f001.jsonl").unlink()
+    with pytest.raises(NielsCacheError, match=r"f001.jsonl.*missing"):
+        build(found, parts_of(found))
+    build(found)
+    assert verify_cache(project.folder / "cache") == []
+
+
+def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
+    build(project.graph(3))
+    meta = sealed_meta(project)
+
+    def problems(**changes: object) -> str:
+        changed = {**meta, **changes}
+        changed["content_sha256"] = content_sha256(changed["files"])
+        write_meta(str(project.cache() / "meta.json"), changed)
+        return " ".join(map(str, verify_cache(project.folder / "cache")))
+
+    assert problems() == ""
+    moved = json.loads(json.dumps(meta["parts"]))
+    moved[0]["shards"]["train"] -= 1
+    moved[1]["shards"]["train"] += 1
+    assert "part-00000" in problems(parts=moved)
+    moved = json.loads(json.dumps(meta["parts"]))
+    moved[0]["documents"]["train"] -= 1
+    moved[1]["documents"]["train"] += 1
+    assert "part-00000" in problems(parts=moved)
+    assert "shards" in problems(parts=meta["parts"][:-1])
+    assert "entry" in problems(parts=[{}])
+    without = {key: value for key, value in meta.items() if key != "parts"}
+    write_meta(str(project.cache() / "meta.json"), {**without, "schema_version": 1})
+    assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))
