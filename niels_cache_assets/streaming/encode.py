@@ -97,10 +97,13 @@ def encode_documents(
 def encode_apart(
     encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
 ) -> Iterator[EncodedDocuments]:
-    """Encode each chunk of `encoded` again, and yield each chunk alone.
+    """Encode each chunk of `encoded` again, and yield each chunk alone. A batch of one chunk is already alone.
 
     A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
     """
+    if len(encoded.chunks) == 1:
+        yield encoded
+        return
     for chunk in encoded.chunks:
         yield _encode_chunks([chunk], tokenizer, None, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
 
