@@ -129,9 +129,10 @@ def load_meta(path: str) -> Meta:
             "upgrade niels-cache or rebuild this data set"
         )
     if meta["schema_version"] < (needed := schema_version_of(meta)):
+        why = "the key parts" if needed == 3 else f"token_dtype {meta['token_dtype']}"
         raise NielsCacheError(
-            f"{path}: needs schema_version {needed} (its tokens are {meta.get('token_dtype')}), but it has {meta['schema_version']}, so an "
-            "older version would misread it; rebuild this data set"
+            f"{path}: {why} needs schema_version {needed}, but it has {meta['schema_version']}, so an older version would misread it; "
+            "rebuild this data set"
         )
     if _is_own_sha256(content, meta.get("meta_sha256")):
         return meta
