@@ -279,13 +279,26 @@ class Batches:
             raise self._error
 
 
-def test_one_small_batch_is_decoded_ahead() -> None:
-    batches = Batches([1, 1, 1])
+def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_BATCHES_AHEAD", 2)
+    batches = Batches([1] * 7)
     read = decoded_ahead(iter(batches))
-    next(read)
-    with batches.changed:
-        assert batches.changed.wait_for(lambda: batches.decoded == 2, timeout=60)
-    assert [number for number, _ in read] == [1, 2]
+    for taken in (1, 2, 3):
+        next(read)
+        with batches.changed:
+            assert batches.changed.wait_for(lambda taken=taken: batches.decoded == taken + 2, timeout=60)
+    assert [number for number, _ in read] == [3, 4, 5, 6]
+
+
+def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
+    batches = Batches([1, 1, 2000, 1, 2000, 2000, 1, 1])
+    read = []
+    for number, batch in decoded_ahead(iter(batches)):
+        read.append(number)
+        if batch.nbytes > 1000:
+            assert batches.decoded == number + 1
+    assert read == [*range(8)]
 
 
 def test_nothing_is_decoded_ahead_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:

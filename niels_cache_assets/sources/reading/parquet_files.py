@@ -9,12 +9,12 @@ twice. The sources give rows their meaning.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_runtime.errors import NielsCacheError
@@ -28,6 +28,7 @@ _AVERAGE_BYTES = 1 << 20  # bytes of a batch with rows of average length, becaus
 _WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
 _ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
 _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
+_BATCHES_AHEAD = 4
 _LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
@@ -51,18 +52,32 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
 
 
 def decoded_ahead(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Generator[tuple[int, pa.RecordBatch]]:
-    """Yield the batches of `ParquetTable.batches`. While the caller uses a batch, a thread decodes the next one.
+    """Yield the batches of `ParquetTable.batches`. While the caller uses a batch, a thread decodes up to four batches after it.
 
-    Decoding does not need the interpreter's lock. A large batch is not kept in memory beside another one: after a batch of more than 4 MiB,
-    the next one is decoded only when it is needed.
+    Decoding does not need the interpreter's lock. With one batch only, the caller would often wait until the thread gets a core. A large
+    batch is not kept in memory beside others: after a batch of more than 4 MiB, the next one is decoded only when the caller asks for it.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="decode") as executor:
+    is_large = False  # whether the batch that was decoded last is large, and in memory
+
+    def decode() -> tuple[int, pa.RecordBatch] | Literal["later"] | None:
+        nonlocal is_large
+        if is_large:
+            return "later"
         batch = next(batches, None)
-        while batch is not None:
-            ahead = executor.submit(next, batches, None) if batch[1].nbytes <= _AHEAD_BYTES else None
-            yield batch
+        is_large = batch is not None and batch[1].nbytes > _AHEAD_BYTES
+        return batch
+
+    with ThreadPoolExecutor(1, thread_name_prefix="decode") as executor:
+        waiting = deque([executor.submit(decode)])
+        while (batch := waiting.popleft().result()) is not None:
+            if batch == "later":
+                is_large = False
+            else:
+                waiting.extend(executor.submit(decode) for _ in range(_BATCHES_AHEAD - len(waiting)))
+                yield batch
             del batch
-            batch = next(batches, None) if ahead is None else ahead.result()
+            if not waiting:
+                waiting.append(executor.submit(decode))
 
 
 class ParquetTable:
