@@ -107,6 +107,19 @@ def test_a_tokenizer_that_is_swapped_makes_exactly_its_caches_stale(tmp_path: Pa
     assert set(states(swapped).values()) == {"in sync"}
 
 
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken"])
+def test_special_tokens_that_were_edited_build_no_data_set_before_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    registry, root = project(tmp_path, KINDS[kind]), tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    edited = project(tmp_path, KINDS[kind].replace(NAMED, f'special_tokens = {{ eot = "{EOT}", bos = "<|begin|>" }}'))
+    with pytest.raises(NielsCacheError, match="other special tokens") as caught:
+        build_dataset(edited, "sample", root=root)
+    assert "materialize the tokenizer" in str(caught.value)
+    bos = build_tokenizer(edited, root=root).meta["special_token_ids"]["bos"]
+    shard = build_dataset(edited, "sample", root=root).directory / "train/shard_00000.bin"
+    assert int(np.fromfile(shard, "<u2")[0]) == bos
+
+
 def test_a_key_of_the_model_at_its_default_and_the_engine_are_in_no_fingerprint(tmp_path: Path) -> None:
     new = {"kind", "encoding", "pattern", "engine"}
     assert not new & settings_that_count(TokenizerSettings(), "tokenizer").keys()

@@ -104,13 +104,19 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
 
 
 def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
-    """Return the tokenizer in the cache root. Raises NielsCacheError if it is not built yet; the message says what to do."""
+    """Return the tokenizer in the cache root, which encodes for builds. Its special tokens are those of the configuration.
+
+    Raises NielsCacheError if it is not built yet, or if it is no SentencePiece model and was built with other special tokens; the message
+    says what to do.
+    """
     folder = tokenizer_dir(root)
     model = built_model(folder)
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer = open_built_model(folder)
+        if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches have those of the configuration
+            raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
         tokenizer.engine = registry.tokenizer.engine
         return tokenizer
     return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
