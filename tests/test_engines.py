@@ -15,7 +15,7 @@ import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, read_journal
@@ -403,6 +403,19 @@ def test_a_resume_with_the_engine_goes_on_with_it(
     (use,) = outcome.engines
     assert use.name == "hasty"
     assert use.texts >= DOCUMENTS
+
+
+@pytest.mark.parametrize("library", ["tiktoken", "tokenizers"])
+def test_another_version_of_the_reference_alone_starts_afresh(
+    stopped: tuple[Registry, dict[str, str]], tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, _ = stopped
+    installed = resuming._version
+    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    said: list[str] = []
+    outcome = built(registry, tmp_path / "cache", said.append)
+    assert (outcome.resumed == 0) == (library == "tiktoken")
+    assert any("tiktoken" in line and "99" in line for line in said) == (library == "tiktoken")
 
 
 def test_a_difference_after_a_resume_discards_what_the_engine_had_written(

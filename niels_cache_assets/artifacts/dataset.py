@@ -16,7 +16,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
@@ -188,7 +188,7 @@ class Dataset(Artifact):
         resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
         context = StreamContext(seed=self.build.seed, revision=revision, siblings=self.siblings)
         build = self.builder(context, self.provenance(revision, resume.fingerprint), None)
-        return fingerprint_of_journal(resume, build.identity)
+        return build.journal_fingerprint(resume)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         """Return the entries of meta.json about the origin of the cache."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from niels_cache_assets.build_cache.resuming import Counts, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resuming import Counts, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal, clear_directory
@@ -18,6 +18,7 @@ from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
@@ -166,13 +167,17 @@ class CacheBuild(ABC):
             "fingerprint": provenance.fingerprint or fingerprint_of(identity),
         }
 
+    def journal_fingerprint(self, resume: Resume) -> JournalFingerprint:
+        """Return the fingerprint of the journal that this build keeps."""
+        return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
+
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
         """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state)
+        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
         self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
         if journal is not None:
             journal.take_notes = self.encoder.notes
@@ -183,7 +188,7 @@ class CacheBuild(ABC):
     def build(self, resume: Resume | None) -> int:
         """Build and replace `out_dir`. Return the number of tokens that an interrupted build had made."""
         if resume is not None and resume.only_asked:
-            raise fingerprint_of_journal(resume, self.identity)
+            raise self.journal_fingerprint(resume)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
                 meta, resumed = self.write(partial, resume)
