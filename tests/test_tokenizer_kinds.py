@@ -14,6 +14,7 @@ from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TiktokenTokenizer, open_model, view_tokenizer
+from niels_cache_assets.tokenizer.tokenizer_json import byte_characters
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -279,6 +280,26 @@ def test_a_bad_tokenizer_json_is_one_line(tmp_path: Path, content: bytes | str, 
         open_model(path, special_tokens={"eot": EOT})
     assert str(caught.value).startswith(f"{path}: ")
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_byte_level_bpe_without_a_byte_of_text_is_one_line(tmp_path: Path, nested: bool) -> None:
+    whole = described()
+    cut = whole["pre_tokenizer"]
+    words = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, cut]} if nested else cut
+
+    def without(byte: int, **changes: Any) -> Path:
+        character = next(character for character, each in byte_characters().items() if each == byte)
+        vocabulary = {piece: number for piece, number in whole["model"]["vocab"].items() if character not in piece}
+        merges = [pair for pair in whole["model"]["merges"] if character not in "".join(pair)]
+        model = {**whole["model"], "vocab": vocabulary, "merges": merges, **changes}
+        return write_json(tmp_path / "tokenizer.json", model=model, pre_tokenizer=words, added_tokens=[])
+
+    with pytest.raises(NielsCacheError, match="0x2b") as caught:
+        open_model(without(ord("+")), special_tokens={})
+    assert len(str(caught.value).splitlines()) == 1
+    assert open_model(without(0xFF), special_tokens={}).encode("+")  # no text has this byte
+    assert open_model(without(ord("+"), unk_token="-"), special_tokens={}).encode("+")
 
 
 def test_an_eot_that_is_not_named_or_not_there_says_which_there_is(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from niels_cache_runtime.verify import verify_cache
 from tests.test_export_import import write_indexed
 from tests.test_tokenizer import configure
 from tests.tiny import WORDS, sentences
-from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, needs_real, pieces, write_json, write_ranks
+from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, needs_real, pieces, write_json, write_ranks
 
 ROOT = Path(__file__).parent.parent
 NAMED = f'special_tokens = {{ eot = "{EOT}" }}'
@@ -269,6 +269,21 @@ def test_the_checks_of_a_tokenizer_pass_and_a_normalizer_is_told(tmp_path: Path,
     assert not _round_trip(lossy, imported=True).passed
     build_dataset(registry, "sample", root=root)
     assert open_cache(str(root)).tokenizer == str(build_tokenizer(registry, root=root).model)
+
+
+def test_an_imported_model_that_loses_text_is_a_warning_and_its_meta_is_the_same(tmp_path: Path) -> None:
+    registry = project(tmp_path, KINDS["tiktoken"])
+    whole = build_tokenizer(registry, root=tmp_path / "whole")
+    assert whole.warning is None
+    letters = project(tmp_path, KINDS["tiktoken"].replace(WORDS_PATTERN, r"\p{L}+| "))
+    lost = build_tokenizer(letters, root=tmp_path / "lost")
+    assert lost.warning is not None
+    assert "x.tiktoken" in lost.warning
+    assert lost.meta.keys() == whole.meta.keys()
+    model = {"type": "BPE", "vocab": {character: number for number, character in enumerate("abc ")}, "merges": []}
+    few = project(tmp_path, KINDS["tokenizer.json"])
+    write_json(tmp_path / "tokenizer.json", model=model, pre_tokenizer=None, decoder=None, added_tokens=[added(4, EOT)])
+    assert "round trip" in str(build_tokenizer(few, root=tmp_path / "few").warning)
 
 
 @needs_real
