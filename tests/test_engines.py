@@ -180,6 +180,21 @@ def test_prove_shows_the_text_that_differs_and_fails(
     assert ODD in engine["sources"]["files"]["first"]["text"]
 
 
+def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from niels_cache_assets.cli.commands.tokenizer import CHARACTERS
+
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "long.txt").write_text("a quiet line\n" * (CHARACTERS // 12) + f"\n\nan {ODD} one", encoding="utf-8")
+    command = ["tokenizer", "prove", str(ranks), "--files", "long.txt"]
+    install(odd)
+    assert main(command) == 1
+    capsys.readouterr()
+    assert main([*command, "--characters", str(CHARACTERS)]) == 0
+
+
 # ---- builds
 
 

@@ -1,4 +1,5 @@
-"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source.
+"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source. `tokenizer prove`: see
+proving.py.
 
 The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
 characters of each source once. Memory holds the text of one source at a time.
@@ -44,8 +45,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--characters",
         metavar="N",
         type=at_least(1),
-        default=CHARACTERS,
-        help=f"characters to use from the start of each source (default: {CHARACTERS:_})",
+        help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
     )
 
 
@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
     tokenizers = [_open(path, registry) for path in paths]
+    arguments.characters = arguments.characters or CHARACTERS
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
     compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
     if not compared:
@@ -127,8 +128,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     models = [_opened(model, registry, root) for model in arguments.models]
     arguments.only = arguments.only or []  # without names, no data set is decoded
-    sources = [(name, list(texts)) for name, texts in _texts(arguments, registry, root)]
-    return prove_models(models, sources, as_json=arguments.json)
+    return prove_models(models, lambda: _texts(arguments, registry, root), as_json=arguments.json)
 
 
 def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
@@ -174,7 +174,7 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield the name of each source with the beginning of its text."""
+    """Yield the name of each source with its text, or the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
@@ -217,14 +217,15 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
     yield tokenizer.decode(rest)
 
 
-def _beginning(characters: int, texts: Iterator[str]) -> Iterator[str]:
-    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit."""
+def _beginning(characters: int | None, texts: Iterator[str]) -> Iterator[str]:
+    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit. None: yield all texts."""
     for text in texts:
         if text:
             yield text[:characters]
-        characters -= len(text)
-        if characters <= 0:
-            return
+        if characters is not None:
+            characters -= len(text)
+            if characters <= 0:
+                return
 
 
 def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
