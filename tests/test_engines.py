@@ -18,7 +18,7 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, read_journal
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.checked import EngineUse
@@ -466,6 +466,62 @@ def test_an_engine_that_differed_does_not_come_back_after_a_kill(
     assert Engine.asked == 0
     assert digests(outcome.directory) == expected
     assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
+
+
+@pytest.mark.parametrize("killed", ["while it logs the difference", "before it opens the source again"])
+def test_a_difference_is_noted_before_anything_else_happens(
+    killed: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
+) -> None:
+    registry, expected = stopped
+
+    def log(message: str) -> None:
+        if "again" in message:
+            raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
+        if killed == "before it opens the source again":
+            patched.setattr("niels_cache_assets.disk.journal._restore", _stop_without_state)
+        with pytest.raises(Stopped):
+            built(registry, tmp_path / "cache", log if killed == "while it logs the difference" else lambda message: None)
+    install(odd)
+    outcome = built(registry, tmp_path / "cache")
+    assert Engine.asked == 0
+    assert digests(outcome.directory) == expected
+    assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
+
+
+def _stop_without_state(directory: Path, files: dict[str, int]) -> None:
+    if not files:
+        raise Stopped
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_force_forgets_what_was_built_and_not_which_engine_differed(
+    version: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
+) -> None:
+    registry, expected = stopped
+    with monkeypatch.context() as patched:
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
+        record = Journal.record
+
+        def recorded(self: Journal, state: dict[str, Any], **settings: Any) -> None:
+            record(self, state, **settings)
+            if state and any(use.differed for use in EngineUse.recorded(self.take_notes() if self.take_notes else {})):
+                raise Stopped  # the reference has written a part
+
+        patched.setattr(Journal, "record", recorded)
+        with pytest.raises(Stopped):
+            built(registry, tmp_path / "cache")
+    install(equal)
+    monkeypatch.setattr(Engine, "version", version)
+    outcome = built(registry, tmp_path / "cache", force=True)
+    assert outcome.resumed == 0
+    assert (Engine.asked == 0) == (version == "1.2")
+    assert digests(outcome.directory) == expected
+    names = [(use.name, use.version, use.differed) for use in outcome.engines]
+    assert names[0] == ("hasty", "1.2", True)
+    assert names[1][0] == ("tiktoken" if version == "1.2" else "hasty")
 
 
 # ---- finished caches

@@ -12,7 +12,7 @@ import numpy as np
 from niels_cache_assets.build_cache.resuming import Counts, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.disk.journal import Journal, clear_directory
+from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal, record_only_notes
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
@@ -70,7 +70,7 @@ class CacheBuild(ABC):
     """A build with checked settings, which are the arguments of a public builder.
 
     The public builders and the artifacts write caches with this class. items: texts or conversations. out_dir: the folder to build;
-    messages name it. refused: the fast engine that gave other ids than the reference in an earlier attempt of this build.
+    messages name it.
     """
 
     family: ClassVar[Family]
@@ -85,7 +85,6 @@ class CacheBuild(ABC):
     provenance: Provenance = field(default_factory=Provenance)
     report: SourceReport | None = None
     progress: OnProgress | None = None
-    refused: EngineUse | None = None
 
     @property
     @abstractmethod
@@ -102,7 +101,7 @@ class CacheBuild(ABC):
         """Write all files except meta.json into `partial`.
 
         Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
-        gave other ids than the reference; then clear `partial`, and build again with `refused`.
+        gave other ids than the reference; then call `note_difference`, and build again.
         """
 
     @abstractmethod
@@ -117,7 +116,7 @@ class CacheBuild(ABC):
     @cached_property
     def encoder(self) -> Encoder:
         """The encoder, which knows after `write` which engines encoded the text."""
-        return Encoder(self.view, self.tokenizer, refused=self.refused)
+        return Encoder(self.view, self.tokenizer)
 
     @cached_property
     def encoding_view(self) -> BuildTokenizer:
@@ -171,18 +170,34 @@ class CacheBuild(ABC):
         """Return the fingerprint of the journal that this build keeps."""
         return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
 
+    def note_difference(self, partial: Path, resume: Resume, found: EngineDiffers) -> None:
+        """Record in `partial` that an engine differed, instead of everything that this build has written, in one step.
+
+        The next build with the same fingerprint does not use this engine, even if it starts afresh.
+        """
+        self._keep_differences(partial, resume, [*self.encoder.uses, found.use])
+
+    def _keep_differences(self, partial: Path, resume: Resume, uses: Sequence[EngineUse]) -> None:
+        now, notes = self.journal_fingerprint(resume), EngineUse.notes([use for use in uses if use.differed])
+        record_only_notes(partial, fingerprint=now.fingerprint, made_of=now.made_of, notes=notes)
+
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
         """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
         name = self.provenance.dataset_name or Path(self.out_dir).name
+        if resume is not None and resume.afresh:
+            recorded = read_journal(partial)
+            uses = EngineUse.recorded(recorded.notes or {}) if recorded else []
+            if recorded and recorded.fingerprint == self.journal_fingerprint(resume).fingerprint and any(use.differed for use in uses):
+                resume.log("starting afresh: a fresh build was requested")
+                self._keep_differences(partial, resume, uses)
+                resume = replace(resume, afresh=False)
         journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
         self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
         if journal is not None:
             journal.take_notes = self.encoder.notes
-            if self.refused is not None:
-                journal.record_notes()  # so that a kill now does not bring the engine back
         return journal
 
     def build(self, resume: Resume | None) -> int:

@@ -31,7 +31,7 @@ class EngineUse:
     """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
 
     name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
-    differed: whether the ids differed; then nothing in the cache comes from this engine.
+    differed: whether the ids differed; then nothing in the cache comes from this engine in this version.
     """
 
     name: str
@@ -50,6 +50,11 @@ class EngineUse:
             except TypeError:
                 continue
         return uses
+
+    @staticmethod
+    def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
+        """Return the uses as notes for a journal."""
+        return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def said(self) -> str:
         """Return the use in words."""
@@ -79,11 +84,11 @@ class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
     view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
-    an engine may encode. refused: an engine that gave other ids in an earlier attempt of this build; then the reference encodes everything.
+    an engine may encode.
     """
 
-    def __init__(self, view: BuildTokenizer, tokenizer: Any, *, refused: EngineUse | None = None) -> None:
-        self._view, self._tokenizer, self._refused = view, tokenizer, refused
+    def __init__(self, view: BuildTokenizer, tokenizer: Any) -> None:
+        self._view, self._tokenizer = view, tokenizer
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
         self._before: list[EngineUse] = []
@@ -93,13 +98,15 @@ class Encoder:
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
         """Choose the engine. This takes some seconds if an engine is there, for its proof.
 
-        before: the uses that the journal of an interrupted build records. If an engine differed there, the reference goes on.
+        before: the uses that the journal of an interrupted build records. If the engine differed there in the same version, the reference
+        encodes everything.
         """
         if self._reference is None:
             return
-        self._before = [*before, *([self._refused] if self._refused else [])]
-        wanted = self._tokenizer.engine == "auto" and not any(use.differed for use in self._before)
-        self._engine = proven_engine(self._tokenizer, log) if wanted else None
+        self._before = list(before)
+        differed = {(use.name, use.version) for use in before if use.differed}
+        engine = proven_engine(self._tokenizer, log) if self._tokenizer.engine == "auto" else None
+        self._engine = None if engine is not None and (engine.name, engine.version) in differed else engine
         name, version = (self._engine.name, self._engine.version) if self._engine else (self._reference, metadata.version(self._reference))
         self._use = EngineUse(name=name, version=version)
 
@@ -159,7 +166,7 @@ class Encoder:
 
     def notes(self) -> dict[str, Any]:
         """Return the notes for the journal."""
-        return {"engines": [asdict(use) for use in self.uses]} if self.uses else {}
+        return EngineUse.notes(self.uses)
 
 
 def _compared(batch: int | None) -> slice:
