@@ -261,6 +261,20 @@ def test_a_difference_in_a_build_starts_it_again_with_the_reference(
     assert "hasty 1.2 was not used" in outcome.engines[0].said()
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_an_engine_that_differed_encodes_no_later_data_set_of_the_process(
+    ranks: Path, tmp_path: Path, install: Callable[..., None]
+) -> None:
+    install(odd)
+    said: list[str] = []
+    built(project(tmp_path, ranks, odd_at=0), tmp_path / "one", said.append)
+    assert [line for line in said if "hasty" in line and "after this one" in line]
+    asked = Engine.asked
+    outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "two")
+    assert Engine.asked == asked > 0
+    assert [use.name for use in outcome.engines] == ["tiktoken"]
+
+
 def test_the_reference_is_used_where_the_configuration_says_so(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
     install(equal)
     outcome = built(project(tmp_path, ranks, odd_at=None, engine="reference"), tmp_path / "cache")

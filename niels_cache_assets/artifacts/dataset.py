@@ -173,7 +173,7 @@ class Dataset(Artifact):
                 meta, resumed = build.write(work.directory, work.resume)
             except EngineDiffers as found:
                 build.note_difference(work.directory, work.resume, found)
-                work.log(f"{found}; starting again with {found.reference}")
+                work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
                 return None
         # the corpus has already given this warning
         warning = None if self.prepared else decoding_warning(meta)

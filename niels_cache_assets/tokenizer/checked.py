@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of
+from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of, refuse_engine
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
 
@@ -139,6 +139,7 @@ class Encoder:
             assert self._use is not None
             assert self._reference is not None
             reference = f"{self._reference} {metadata.version(self._reference)}"
+            refuse_engine(self._tokenizer)
             raise EngineDiffers(replace(self._use, differed=True), reference, difference)
 
     @staticmethod
