@@ -198,6 +198,19 @@ def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
 # ---- builds
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_the_message_shows_the_place_of_the_difference_in_a_long_text(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    registry = project(tmp_path, ranks, odd_at=None)
+    text = f"{'a quiet word ' * 50}an {ODD} one"
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in [text, *sentences(40)]), encoding="utf-8")
+    install(odd)
+    said: list[str] = []
+    built(registry, tmp_path / "cache", said.append)
+    (line,) = [line for line in said if "hasty" in line]
+    assert f"an {ODD} one" in line
+    assert len(line) < 300
+
+
 def project(folder: Path, ranks: Path, *, odd_at: int | None, engine: str = "auto") -> Registry:
     """Write a project with one data set. Document `odd_at` is encoded differently by the engine that differs."""
     texts = [f"{number} {text}" for number, text in enumerate(sentences(DOCUMENTS, seed=3))]

@@ -101,10 +101,8 @@ def _print(path: Path, tokenizer: TextTokenizer, proven: Sequence[Proven]) -> No
 
 def _lines(difference: Difference, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield the text around the first id that differs, and the ids there."""
-    first, text = difference.first, difference.text
-    place = len(tokenizer.decode(difference.expected[:first]))
-    start, end = max(0, place - _CHARACTERS), place + _CHARACTERS
-    yield f"text      {'... ' if start else ''}{text[start:end]!r}{' ...' if end < len(text) else ''}"
+    first = difference.first
+    yield f"text      {difference.excerpt(tokenizer.decode, characters=_CHARACTERS)}"
     for name, ids in (("reference", difference.expected), ("engine", difference.found)):
         shown = ids[max(0, first - _IDS) : first + _IDS]
         yield f"{name:9} {' '.join(map(str, shown))}   ({len(ids):,} ids; number {first:,} differs)"

@@ -18,7 +18,7 @@ import numpy as np
 
 from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of, refuse_engine
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
-from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
+from niels_cache_assets.tokenizer.proof import compare_encoded
 
 BATCHES_PER_CHECK = 64
 TEXTS_PER_CHECK = 8
@@ -67,17 +67,14 @@ class EngineUse:
 
 
 class EngineDiffers(Exception):
-    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written."""
+    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written.
 
-    def __init__(self, use: EngineUse, reference: str, difference: Difference) -> None:
-        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {excerpt(difference)}")
-        self.use, self.reference, self.difference = use, reference, difference
+    shown: the text around the difference.
+    """
 
-
-def excerpt(difference: Difference) -> str:
-    """Return the text of a difference, shortened, as a Python string."""
-    text = difference.text
-    return repr(text) if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]!r}... ({len(text):,} characters)"
+    def __init__(self, use: EngineUse, reference: str, shown: str) -> None:
+        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {shown}")
+        self.use, self.reference = use, reference
 
 
 class Encoder:
@@ -140,7 +137,9 @@ class Encoder:
             assert self._reference is not None
             reference = f"{self._reference} {metadata.version(self._reference)}"
             refuse_engine(self._tokenizer)
-            raise EngineDiffers(replace(self._use, differed=True), reference, difference)
+            raise EngineDiffers(
+                replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
+            )
 
     @staticmethod
     def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
