@@ -307,7 +307,9 @@ def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     expected = digests(built(registry, tmp_path / "slow").directory)
     install(equal)
     monkeypatch.setattr(Engine, "encode_flat", fail)
-    assert digests(built(registry, tmp_path / "fast").directory) == expected
+    outcome = built(registry, tmp_path / "fast")
+    assert digests(outcome.directory) == expected
+    assert [(use.name, use.is_reference) for use in outcome.engines] == [("tiktoken", True)]
 
 
 def test_a_batch_with_too_few_results_is_encoded_by_the_reference(
@@ -687,7 +689,24 @@ def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> 
 def test_uses_are_told_in_words() -> None:
     use = EngineUse(name="hasty", version="1.2", texts=2_000, checked=5)
     assert "0.25%" in use.said()
-    assert "reference" in replace(use, checked=2_000).said()
-    assert EngineUse.recorded({"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}]}) == [
-        EngineUse(name="b", version="2")
+    assert "(the reference)" not in replace(use, checked=2_000).said()  # an engine whose whole text was checked
+    assert "(the reference)" not in replace(use, texts=0, checked=0).said()
+    assert "(the reference)" in replace(use, name="tiktoken", is_reference=True).said()
+    notes = {"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}, {"name": "tiktoken", "version": "3"}]}
+    assert EngineUse.recorded(notes) == [
+        EngineUse(name="b", version="2"),
+        EngineUse(name="tiktoken", version="3", is_reference=True),
     ]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_data_set_that_one_batch_holds_is_still_encoded_by_the_engine(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    registry = project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(4)), encoding="utf-8")
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(config.read_text(encoding="utf-8").replace("val_tokens = 50", "val_tokens = 0"), encoding="utf-8")
+    registry = load_registry(profile=None, config=str(config))
+    install(equal)
+    (use,) = built(registry, tmp_path / "cache").engines
+    assert (use.name, use.texts, use.checked, use.is_reference) == ("hasty", 4, 4, False)
+    assert "(the reference)" not in use.said()

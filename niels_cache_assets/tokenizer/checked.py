@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of, refuse_engine
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
 
 BATCHES_PER_CHECK = 64
@@ -31,6 +31,7 @@ class EngineUse:
     """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
 
     name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
+    is_reference: whether the library is the reference.
     differed: whether the ids differed; then nothing in the cache comes from this engine in this version.
     """
 
@@ -39,6 +40,7 @@ class EngineUse:
     texts: int = 0
     checked: int = 0
     differed: bool = False
+    is_reference: bool = False
 
     @classmethod
     def recorded(cls, notes: Any) -> list[EngineUse]:
@@ -46,8 +48,8 @@ class EngineUse:
         uses = []
         for each in notes.get("engines", ()):
             try:
-                uses.append(cls(**each))
-            except TypeError:
+                uses.append(cls(**{"is_reference": each.get("name") in LIBRARIES.values(), **each}))  # older notes do not say it
+            except (AttributeError, TypeError):
                 continue
         return uses
 
@@ -61,9 +63,10 @@ class EngineUse:
         who = f"{self.name} {self.version}"
         if self.differed:
             return f"{who} was not used, because it gave other ids than the reference"
-        if self.checked == self.texts:
+        if self.is_reference:
             return f"{who} (the reference)"
-        return f"{who}, {self.checked / self.texts:.2%} of the texts checked with the reference"
+        share = self.checked / self.texts if self.texts else 1
+        return f"{who}, {share:.2%} of the texts checked with the reference"
 
 
 class EngineDiffers(Exception):
@@ -89,7 +92,8 @@ class Encoder:
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
         self._before: list[EngineUse] = []
-        self._use: EngineUse | None = None
+        self._use: EngineUse | None = None  # of the engine
+        self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
         self._lock = threading.Lock()
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
@@ -104,8 +108,8 @@ class Encoder:
         differed = {(use.name, use.version) for use in before if use.differed}
         engine = proven_engine(self._tokenizer, log) if self._tokenizer.engine == "auto" else None
         self._engine = None if engine is not None and (engine.name, engine.version) in differed else engine
-        name, version = (self._engine.name, self._engine.version) if self._engine else (self._reference, metadata.version(self._reference))
-        self._use = EngineUse(name=name, version=version)
+        self._use = EngineUse(name=self._engine.name, version=self._engine.version) if self._engine else None
+        self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
 
     def encode_flat(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
@@ -113,12 +117,9 @@ class Encoder:
         batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
         compared; use this only for texts that have been encoded before. Raises EngineDiffers.
         """
-        if self._engine is None:
-            self._count(len(texts), checked=len(texts))
-            return self._view.encode_flat(texts)
-        found = self._with_engine(self._engine, texts)
+        found = None if self._engine is None else self._with_engine(self._engine, texts)
         if found is None:
-            self._count(len(texts), checked=len(texts))
+            self._count_own(len(texts))
             return self._view.encode_flat(texts)
         chosen = _compared(batch)
         self._count(len(texts), checked=len(texts[chosen]))
@@ -134,8 +135,8 @@ class Encoder:
         difference = compare_encoded(texts[chosen], self._view.encode_flat(texts[chosen]), some).first
         if difference is not None:
             assert self._use is not None
-            assert self._reference is not None
-            reference = f"{self._reference} {metadata.version(self._reference)}"
+            assert self._own is not None
+            reference = f"{self._own.name} {self._own.version}"
             refuse_engine(self._tokenizer)
             raise EngineDiffers(
                 replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
@@ -154,11 +155,20 @@ class Encoder:
             if self._use is not None:
                 self._use = replace(self._use, texts=self._use.texts + texts, checked=self._use.checked + checked)
 
+    def _count_own(self, texts: int) -> None:
+        with self._lock:
+            if self._own is not None:
+                self._own = replace(self._own, texts=self._own.texts + texts, checked=self._own.checked + texts)
+
     @property
     def uses(self) -> list[EngineUse]:
-        """All uses for this cache, one for each library and version, in the order of their first use. Empty if there are no engines."""
+        """All uses for this cache, one for each library and version: those of an interrupted build, the engine, the reference.
+
+        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer.
+        """
         added: dict[tuple[str, str, bool], EngineUse] = {}
-        for use in (*self._before, *([self._use] if self._use else [])):
+        now = [use for use in (self._use, self._own) if use is not None and use.texts]
+        for use in (*self._before, *now):
             key = (use.name, use.version, use.differed)
             first = added.get(key, replace(use, texts=0, checked=0))
             added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
