@@ -21,7 +21,7 @@ from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.kinds import open_model, open_model_at
 from niels_cache_runtime import TokenLoader, open_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -242,6 +242,30 @@ def test_compare_and_import_take_every_kind(tmp_path: Path, capsys: pytest.Captu
     assert main(["import", "megatron", str(tmp_path / "y"), "--name", "c", "--tokenizer", str(other), *new]) == 0
     meta = read_meta(str(tmp_path / "new/pretrain/c/meta.json"))
     assert (meta["tokenizer_sha256"], meta["special_token_ids"]["eot"]) == (sha256_file(str(other)), len(pieces()))
+
+
+def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"of another kind")
+    registry = project(tmp_path, KINDS["tiktoken"])
+    other = write_ranks(tmp_path / "other.tiktoken")
+    ranks = tmp_path / "x.tiktoken"
+    assert open_model_at(registry.tokenizer, ranks).special_tokens == {}
+    linked = tmp_path / "link.tiktoken"
+    linked.symlink_to(ranks)
+    for path in (ranks, linked):
+        assert open_model_at(registry.tokenizer, path, with_special_tokens=True).special_tokens == {"eot": EOT}
+    with pytest.raises(NielsCacheError, match="cut into words"):
+        open_model_at(registry.tokenizer, other)
+    arguments = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
+    assert main(["tokenizer", "prove", str(ranks), *arguments]) == 0
+    assert main(["tokenizer", "prove", str(other), *arguments]) != 0
+    named = project(tmp_path, KINDS["other name"])  # the kind is a setting too
+    assert open_model_at(named.tokenizer, tmp_path / "x.bin").kind == "tokenizer.json"
+    assert main(["tokenizer", "prove", str(tmp_path / "x.bin"), *arguments]) == 0
+    folder = project(tmp_path, KINDS["folder"])
+    assert open_model_at(folder.tokenizer, tmp_path / "tokenizer.json", with_special_tokens=True).special_tokens == {"eot": EOT}
+    beside = open_model_at(folder.tokenizer, tmp_path / "tokenizer.model", with_special_tokens=True)
+    assert (beside.kind, beside.special_tokens) == ("sentencepiece", {})  # it is not the configured model
 
 
 @pytest.mark.parametrize("model", ["tokenizer.json", "."])

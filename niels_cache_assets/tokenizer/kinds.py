@@ -21,7 +21,14 @@ from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokeni
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.layout import (
+    MAX_VOCAB_SIZE,
+    META_NAME,
+    TOKENIZER_MODEL_NAME,
+    TOKENIZER_MODEL_NAMES,
+    tokenizer_dir,
+    tokenizer_model_name,
+)
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 if TYPE_CHECKING:
@@ -37,11 +44,13 @@ __all__ = [
     "TextTokenizer",
     "TiktokenTokenizer",
     "built_model",
+    "is_configured_model",
     "load_model",
     "load_tokenizer",
     "open_built_model",
     "open_configured_model",
     "open_model",
+    "open_model_at",
     "require_vocab_fits",
     "view_tokenizer",
 ]
@@ -85,6 +94,24 @@ def open_configured_model(settings: TokenizerSettings, path: str | Path | None =
     return open_model(
         path, kind=settings.kind, special_tokens=settings.special_tokens, encoding=settings.encoding, pattern=settings.pattern
     )
+
+
+def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:
+    """Return whether `path` is the model that [tokenizer] names. If this is a folder, its tokenizer.json is meant too."""
+    if settings.model is None:
+        return False
+    named = Path(settings.model)
+    return Path(path).resolve() in (named.resolve(), (named / TOKENIZER_MODEL_NAMES["tokenizer.json"]).resolve())
+
+
+def open_model_at(settings: TokenizerSettings, path: str | Path, *, with_special_tokens: bool = False) -> TextTokenizer:
+    """Open a model by its path. The settings in [tokenizer] apply only to the model that it names.
+
+    `with_special_tokens`: open this model with its special tokens. Any other model is opened without. Raises the errors of `open_model`.
+    """
+    if not is_configured_model(settings, path):
+        return open_model(path, special_tokens={})
+    return open_configured_model(settings if with_special_tokens else settings.model_copy(update={"special_tokens": {}}), path)
 
 
 def built_model(folder: str | Path) -> Path:

@@ -92,6 +92,7 @@ class Compared:
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.tokenizer.kinds import open_model_at
 
     if chosen("", "tokenizer has no action", arguments.action, ACTIONS) == "prove":
         return _prove(arguments)
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
-    tokenizers = [_open(path, registry) for path in paths]
+    tokenizers = [open_model_at(registry.tokenizer, path) for path in paths]
     arguments.characters = arguments.characters or CHARACTERS
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
     compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
@@ -133,13 +134,12 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
     """Open a model of any kind, with or without special tokens."""
-    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model
+    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 
     if given == CACHE_MODEL and not Path(given).exists():
         return tokenizer_dir(root), open_built_model(tokenizer_dir(root))
-    settings = registry.tokenizer
-    return Path(given), open_model(given, special_tokens={}, encoding=settings.encoding, pattern=settings.pattern)
+    return Path(given), open_model_at(registry.tokenizer, given)
 
 
 def _model_path(given: str, root: Path) -> Path:
@@ -153,16 +153,6 @@ def _model_path(given: str, root: Path) -> Path:
             "the cache directory"
         )
     return path
-
-
-def _open(path: Path, registry: Registry) -> TextTokenizer:
-    """Open any model, with or without our special tokens. The model that the configuration names is opened with its settings."""
-    from niels_cache_assets.tokenizer.kinds import open_model
-
-    settings, named = registry.tokenizer, registry.tokenizer.model
-    if named is not None and path.absolute() == Path(named).absolute():
-        return open_model(path, kind=settings.kind, encoding=settings.encoding, pattern=settings.pattern, special_tokens={})
-    return open_model(path, special_tokens={})
 
 
 def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> Compared:
