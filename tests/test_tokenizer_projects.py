@@ -268,6 +268,22 @@ def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, cap
     assert (beside.kind, beside.special_tokens) == ("sentencepiece", {})  # it is not the configured model
 
 
+@needs_real
+def test_import_takes_ranks_only_with_the_sha256_that_a_tokenizer_will_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project(tmp_path, KINDS["tokenizer.json"])
+    ranks = shutil.copy(REAL / "gpt2.tiktoken", tmp_path / "gpt2.tiktoken")  # it opens without any setting
+    write_indexed(tmp_path / "y", [[7, 8, 50_256]])
+    root = tmp_path / "cache"
+    arguments = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(root), "--tokenizer", str(ranks)]
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "y", *arguments]) == 2
+    assert "[tokenizer]" in capsys.readouterr().err
+    assert not (root / "pretrain/y").exists()
+    registry = project(tmp_path, f'model = "gpt2.tiktoken"\n{NAMED}')
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "y", *arguments]) == 0
+    meta = read_meta(str(root / "pretrain/y/meta.json"))
+    assert meta["tokenizer_sha256"] == build_tokenizer(registry, root=root).meta["sha256"]
+
+
 @pytest.mark.parametrize("model", ["tokenizer.json", "."])
 def test_init_names_the_eot_of_a_model(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path, KINDS["tokenizer.json"])

@@ -175,9 +175,13 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
     """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
     this token.
     """
-    from niels_cache_assets.tokenizer.kinds import open_model_at
+    from niels_cache_assets.config.tables import kind_of_model
+    from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
 
     settings = registry.tokenizer
+    if kind_of_model(path) == "tiktoken" and not is_configured_model(settings, path):
+        named = "its sha256 depends on its special tokens and its pattern; name this file in [tokenizer], with special_tokens"
+        raise NielsCacheError(f"{WHERE}: --tokenizer {path}: is a rank file; {named}")
     tokenizer = open_model_at(settings, path, with_special_tokens=True)
     ids = {role: tokenizer.token_id(settings.special_tokens[role]) for role in ROLE_KEYS if role in settings.special_tokens}
     return tokenizer.model_sha256, tokenizer.vocab_size, {**dict.fromkeys(ROLE_KEYS), **ids}
