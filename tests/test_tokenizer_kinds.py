@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -388,6 +389,25 @@ def test_a_model_of_another_kind_says_what_it_is_not(tmp_path: Path, tiny_model:
             open_model(tiny_model, kind=kind, encoding="gpt2" if kind == "tiktoken" else None)
     with pytest.raises(NielsCacheError, match=r"no tokenizer\.json"):
         open_model(tmp_path)
+
+
+def test_a_rank_file_with_the_name_of_a_sentencepiece_model_says_which_kind_it_is(tmp_path: Path) -> None:
+    ranks = write_ranks(tmp_path / "tokenizer.model")
+    with pytest.raises(NielsCacheError, match='kind = "tiktoken"'):
+        open_model(ranks, special_tokens={"eot": EOT})
+    assert open_model(ranks, kind="tiktoken", pattern=WORDS_PATTERN, special_tokens={"eot": EOT}).kind == "tiktoken"
+    ranks.write_bytes(b"neither 1 nor 2\n")
+    with pytest.raises(NielsCacheError, match="not a SentencePiece model") as caught:
+        open_model(ranks, special_tokens={"eot": EOT})
+    assert "tiktoken" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "tokenizer.json"])
+def test_a_misspelled_special_token_names_the_nearest_one(tmp_path: Path, tiny_model: Path, kind: str) -> None:
+    path, near = (tiny_model, "</s>") if kind == "sentencepiece" else (write_json(tmp_path / "x.json"), EOT)
+    assert near in open_model(path, special_tokens={}).special_names()
+    with pytest.raises(NielsCacheError, match=f"did you mean {re.escape(repr(near))}"):
+        open_model(path, special_tokens={"eot": f"{near[:-1]}!>"})
 
 
 def test_no_library_is_imported_before_a_model_is_opened() -> None:

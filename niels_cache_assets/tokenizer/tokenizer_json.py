@@ -78,7 +78,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
         special = [added[token].content for token in self._reserved]
         self._names = [*special, *(each.content for each in added.values() if not each.special)]
-        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._names, self.model_path)
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
