@@ -195,7 +195,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     """Return a view of a tokenizer.
 
     The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
-    strings. It may have `encodeflat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
+    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
     NielsCacheError if a required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)
