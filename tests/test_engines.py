@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.artifacts import encoded_again
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
@@ -597,6 +598,34 @@ def test_verify_says_where_documents_cannot_be_encoded_again(
     (tmp_path / "texts.jsonl").unlink()
     assert main(["verify", "--tokens", "5"]) == 0
     assert "not encoded again" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_project")
+def test_an_error_of_one_data_set_keeps_the_findings_of_verify(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(None)
+    project(tmp_path, ranks, odd_at=None)
+    config = tmp_path / "niels_cache.toml"
+    more = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nval_frac = 0\n'
+    config.write_text(config.read_text(encoding="utf-8") + more, encoding="utf-8")
+    registry = load_registry(profile=None, config=str(config))
+    texts = built(registry, tmp_path / "cache").directory
+    build_dataset(registry, "broken", root=tmp_path / "cache")
+    shard = next((texts / "train").glob("*.bin"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+    def failing(dataset: Any, *given: Any, **settings: Any) -> Any:
+        if dataset.name == "broken":
+            raise NielsCacheError("a damaged source")
+        return encoded_again.EncodedAgain(compared=1)
+
+    monkeypatch.setattr(encoded_again, "encode_again", failing)
+    assert main(["verify", "--tokens", "5", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {Path(finding["folder"]).name for finding in said["findings"]} == {"texts", "broken"}
+    assert any("a damaged source" in finding["problem"] for finding in said["findings"])
+    assert any("pretrain/texts" in note for note in said["notes"])
 
 
 @pytest.mark.usefixtures("in_project")
