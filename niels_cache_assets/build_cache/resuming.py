@@ -112,7 +112,7 @@ def open_journal(
 def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, reference: str | None = None) -> JournalFingerprint:
     """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: see open_journal.
 
-    reference: the library that defines the ids of the tokenizer, if it is none of those that count for every build.
+    reference: the library that defines the ids of the tokenizer. None if it counts for every build, as sentencepiece does.
     """
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
     libraries = (*_LIBRARIES, *([reference] if reference else []))
