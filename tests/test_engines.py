@@ -498,7 +498,7 @@ def test_an_engine_that_differed_does_not_come_back_after_a_kill(
     assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
 
 
-@pytest.mark.parametrize("killed", ["while it logs the difference", "before it opens the source again"])
+@pytest.mark.parametrize("killed", ["in the log", "at its restart"])
 def test_a_difference_is_noted_before_anything_else_happens(
     killed: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
 ) -> None:
@@ -510,10 +510,10 @@ def test_a_difference_is_noted_before_anything_else_happens(
 
     with monkeypatch.context() as patched:
         patched.setattr(checked, "BATCHES_PER_CHECK", 1)
-        if killed == "before it opens the source again":
+        if killed == "at its restart":
             patched.setattr("niels_cache_assets.disk.journal._restore", _stop_without_state)
         with pytest.raises(Stopped):
-            built(registry, tmp_path / "cache", log if killed == "while it logs the difference" else lambda message: None)
+            built(registry, tmp_path / "cache", log if killed == "in the log" else lambda message: None)
     install(odd)
     outcome = built(registry, tmp_path / "cache")
     assert Engine.asked == 0
