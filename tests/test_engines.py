@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.artifacts import encoded_again
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, read_journal
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.checked import EngineUse
@@ -180,7 +181,35 @@ def test_prove_shows_the_text_that_differs_and_fails(
     assert ODD in engine["sources"]["files"]["first"]["text"]
 
 
+def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from niels_cache_assets.cli.commands.tokenizer import CHARACTERS
+
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "long.txt").write_text("a quiet line\n" * (CHARACTERS // 12) + f"\n\nan {ODD} one", encoding="utf-8")
+    command = ["tokenizer", "prove", str(ranks), "--files", "long.txt"]
+    install(odd)
+    assert main(command) == 1
+    capsys.readouterr()
+    assert main([*command, "--characters", str(CHARACTERS)]) == 0
+
+
 # ---- builds
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_the_message_shows_the_place_of_the_difference_in_a_long_text(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    registry = project(tmp_path, ranks, odd_at=None)
+    text = f"{'a quiet word ' * 50}an {ODD} one"
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in [text, *sentences(40)]), encoding="utf-8")
+    install(odd)
+    said: list[str] = []
+    built(registry, tmp_path / "cache", said.append)
+    (line,) = [line for line in said if "hasty" in line]
+    assert f"an {ODD} one" in line
+    assert len(line) < 300
 
 
 def project(folder: Path, ranks: Path, *, odd_at: int | None, engine: str = "auto") -> Registry:
@@ -246,6 +275,20 @@ def test_a_difference_in_a_build_starts_it_again_with_the_reference(
     assert "hasty 1.2 was not used" in outcome.engines[0].said()
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_an_engine_that_differed_encodes_no_later_data_set_of_the_process(
+    ranks: Path, tmp_path: Path, install: Callable[..., None]
+) -> None:
+    install(odd)
+    said: list[str] = []
+    built(project(tmp_path, ranks, odd_at=0), tmp_path / "one", said.append)
+    assert [line for line in said if "hasty" in line and "after this one" in line]
+    asked = Engine.asked
+    outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "two")
+    assert Engine.asked == asked > 0
+    assert [use.name for use in outcome.engines] == ["tiktoken"]
+
+
 def test_the_reference_is_used_where_the_configuration_says_so(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
     install(equal)
     outcome = built(project(tmp_path, ranks, odd_at=None, engine="reference"), tmp_path / "cache")
@@ -265,7 +308,9 @@ def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     expected = digests(built(registry, tmp_path / "slow").directory)
     install(equal)
     monkeypatch.setattr(Engine, "encode_flat", fail)
-    assert digests(built(registry, tmp_path / "fast").directory) == expected
+    outcome = built(registry, tmp_path / "fast")
+    assert digests(outcome.directory) == expected
+    assert [(use.name, use.is_reference) for use in outcome.engines] == [("tiktoken", True)]
 
 
 def test_a_batch_with_too_few_results_is_encoded_by_the_reference(
@@ -405,6 +450,19 @@ def test_a_resume_with_the_engine_goes_on_with_it(
     assert use.texts >= DOCUMENTS
 
 
+@pytest.mark.parametrize("library", ["tiktoken", "tokenizers"])
+def test_another_version_of_the_reference_alone_starts_afresh(
+    stopped: tuple[Registry, dict[str, str]], tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, _ = stopped
+    installed = resuming._version
+    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    said: list[str] = []
+    outcome = built(registry, tmp_path / "cache", said.append)
+    assert (outcome.resumed == 0) == (library == "tiktoken")
+    assert any("tiktoken" in line and "99" in line for line in said) == (library == "tiktoken")
+
+
 def test_a_difference_after_a_resume_discards_what_the_engine_had_written(
     stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +496,62 @@ def test_an_engine_that_differed_does_not_come_back_after_a_kill(
     assert Engine.asked == 0
     assert digests(outcome.directory) == expected
     assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
+
+
+@pytest.mark.parametrize("killed", ["in the log", "at its restart"])
+def test_a_difference_is_noted_before_anything_else_happens(
+    killed: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
+) -> None:
+    registry, expected = stopped
+
+    def log(message: str) -> None:
+        if "again" in message:
+            raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
+        if killed == "at its restart":
+            patched.setattr("niels_cache_assets.disk.journal._restore", _stop_without_state)
+        with pytest.raises(Stopped):
+            built(registry, tmp_path / "cache", log if killed == "in the log" else lambda message: None)
+    install(odd)
+    outcome = built(registry, tmp_path / "cache")
+    assert Engine.asked == 0
+    assert digests(outcome.directory) == expected
+    assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
+
+
+def _stop_without_state(directory: Path, files: dict[str, int]) -> None:
+    if not files:
+        raise Stopped
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_force_forgets_what_was_built_and_not_which_engine_differed(
+    version: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
+) -> None:
+    registry, expected = stopped
+    with monkeypatch.context() as patched:
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
+        record = Journal.record
+
+        def recorded(self: Journal, state: dict[str, Any], **settings: Any) -> None:
+            record(self, state, **settings)
+            if state and any(use.differed for use in EngineUse.recorded(self.take_notes() if self.take_notes else {})):
+                raise Stopped  # the reference has written a part
+
+        patched.setattr(Journal, "record", recorded)
+        with pytest.raises(Stopped):
+            built(registry, tmp_path / "cache")
+    install(equal)
+    monkeypatch.setattr(Engine, "version", version)
+    outcome = built(registry, tmp_path / "cache", force=True)
+    assert outcome.resumed == 0
+    assert (Engine.asked == 0) == (version == "1.2")
+    assert digests(outcome.directory) == expected
+    names = [(use.name, use.version, use.differed) for use in outcome.engines]
+    assert names[0] == ("hasty", "1.2", True)
+    assert names[1][0] == ("tiktoken" if version == "1.2" else "hasty")
 
 
 # ---- finished caches
@@ -484,6 +598,34 @@ def test_verify_says_where_documents_cannot_be_encoded_again(
     (tmp_path / "texts.jsonl").unlink()
     assert main(["verify", "--tokens", "5"]) == 0
     assert "not encoded again" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_project")
+def test_an_error_of_one_data_set_keeps_the_findings_of_verify(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(None)
+    project(tmp_path, ranks, odd_at=None)
+    config = tmp_path / "niels_cache.toml"
+    more = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nval_frac = 0\n'
+    config.write_text(config.read_text(encoding="utf-8") + more, encoding="utf-8")
+    registry = load_registry(profile=None, config=str(config))
+    texts = built(registry, tmp_path / "cache").directory
+    build_dataset(registry, "broken", root=tmp_path / "cache")
+    shard = next((texts / "train").glob("*.bin"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+    def failing(dataset: Any, *given: Any, **settings: Any) -> Any:
+        if dataset.name == "broken":
+            raise NielsCacheError("a damaged source")
+        return encoded_again.EncodedAgain(compared=1)
+
+    monkeypatch.setattr(encoded_again, "encode_again", failing)
+    assert main(["verify", "--tokens", "5", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {Path(finding["folder"]).name for finding in said["findings"]} == {"texts", "broken"}
+    assert any("a damaged source" in finding["problem"] for finding in said["findings"])
+    assert any("pretrain/texts" in note for note in said["notes"])
 
 
 @pytest.mark.usefixtures("in_project")
@@ -565,10 +707,10 @@ def test_fastokens_takes_no_mongolian_separator_for_a_blank(tokenizer: TiktokenT
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100, 2_048])
 def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> None:
+    assert list(range(size)[checked._compared(0)]) == list(range(size))  # the first batch is compared whole
     batches = 64 * 8 * 3
-    places = [(batch, place) for batch in range(batches) for place in range(size)[checked._compared(batch)]]
+    places = [(batch, place) for batch in range(64, 64 + batches) for place in range(size)[checked._compared(batch)]]
     assert len(places) == batches * size // 512
-    assert places[0] == (0, 0)
     assert len({place for _, place in places}) == size
     assert not range(size)[checked._compared(None)]
 
@@ -576,7 +718,24 @@ def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> 
 def test_uses_are_told_in_words() -> None:
     use = EngineUse(name="hasty", version="1.2", texts=2_000, checked=5)
     assert "0.25%" in use.said()
-    assert "reference" in replace(use, checked=2_000).said()
-    assert EngineUse.recorded({"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}]}) == [
-        EngineUse(name="b", version="2")
+    assert "(the reference)" not in replace(use, checked=2_000).said()  # an engine whose whole text was checked
+    assert "(the reference)" not in replace(use, texts=0, checked=0).said()
+    assert "(the reference)" in replace(use, name="tiktoken", is_reference=True).said()
+    notes = {"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}, {"name": "tiktoken", "version": "3"}]}
+    assert EngineUse.recorded(notes) == [
+        EngineUse(name="b", version="2"),
+        EngineUse(name="tiktoken", version="3", is_reference=True),
     ]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_data_set_that_one_batch_holds_is_still_encoded_by_the_engine(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    registry = project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(4)), encoding="utf-8")
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(config.read_text(encoding="utf-8").replace("val_tokens = 50", "val_tokens = 0"), encoding="utf-8")
+    registry = load_registry(profile=None, config=str(config))
+    install(equal)
+    (use,) = built(registry, tmp_path / "cache").engines
+    assert (use.name, use.texts, use.checked, use.is_reference) == ("hasty", 4, 4, False)
+    assert "(the reference)" not in use.said()

@@ -141,7 +141,7 @@ def test_an_imported_model_is_copied_byte_by_byte(tmp_path: Path, tiny_model: Pa
 def test_a_model_without_the_special_tokens_says_so(tmp_path: Path, tiny_model: Path) -> None:
     strings = ", ".join(f'{key} = "<{key}>"' for key in ROLE_KEYS)
     config = configure(tmp_path, f'[tokenizer]\nmodel = "{tiny_model}"\nspecial_tokens = {{{strings}}}\n')
-    with pytest.raises(NielsCacheError, match="<sys>"):
+    with pytest.raises(NielsCacheError, match="<eot>"):
         build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
 
 

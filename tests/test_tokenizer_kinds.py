@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TiktokenTokenizer, open_model, view_tokenizer
+from niels_cache_assets.tokenizer.tokenizer_json import byte_characters
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -281,6 +283,26 @@ def test_a_bad_tokenizer_json_is_one_line(tmp_path: Path, content: bytes | str, 
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_byte_level_bpe_without_a_byte_of_text_is_one_line(tmp_path: Path, nested: bool) -> None:
+    whole = described()
+    cut = whole["pre_tokenizer"]
+    words = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, cut]} if nested else cut
+
+    def without(byte: int, **changes: Any) -> Path:
+        character = next(character for character, each in byte_characters().items() if each == byte)
+        vocabulary = {piece: number for piece, number in whole["model"]["vocab"].items() if character not in piece}
+        merges = [pair for pair in whole["model"]["merges"] if character not in "".join(pair)]
+        model = {**whole["model"], "vocab": vocabulary, "merges": merges, **changes}
+        return write_json(tmp_path / "tokenizer.json", model=model, pre_tokenizer=words, added_tokens=[])
+
+    with pytest.raises(NielsCacheError, match="0x2b") as caught:
+        open_model(without(ord("+")), special_tokens={})
+    assert len(str(caught.value).splitlines()) == 1
+    assert open_model(without(0xFF), special_tokens={}).encode("+")  # no text has this byte
+    assert open_model(without(ord("+"), unk_token="-"), special_tokens={}).encode("+")
+
+
 def test_an_eot_that_is_not_named_or_not_there_says_which_there_is(tmp_path: Path) -> None:
     path = write_json(tmp_path / "x.json", tokens={"<|start|>": True, EOT: True})
     with pytest.raises(NielsCacheError, match=r'special_tokens = \{ eot = "<\|endoftext\|>" \}'):
@@ -367,6 +389,25 @@ def test_a_model_of_another_kind_says_what_it_is_not(tmp_path: Path, tiny_model:
             open_model(tiny_model, kind=kind, encoding="gpt2" if kind == "tiktoken" else None)
     with pytest.raises(NielsCacheError, match=r"no tokenizer\.json"):
         open_model(tmp_path)
+
+
+def test_a_rank_file_with_the_name_of_a_sentencepiece_model_says_which_kind_it_is(tmp_path: Path) -> None:
+    ranks = write_ranks(tmp_path / "tokenizer.model")
+    with pytest.raises(NielsCacheError, match='kind = "tiktoken"'):
+        open_model(ranks, special_tokens={"eot": EOT})
+    assert open_model(ranks, kind="tiktoken", pattern=WORDS_PATTERN, special_tokens={"eot": EOT}).kind == "tiktoken"
+    ranks.write_bytes(b"neither 1 nor 2\n")
+    with pytest.raises(NielsCacheError, match="SentencePiece model") as caught:
+        open_model(ranks, special_tokens={"eot": EOT})
+    assert "tiktoken" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "tokenizer.json"])
+def test_a_misspelled_special_token_names_the_nearest_one(tmp_path: Path, tiny_model: Path, kind: str) -> None:
+    path, near = (tiny_model, "</s>") if kind == "sentencepiece" else (write_json(tmp_path / "x.json"), EOT)
+    assert near in open_model(path, special_tokens={}).special_names()
+    with pytest.raises(NielsCacheError, match=f"did you mean {re.escape(repr(near))}"):
+        open_model(path, special_tokens={"eot": f"{near[:-1]}!>"})
 
 
 def test_no_library_is_imported_before_a_model_is_opened() -> None:

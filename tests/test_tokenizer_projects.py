@@ -21,7 +21,7 @@ from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.kinds import open_model, open_model_at
 from niels_cache_runtime import TokenLoader, open_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -29,7 +29,7 @@ from niels_cache_runtime.verify import verify_cache
 from tests.test_export_import import write_indexed
 from tests.test_tokenizer import configure
 from tests.tiny import WORDS, sentences
-from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, needs_real, pieces, write_json, write_ranks
+from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, needs_real, pieces, write_json, write_ranks
 
 ROOT = Path(__file__).parent.parent
 NAMED = f'special_tokens = {{ eot = "{EOT}" }}'
@@ -105,6 +105,19 @@ def test_a_tokenizer_that_is_swapped_makes_exactly_its_caches_stale(tmp_path: Pa
     assert states(swapped) == {"tokenizer": "in sync", "corpus/prepared": "in sync", "pretrain/sample": "other tokenizer"}
     build_dataset(swapped, "sample", root=root)
     assert set(states(swapped).values()) == {"in sync"}
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken"])
+def test_special_tokens_that_were_edited_build_no_data_set_before_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    registry, root = project(tmp_path, KINDS[kind]), tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    edited = project(tmp_path, KINDS[kind].replace(NAMED, f'special_tokens = {{ eot = "{EOT}", bos = "<|begin|>" }}'))
+    with pytest.raises(NielsCacheError, match="other special tokens") as caught:
+        build_dataset(edited, "sample", root=root)
+    assert "materialize the tokenizer" in str(caught.value)
+    bos = build_tokenizer(edited, root=root).meta["special_token_ids"]["bos"]
+    shard = build_dataset(edited, "sample", root=root).directory / "train/shard_00000.bin"
+    assert int(np.fromfile(shard, "<u2")[0]) == bos
 
 
 def test_a_key_of_the_model_at_its_default_and_the_engine_are_in_no_fingerprint(tmp_path: Path) -> None:
@@ -231,6 +244,46 @@ def test_compare_and_import_take_every_kind(tmp_path: Path, capsys: pytest.Captu
     assert (meta["tokenizer_sha256"], meta["special_token_ids"]["eot"]) == (sha256_file(str(other)), len(pieces()))
 
 
+def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"of another kind")
+    registry = project(tmp_path, KINDS["tiktoken"])
+    other = write_ranks(tmp_path / "other.tiktoken")
+    ranks = tmp_path / "x.tiktoken"
+    assert open_model_at(registry.tokenizer, ranks).special_tokens == {}
+    linked = tmp_path / "link.tiktoken"
+    linked.symlink_to(ranks)
+    for path in (ranks, linked):
+        assert open_model_at(registry.tokenizer, path, with_special_tokens=True).special_tokens == {"eot": EOT}
+    with pytest.raises(NielsCacheError, match="cut into words"):
+        open_model_at(registry.tokenizer, other)
+    arguments = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
+    assert main(["tokenizer", "prove", str(ranks), *arguments]) == 0
+    assert main(["tokenizer", "prove", str(other), *arguments]) != 0
+    named = project(tmp_path, KINDS["other name"])  # the kind is a setting too
+    assert open_model_at(named.tokenizer, tmp_path / "x.bin").kind == "tokenizer.json"
+    assert main(["tokenizer", "prove", str(tmp_path / "x.bin"), *arguments]) == 0
+    folder = project(tmp_path, KINDS["folder"])
+    assert open_model_at(folder.tokenizer, tmp_path / "tokenizer.json", with_special_tokens=True).special_tokens == {"eot": EOT}
+    beside = open_model_at(folder.tokenizer, tmp_path / "tokenizer.model", with_special_tokens=True)
+    assert (beside.kind, beside.special_tokens) == ("sentencepiece", {})  # it is not the configured model
+
+
+@needs_real
+def test_import_takes_ranks_only_with_the_sha256_that_a_tokenizer_will_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project(tmp_path, KINDS["tokenizer.json"])
+    ranks = shutil.copy(REAL / "gpt2.tiktoken", tmp_path / "gpt2.tiktoken")  # it opens without any setting
+    write_indexed(tmp_path / "y", [[7, 8, 50_256]])
+    root = tmp_path / "cache"
+    arguments = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(root), "--tokenizer", str(ranks)]
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "y", *arguments]) == 2
+    assert "[tokenizer]" in capsys.readouterr().err
+    assert not (root / "pretrain/y").exists()
+    registry = project(tmp_path, f'model = "gpt2.tiktoken"\n{NAMED}')
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "y", *arguments]) == 0
+    meta = read_meta(str(root / "pretrain/y/meta.json"))
+    assert meta["tokenizer_sha256"] == build_tokenizer(registry, root=root).meta["sha256"]
+
+
 @pytest.mark.parametrize("model", ["tokenizer.json", "."])
 def test_init_names_the_eot_of_a_model(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path, KINDS["tokenizer.json"])
@@ -256,6 +309,21 @@ def test_the_checks_of_a_tokenizer_pass_and_a_normalizer_is_told(tmp_path: Path,
     assert not _round_trip(lossy, imported=True).passed
     build_dataset(registry, "sample", root=root)
     assert open_cache(str(root)).tokenizer == str(build_tokenizer(registry, root=root).model)
+
+
+def test_an_imported_model_that_loses_text_is_a_warning_and_its_meta_is_the_same(tmp_path: Path) -> None:
+    registry = project(tmp_path, KINDS["tiktoken"])
+    whole = build_tokenizer(registry, root=tmp_path / "whole")
+    assert whole.warning is None
+    letters = project(tmp_path, KINDS["tiktoken"].replace(WORDS_PATTERN, r"\p{L}+| "))
+    lost = build_tokenizer(letters, root=tmp_path / "lost")
+    assert lost.warning is not None
+    assert "x.tiktoken" in lost.warning
+    assert lost.meta.keys() == whole.meta.keys()
+    model = {"type": "BPE", "vocab": {character: number for number, character in enumerate("abc ")}, "merges": []}
+    few = project(tmp_path, KINDS["tokenizer.json"])
+    write_json(tmp_path / "tokenizer.json", model=model, pre_tokenizer=None, decoder=None, added_tokens=[added(4, EOT)])
+    assert "round trip" in str(build_tokenizer(few, root=tmp_path / "few").warning)
 
 
 @needs_real

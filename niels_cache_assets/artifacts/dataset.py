@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,20 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.disk.journal import clear_directory
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.tokenizer.checked import EngineDiffers, EngineUse
+from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
@@ -161,22 +160,21 @@ class Dataset(Artifact):
         )
 
     def write(self, work: Work) -> Written:
-        refused: EngineUse | None = None
-        while True:
-            try:
-                return self._write(work, refused)
-            except EngineDiffers as found:
-                work.log(f"{found}; starting again with {found.reference}")
-                clear_directory(work.directory)
-                refused = found.use
+        while (written := self._write(work)) is None:
+            pass
+        return written
 
-    def _write(self, work: Work, refused: EngineUse | None) -> Written:
-        """Build the cache once. `refused`: the fast engine that gave other ids than the reference in the attempt before."""
+    def _write(self, work: Work) -> Written | None:
+        """Build the cache once. Return None if a fast engine gave other ids than the reference; the next attempt does not use it."""
         with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
             context = StreamContext(seed=self.build.seed, revision=work.revision, log=work.log, siblings=self.siblings, held_out=held_out)
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
-            build = replace(build, refused=refused)
-            meta, resumed = build.write(work.directory, work.resume)
+            try:
+                meta, resumed = build.write(work.directory, work.resume)
+            except EngineDiffers as found:
+                build.note_difference(work.directory, work.resume, found)
+                work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
+                return None
         # the corpus has already given this warning
         warning = None if self.prepared else decoding_warning(meta)
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
@@ -188,7 +186,7 @@ class Dataset(Artifact):
         resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
         context = StreamContext(seed=self.build.seed, revision=revision, siblings=self.siblings)
         build = self.builder(context, self.provenance(revision, resume.fingerprint), None)
-        return fingerprint_of_journal(resume, build.identity)
+        return build.journal_fingerprint(resume)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         """Return the entries of meta.json about the origin of the cache."""

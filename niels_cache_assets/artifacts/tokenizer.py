@@ -19,7 +19,7 @@ from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, TextTokenizer, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
-from niels_cache_assets.tokenizer.training import train
+from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAMES, tokenizer_dir, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
@@ -110,6 +110,8 @@ class Tokenizer(Artifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
+            if lost := _said_of(round_trip_losses(tokenizer)):
+                note(f"{_WARNING}{settings.model}: {lost}")
         else:
             made = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
@@ -123,6 +125,15 @@ class Tokenizer(Artifact):
         for path in sorted(work.directory.iterdir()):
             add_file(path, path.name, files)
         return Written(meta=_meta(tokenizer, self.registry, work.fingerprint, files, origin), warning="; ".join(warnings) or None)
+
+
+def _said_of(losses: Sequence[RoundTripLoss]) -> str | None:
+    """Return the losses of a model in words, or None without a loss."""
+    if not losses:
+        return None
+    first = losses[0]
+    count = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts"
+    return f"the model loses or changes text: {count} are not the same after a round trip; {first.text!r} becomes {first.decoded!r}"
 
 
 def _meta(tokenizer: TextTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:

@@ -9,15 +9,16 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from niels_cache_assets.build_cache.resuming import Counts, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resuming import Counts, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.disk.journal import Journal, clear_directory
+from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal, record_only_notes
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
@@ -69,7 +70,7 @@ class CacheBuild(ABC):
     """A build with checked settings, which are the arguments of a public builder.
 
     The public builders and the artifacts write caches with this class. items: texts or conversations. out_dir: the folder to build;
-    messages name it. refused: the fast engine that gave other ids than the reference in an earlier attempt of this build.
+    messages name it.
     """
 
     family: ClassVar[Family]
@@ -84,7 +85,6 @@ class CacheBuild(ABC):
     provenance: Provenance = field(default_factory=Provenance)
     report: SourceReport | None = None
     progress: OnProgress | None = None
-    refused: EngineUse | None = None
 
     @property
     @abstractmethod
@@ -101,7 +101,7 @@ class CacheBuild(ABC):
         """Write all files except meta.json into `partial`.
 
         Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
-        gave other ids than the reference; then clear `partial`, and build again with `refused`.
+        gave other ids than the reference; then call `note_difference`, and build again.
         """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class CacheBuild(ABC):
     @cached_property
     def encoder(self) -> Encoder:
         """The encoder, which knows after `write` which engines encoded the text."""
-        return Encoder(self.view, self.tokenizer, refused=self.refused)
+        return Encoder(self.view, self.tokenizer)
 
     @cached_property
     def encoding_view(self) -> BuildTokenizer:
@@ -166,24 +166,44 @@ class CacheBuild(ABC):
             "fingerprint": provenance.fingerprint or fingerprint_of(identity),
         }
 
+    def journal_fingerprint(self, resume: Resume) -> JournalFingerprint:
+        """Return the fingerprint of the journal that this build keeps."""
+        return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
+
+    def note_difference(self, partial: Path, resume: Resume, found: EngineDiffers) -> None:
+        """Record in `partial` that an engine differed, instead of everything that this build has written, in one step.
+
+        The next build with the same fingerprint does not use this engine, even if it starts afresh.
+        """
+        self._keep_differences(partial, resume, [*self.encoder.uses, found.use])
+
+    def _keep_differences(self, partial: Path, resume: Resume, uses: Sequence[EngineUse]) -> None:
+        now, notes = self.journal_fingerprint(resume), EngineUse.notes([use for use in uses if use.differed])
+        record_only_notes(partial, fingerprint=now.fingerprint, made_of=now.made_of, notes=notes)
+
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
         """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state)
+        if resume is not None and resume.afresh:
+            recorded = read_journal(partial)
+            uses = EngineUse.recorded(recorded.notes or {}) if recorded else []
+            if recorded and recorded.fingerprint == self.journal_fingerprint(resume).fingerprint and any(use.differed for use in uses):
+                resume.log("starting afresh: a fresh build was requested")
+                self._keep_differences(partial, resume, uses)
+                resume = replace(resume, afresh=False)
+        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
         self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
         if journal is not None:
             journal.take_notes = self.encoder.notes
-            if self.refused is not None:
-                journal.record_notes()  # so that a kill now does not bring the engine back
         return journal
 
     def build(self, resume: Resume | None) -> int:
         """Build and replace `out_dir`. Return the number of tokens that an interrupted build had made."""
         if resume is not None and resume.only_asked:
-            raise fingerprint_of_journal(resume, self.identity)
+            raise self.journal_fingerprint(resume)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
                 meta, resumed = self.write(partial, resume)

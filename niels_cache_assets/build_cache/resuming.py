@@ -89,15 +89,17 @@ class Reached:
     share: float | None
 
 
-def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
+def open_journal(
+    partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any], reference: str | None = None
+) -> Journal | None:
     """Open the journal of a build in `partial`. Return None if `resume` is None.
 
     identity: all values in the builder that decide the bytes. name: the name of the build, for the log. state: the data class of the
-    journal's state; the state is None if there is nothing to resume.
+    journal's state; the state is None if there is nothing to resume. reference: see fingerprint_of_journal.
     """
     if resume is None:
         return None
-    journalled = fingerprint_of_journal(resume, identity)
+    journalled = fingerprint_of_journal(resume, identity, reference=reference)
     parse = TypeAdapter(state).validate_python
     journal = Journal.open(
         partial, fingerprint=journalled.fingerprint, log=resume.log, afresh=resume.afresh, parse=parse, made_of=journalled.made_of
@@ -107,10 +109,14 @@ def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: d
     return journal
 
 
-def fingerprint_of_journal(resume: Resume, identity: dict[str, Any]) -> JournalFingerprint:
-    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: see open_journal."""
+def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, reference: str | None = None) -> JournalFingerprint:
+    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: see open_journal.
+
+    reference: the library that defines the ids of the tokenizer. None if it counts for every build, as sentencepiece does.
+    """
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
-    versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
+    libraries = (*_LIBRARIES, *([reference] if reference else []))
+    versions = {"python": platform.python_version(), **{library: _version(library) for library in libraries}}
     made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
     return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
 

@@ -1,11 +1,12 @@
 """`tokenizer prove`: compare every fast engine that is installed with the reference of a model, and show where they differ.
 
-The texts are the fixed difficult ones (tokenizer/proof.py), and those of --files and --only. Memory holds one batch of texts at a time.
+The texts are the fixed difficult ones (tokenizer/proof.py), and those of --files and --only. Memory holds one batch of texts at a time,
+so the sources are read once for each model and engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.engines import Engine
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_assets.tokenizer.proof import Difference, Proof
+
+Sources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 DIFFICULT = "difficult texts"
 
@@ -43,8 +46,8 @@ class Proven:
         return {"engine": self.engine, "version": self.version, "sources": sources}
 
 
-def prove_models(models: Sequence[tuple[Path, TextTokenizer]], sources: Sequence[tuple[str, Sequence[str]]], *, as_json: bool) -> int:
-    """Prove each engine for each model, and print the results. Return FAILED if any text differs. sources: texts by name."""
+def prove_models(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as_json: bool) -> int:
+    """Prove each engine for each model, and print the results. Return FAILED if any text differs. sources: opens the texts, by name."""
     from niels_cache_assets.tokenizer.engines import ENGINES, reference_of
 
     results = [
@@ -63,7 +66,7 @@ def prove_models(models: Sequence[tuple[Path, TextTokenizer]], sources: Sequence
     return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
 
 
-def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: Sequence[tuple[str, Sequence[str]]]) -> Proven:
+def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: Sources) -> Proven:
     from niels_cache_assets.streaming.encode import has_lone_surrogate, normalize_newlines
     from niels_cache_assets.tokenizer.engines import installed_version, prove
     from niels_cache_assets.tokenizer.proof import compare
@@ -71,7 +74,7 @@ def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources:
     if engine is None:
         return Proven(engine=name, version=installed_version(name), proofs=None)
     proofs = {DIFFICULT: prove(tokenizer, engine)}
-    for source, texts in sources:
+    for source, texts in sources():
         valid = (normalize_newlines(text) for text in texts if not has_lone_surrogate(text))  # as in a build
         proofs[source] = compare(valid, reference=tokenizer.encode_flat, engine=engine.encode_flat)
     return Proven(engine=name, version=engine.version, proofs=proofs)
@@ -98,10 +101,8 @@ def _print(path: Path, tokenizer: TextTokenizer, proven: Sequence[Proven]) -> No
 
 def _lines(difference: Difference, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield the text around the first id that differs, and the ids there."""
-    first, text = difference.first, difference.text
-    place = len(tokenizer.decode(difference.expected[:first]))
-    start, end = max(0, place - _CHARACTERS), place + _CHARACTERS
-    yield f"text      {'... ' if start else ''}{text[start:end]!r}{' ...' if end < len(text) else ''}"
+    first = difference.first
+    yield f"text      {difference.excerpt(tokenizer.decode, characters=_CHARACTERS)}"
     for name, ids in (("reference", difference.expected), ("engine", difference.found)):
         shown = ids[max(0, first - _IDS) : first + _IDS]
         yield f"{name:9} {' '.join(map(str, shown))}   ({len(ids):,} ids; number {first:,} differs)"

@@ -112,7 +112,7 @@ class Journal:
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
-                state = parse(recorded.state) if recorded.state else None  # a record of record_notes has no state
+                state = parse(recorded.state) if recorded.state else None  # a record of record_only_notes has no state
                 _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state, now)
             except ValueError:
@@ -174,9 +174,15 @@ class Journal:
         self._took = self._time - self._asked  # includes the time in which the caller put its files on the disk
         self.recorded = True
 
-    def record_notes(self) -> None:
-        """Record the notes of a build that has written nothing. The next `open` returns them, and no state."""
-        self.record({}, files={})
+
+def record_only_notes(directory: Path, *, fingerprint: str, made_of: MadeOf | None, notes: dict[str, Any]) -> None:
+    """Replace the record by one that has these notes, no state and no files, in one step.
+
+    The next `open` with the same fingerprint returns the notes. It removes all files that the build has written.
+    """
+    journal = Journal(directory, fingerprint, None, None, made_of)
+    journal.notes = notes
+    journal.record({}, files={})
 
 
 def read_journal(directory: Path) -> Recorded | None:

@@ -162,12 +162,12 @@ def flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_special_ids(
-    special_tokens: Mapping[str, str], id_of: Callable[[str], int | None], candidates: Collection[str], where: str
+    special_tokens: Mapping[str, str], id_of: Callable[[str], int | None], candidates: Callable[[], Collection[str]], where: str
 ) -> dict[str, int]:
     """Return the id of each special token, by role.
 
-    `id_of` returns the id of a string, or None. `candidates`: the special tokens of the model, from which messages name the nearest. Raises
-    NielsCacheError for a token that the model does not have, and for two roles with the same id.
+    `id_of` returns the id of a string, or None. `candidates`: returns the special tokens of the model, from which messages name the
+    nearest. Raises NielsCacheError for a token that the model does not have, and for two roles with the same id.
     """
     ids: dict[str, int] = {}
     for role in IN_ORDER:
@@ -175,9 +175,9 @@ def find_special_ids(
             continue
         found = id_of(special_tokens[role])
         if found is None and dict(special_tokens) == SPECIAL_TOKENS:
-            raise no_eot_is_named(candidates, where)
+            raise no_eot_is_named(candidates(), where)
         if found is None:
-            raise missing_token(role, special_tokens[role], candidates, where)
+            raise missing_token(role, special_tokens[role], candidates(), where)
         ids[role] = found
     if len(set(ids.values())) != len(ids):
         raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")

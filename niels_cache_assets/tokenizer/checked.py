@@ -1,9 +1,9 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
-Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build,
-one text of 512 is also encoded with the reference: one of eight in every 64th batch. The first batch is a sample of the data set, which is
-compared before anything is written. If ids differ, EngineDiffers ends the build, and the build starts again with the reference. If the
-engine cannot encode a batch, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
+Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the reference
+also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of eight in every 64th batch. The first
+batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and the build starts again with the reference. If
+the engine cannot encode a batch, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer
-from niels_cache_assets.tokenizer.proof import Difference, compare_encoded
+from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of, refuse_engine
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer
+from niels_cache_assets.tokenizer.proof import compare_encoded
 
 BATCHES_PER_CHECK = 64
 TEXTS_PER_CHECK = 8
@@ -31,7 +31,8 @@ class EngineUse:
     """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
 
     name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
-    differed: whether the ids differed; then nothing in the cache comes from this engine.
+    is_reference: whether the library is the reference.
+    differed: whether the ids differed; then nothing in the cache comes from this engine in this version.
     """
 
     name: str
@@ -39,6 +40,7 @@ class EngineUse:
     texts: int = 0
     checked: int = 0
     differed: bool = False
+    is_reference: bool = False
 
     @classmethod
     def recorded(cls, notes: Any) -> list[EngineUse]:
@@ -46,62 +48,68 @@ class EngineUse:
         uses = []
         for each in notes.get("engines", ()):
             try:
-                uses.append(cls(**each))
-            except TypeError:
+                uses.append(cls(**{"is_reference": each.get("name") in LIBRARIES.values(), **each}))  # older notes do not say it
+            except (AttributeError, TypeError):
                 continue
         return uses
+
+    @staticmethod
+    def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
+        """Return the uses as notes for a journal."""
+        return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def said(self) -> str:
         """Return the use in words."""
         who = f"{self.name} {self.version}"
         if self.differed:
             return f"{who} was not used, because it gave other ids than the reference"
-        if self.checked == self.texts:
+        if self.is_reference:
             return f"{who} (the reference)"
-        return f"{who}, {self.checked / self.texts:.2%} of the texts checked with the reference"
+        share = self.checked / self.texts if self.texts else 1
+        return f"{who}, {share:.2%} of the texts checked with the reference"
 
 
 class EngineDiffers(Exception):
-    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written."""
+    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written.
 
-    def __init__(self, use: EngineUse, reference: str, difference: Difference) -> None:
-        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {excerpt(difference)}")
-        self.use, self.reference, self.difference = use, reference, difference
+    shown: the text around the difference.
+    """
 
-
-def excerpt(difference: Difference) -> str:
-    """Return the text of a difference, shortened, as a Python string."""
-    text = difference.text
-    return repr(text) if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]!r}... ({len(text):,} characters)"
+    def __init__(self, use: EngineUse, reference: str, shown: str) -> None:
+        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {shown}")
+        self.use, self.reference = use, reference
 
 
 class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
     view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
-    an engine may encode. refused: an engine that gave other ids in an earlier attempt of this build; then the reference encodes everything.
+    an engine may encode.
     """
 
-    def __init__(self, view: BuildTokenizer, tokenizer: Any, *, refused: EngineUse | None = None) -> None:
-        self._view, self._tokenizer, self._refused = view, tokenizer, refused
+    def __init__(self, view: BuildTokenizer, tokenizer: Any) -> None:
+        self._view, self._tokenizer = view, tokenizer
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
         self._before: list[EngineUse] = []
-        self._use: EngineUse | None = None
+        self._use: EngineUse | None = None  # of the engine
+        self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
         self._lock = threading.Lock()
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
         """Choose the engine. This takes some seconds if an engine is there, for its proof.
 
-        before: the uses that the journal of an interrupted build records. If an engine differed there, the reference goes on.
+        before: the uses that the journal of an interrupted build records. If the engine differed there in the same version, the reference
+        encodes everything.
         """
         if self._reference is None:
             return
-        self._before = [*before, *([self._refused] if self._refused else [])]
-        wanted = self._tokenizer.engine == "auto" and not any(use.differed for use in self._before)
-        self._engine = proven_engine(self._tokenizer, log) if wanted else None
-        name, version = (self._engine.name, self._engine.version) if self._engine else (self._reference, metadata.version(self._reference))
-        self._use = EngineUse(name=name, version=version)
+        self._before = list(before)
+        differed = {(use.name, use.version) for use in before if use.differed}
+        engine = proven_engine(self._tokenizer, log) if self._tokenizer.engine == "auto" else None
+        self._engine = None if engine is not None and (engine.name, engine.version) in differed else engine
+        self._use = EngineUse(name=self._engine.name, version=self._engine.version) if self._engine else None
+        self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
 
     def encode_flat(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
@@ -109,12 +117,9 @@ class Encoder:
         batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
         compared; use this only for texts that have been encoded before. Raises EngineDiffers.
         """
-        if self._engine is None:
-            self._count(len(texts), checked=len(texts))
-            return self._view.encode_flat(texts)
-        found = self._with_engine(self._engine, texts)
+        found = None if self._engine is None else self._with_engine(self._engine, texts)
         if found is None:
-            self._count(len(texts), checked=len(texts))
+            self._count_own(len(texts))
             return self._view.encode_flat(texts)
         chosen = _compared(batch)
         self._count(len(texts), checked=len(texts[chosen]))
@@ -130,9 +135,12 @@ class Encoder:
         difference = compare_encoded(texts[chosen], self._view.encode_flat(texts[chosen]), some).first
         if difference is not None:
             assert self._use is not None
-            assert self._reference is not None
-            reference = f"{self._reference} {metadata.version(self._reference)}"
-            raise EngineDiffers(replace(self._use, differed=True), reference, difference)
+            assert self._own is not None
+            reference = f"{self._own.name} {self._own.version}"
+            refuse_engine(self._tokenizer)
+            raise EngineDiffers(
+                replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
+            )
 
     @staticmethod
     def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -147,11 +155,20 @@ class Encoder:
             if self._use is not None:
                 self._use = replace(self._use, texts=self._use.texts + texts, checked=self._use.checked + checked)
 
+    def _count_own(self, texts: int) -> None:
+        with self._lock:
+            if self._own is not None:
+                self._own = replace(self._own, texts=self._own.texts + texts, checked=self._own.checked + texts)
+
     @property
     def uses(self) -> list[EngineUse]:
-        """All uses for this cache, one for each library and version, in the order of their first use. Empty if there are no engines."""
+        """All uses for this cache, one for each library and version: those of an interrupted build, the engine, the reference.
+
+        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer.
+        """
         added: dict[tuple[str, str, bool], EngineUse] = {}
-        for use in (*self._before, *([self._use] if self._use else [])):
+        now = [use for use in (self._use, self._own) if use is not None and use.texts]
+        for use in (*self._before, *now):
             key = (use.name, use.version, use.differed)
             first = added.get(key, replace(use, texts=0, checked=0))
             added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
@@ -159,14 +176,16 @@ class Encoder:
 
     def notes(self) -> dict[str, Any]:
         """Return the notes for the journal."""
-        return {"engines": [asdict(use) for use in self.uses]} if self.uses else {}
+        return EngineUse.notes(self.uses)
 
 
 def _compared(batch: int | None) -> slice:
-    """Return which texts of a batch are compared with the reference.
+    """Return which texts of a batch are compared with the reference: all texts of the first batch, then one of eight in every 64th batch.
 
     The place of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate.
     """
     if batch is None or batch % BATCHES_PER_CHECK:
         return slice(0, 0)
+    if batch == 0:
+        return slice(None)
     return slice(batch // BATCHES_PER_CHECK % TEXTS_PER_CHECK, None, TEXTS_PER_CHECK)

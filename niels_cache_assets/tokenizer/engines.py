@@ -128,14 +128,24 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
     """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
 
-    A process proves the engine of a model once. `log` is called for each engine that gives other ids.
+    A process proves the engine of a model once, and `refuse_engine` takes it away. `log` is called for each engine that gives other ids.
     """
     with _LOCK:
-        key = (tokenizer.kind, tokenizer.model_sha256, *ENGINES.values())
+        key = _key(tokenizer)
         if key not in _PROVEN:
             _PROVEN.clear()  # a process builds with one tokenizer, and an engine takes a hundred megabytes
             _PROVEN[key] = _proven(tokenizer, log)
         return _PROVEN[key]
+
+
+def refuse_engine(tokenizer: TextTokenizer) -> None:
+    """Let no later build of this process encode with an engine for this model, because its engine gave other ids."""
+    with _LOCK:
+        _PROVEN[_key(tokenizer)] = None
+
+
+def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
+    return (tokenizer.kind, tokenizer.model_sha256, *ENGINES.values())
 
 
 def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:

@@ -21,7 +21,14 @@ from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokeni
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.layout import (
+    MAX_VOCAB_SIZE,
+    META_NAME,
+    TOKENIZER_MODEL_NAME,
+    TOKENIZER_MODEL_NAMES,
+    tokenizer_dir,
+    tokenizer_model_name,
+)
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 if TYPE_CHECKING:
@@ -37,11 +44,13 @@ __all__ = [
     "TextTokenizer",
     "TiktokenTokenizer",
     "built_model",
+    "is_configured_model",
     "load_model",
     "load_tokenizer",
     "open_built_model",
     "open_configured_model",
     "open_model",
+    "open_model_at",
     "require_vocab_fits",
     "view_tokenizer",
 ]
@@ -87,6 +96,24 @@ def open_configured_model(settings: TokenizerSettings, path: str | Path | None =
     )
 
 
+def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:
+    """Return whether `path` is the model that [tokenizer] names. If this is a folder, its tokenizer.json is meant too."""
+    if settings.model is None:
+        return False
+    named = Path(settings.model)
+    return Path(path).resolve() in (named.resolve(), (named / TOKENIZER_MODEL_NAMES["tokenizer.json"]).resolve())
+
+
+def open_model_at(settings: TokenizerSettings, path: str | Path, *, with_special_tokens: bool = False) -> TextTokenizer:
+    """Open a model by its path. The settings in [tokenizer] apply only to the model that it names.
+
+    `with_special_tokens`: open this model with its special tokens. Any other model is opened without. Raises the errors of `open_model`.
+    """
+    if not is_configured_model(settings, path):
+        return open_model(path, special_tokens={})
+    return open_configured_model(settings if with_special_tokens else settings.model_copy(update={"special_tokens": {}}), path)
+
+
 def built_model(folder: str | Path) -> Path:
     """Return the path of the model in the folder of a cache's tokenizer. Without meta.json, it is that of SentencePiece."""
     meta = Path(folder) / META_NAME
@@ -104,13 +131,19 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
 
 
 def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
-    """Return the tokenizer in the cache root. Raises NielsCacheError if it is not built yet; the message says what to do."""
+    """Return the tokenizer in the cache root, which encodes for builds. Its special tokens are those of the configuration.
+
+    Raises NielsCacheError if it is not built yet, or if it is no SentencePiece model and was built with other special tokens; the message
+    says what to do.
+    """
     folder = tokenizer_dir(root)
     model = built_model(folder)
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer = open_built_model(folder)
+        if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches have those of the configuration
+            raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
         tokenizer.engine = registry.tokenizer.engine
         return tokenizer
     return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
@@ -162,7 +195,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     """Return a view of a tokenizer.
 
     The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
-    strings. It may have `encodeflat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
+    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
     NielsCacheError if a required attribute is missing.
     """
     size = getattr(tokenizer, "vocab_size", None)

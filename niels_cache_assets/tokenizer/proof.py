@@ -8,7 +8,7 @@ engines.py chooses an engine by this proof, and checked.py compares it again dur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -63,6 +63,15 @@ class Difference:
         """The index of the first id that differs."""
         pairs = zip(self.expected, self.found, strict=False)
         return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(self.expected), len(self.found)))
+
+    def excerpt(self, decode: Callable[[Sequence[int]], str], *, characters: int) -> str:
+        """Return the text around the first id that differs, as a Python string: at most this number of characters on each side.
+
+        `decode`: of the tokenizer.
+        """
+        place = min(len(decode(self.expected[: self.first])), len(self.text))
+        start, end = max(0, place - characters), place + characters
+        return f"{'... ' if start else ''}{self.text[start:end]!r}{' ...' if end < len(self.text) else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from shutil import copyfile
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.base import TextTokenizer
+from niels_cache_assets.tokenizer.base import TextTokenizer, find_special_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
 if TYPE_CHECKING:
     import sentencepiece
+
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
@@ -37,6 +40,10 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     except RuntimeError as error:
+        if _RANK_LINE.match(content):  # Meta published ranks as tokenizer.model
+            raise NielsCacheError(
+                f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
+            ) from error
         raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote") from error
     return processor, hashlib.sha256(content).hexdigest()
 
@@ -54,7 +61,8 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
-        self._special_ids = _lookup_special_ids(self.token_id, self.special_tokens, self.model_path)
+        ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
+        self._special_ids = {role: ids[role] for role in (*ROLE_KEYS, BOS) if role in ids}
 
     @cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -120,16 +128,3 @@ class SentencePieceTokenizer(TextTokenizer):
     def save(self, folder: Path) -> None:
         """Copy the model into a folder."""
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)
-
-
-def _lookup_special_ids(id_of: Callable[[str], int | None], special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
-    ids = {role: id_of(special_tokens[role]) for role in (*ROLE_KEYS, BOS) if role in special_tokens}
-    missing = [special_tokens[role] for role, token in ids.items() if token is None]
-    if missing:
-        raise NielsCacheError(
-            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or set special_tokens"
-        )
-    found = {role: token for role, token in ids.items() if token is not None}
-    if len(set(found.values())) != len(found):
-        raise NielsCacheError(f"{where}: special tokens share an id: {found}; each needs its own")
-    return found

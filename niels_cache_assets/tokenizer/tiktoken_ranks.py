@@ -157,7 +157,7 @@ class TiktokenTokenizer(TextTokenizer):
             self.pattern: str = described["pattern"]
             self._known: list[str] = []
             self._ids_by_string: dict[str, int] = described["special_tokens"]
-            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._ids_by_string, self.model_path)
+            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
         else:
             self.ranks_path = self.model_path
             ranks, sha256 = read_ranks(path)

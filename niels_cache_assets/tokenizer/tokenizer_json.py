@@ -30,6 +30,7 @@ _SIDE_NAMES = tuple(name for name in TOKENIZER_SIDE_NAMES if name != TIKTOKEN_RA
 _MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
 _BLANK = "\u2581"
 _FIRST_STAND_IN = 256
+_LEAST_NAMED = 3  # the most bytes that a message about missing bytes names
 
 
 def byte_characters() -> dict[str, int]:
@@ -77,7 +78,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
         special = [added[token].content for token in self._reserved]
         self._names = [*special, *(each.content for each in added.values() if not each.special)]
-        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self._names, self.model_path)
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -202,6 +203,7 @@ def load_tokenizer_json(path: str | Path) -> LoadedJson:
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise NielsCacheError(f"{path}: {_why_not(error)}") from error
     _require_ids_of_file(tokenizer, described, path)
+    _require_bytes(described, path)
     tokenizer.encode_special_tokens = True  # the strings of special tokens are encoded as text
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -257,6 +259,25 @@ def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, A
             )
 
 
+def _require_bytes(described: dict[str, Any], path: str | Path) -> None:
+    """Raise NielsCacheError if a byte-level BPE would lose bytes of text, without an error and without a token for unknown characters."""
+    model = described["model"]
+    if "merges" not in model or model.get("unk_token") is not None or not _has_byte_level(described.get("pre_tokenizer")):
+        return
+    missing = [byte for character, byte in _BYTES.items() if character not in model["vocab"] and byte in _BYTES_OF_TEXT]
+    if missing:
+        named = ", ".join(f"0x{byte:02x}" for byte in sorted(missing)[:_LEAST_NAMED])
+        lost = f"{len(missing)} bytes have no token ({named}), so text would be lost"
+        raise NielsCacheError(f"{path}: {lost}; add them to its vocabulary, or copy the file again")
+
+
+def _has_byte_level(component: Any) -> bool:
+    """Return whether a pre_tokenizer, which may be a sequence of others, spells text as characters for bytes."""
+    if not isinstance(component, dict):
+        return False
+    return component.get("type") == "ByteLevel" or any(map(_has_byte_level, component.get("pretokenizers") or ()))
+
+
 def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
@@ -270,6 +291,7 @@ def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
 
 
 _BYTES = byte_characters()
+_BYTES_OF_TEXT = frozenset({*range(0xC0), *range(0xC2, 0xF5)})  # the other bytes are never in UTF-8
 
 
 def _byte_level_piece(piece: str) -> bytes:

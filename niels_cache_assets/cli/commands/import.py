@@ -173,15 +173,16 @@ def _model_file(given: str) -> Path:
 
 def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[str, int | None]]:
     """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
-    this token. The model that the configuration names is opened with its settings.
+    this token.
     """
-    from niels_cache_assets.tokenizer.kinds import open_configured_model, open_model
+    from niels_cache_assets.config.tables import kind_of_model
+    from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
 
     settings = registry.tokenizer
-    if settings.model is not None and path.absolute().is_relative_to(Path(settings.model).absolute()):
-        tokenizer = open_configured_model(settings)
-    else:
-        tokenizer = open_model(path, special_tokens={})
+    if kind_of_model(path) == "tiktoken" and not is_configured_model(settings, path):
+        named = "its sha256 depends on its special tokens and its pattern; name this file in [tokenizer], with special_tokens"
+        raise NielsCacheError(f"{WHERE}: --tokenizer {path}: is a rank file; {named}")
+    tokenizer = open_model_at(settings, path, with_special_tokens=True)
     ids = {role: tokenizer.token_id(settings.special_tokens[role]) for role in ROLE_KEYS if role in settings.special_tokens}
     return tokenizer.model_sha256, tokenizer.vocab_size, {**dict.fromkeys(ROLE_KEYS), **ids}
 

@@ -1,4 +1,5 @@
-"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source.
+"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source. `tokenizer prove`: see
+proving.py.
 
 The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
 characters of each source once. Memory holds the text of one source at a time.
@@ -44,8 +45,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--characters",
         metavar="N",
         type=at_least(1),
-        default=CHARACTERS,
-        help=f"characters to use from the start of each source (default: {CHARACTERS:_})",
+        help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
     )
 
 
@@ -92,6 +92,7 @@ class Compared:
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.tokenizer.kinds import open_model_at
 
     if chosen("", "tokenizer has no action", arguments.action, ACTIONS) == "prove":
         return _prove(arguments)
@@ -99,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
-    tokenizers = [_open(path, registry) for path in paths]
+    tokenizers = [open_model_at(registry.tokenizer, path) for path in paths]
+    arguments.characters = arguments.characters or CHARACTERS
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
     compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
     if not compared:
@@ -127,19 +129,17 @@ def _prove(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     models = [_opened(model, registry, root) for model in arguments.models]
     arguments.only = arguments.only or []  # without names, no data set is decoded
-    sources = [(name, list(texts)) for name, texts in _texts(arguments, registry, root)]
-    return prove_models(models, sources, as_json=arguments.json)
+    return prove_models(models, lambda: _texts(arguments, registry, root), as_json=arguments.json)
 
 
 def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
     """Open a model of any kind, with or without special tokens."""
-    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model
+    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 
     if given == CACHE_MODEL and not Path(given).exists():
         return tokenizer_dir(root), open_built_model(tokenizer_dir(root))
-    settings = registry.tokenizer
-    return Path(given), open_model(given, special_tokens={}, encoding=settings.encoding, pattern=settings.pattern)
+    return Path(given), open_model_at(registry.tokenizer, given)
 
 
 def _model_path(given: str, root: Path) -> Path:
@@ -155,16 +155,6 @@ def _model_path(given: str, root: Path) -> Path:
     return path
 
 
-def _open(path: Path, registry: Registry) -> TextTokenizer:
-    """Open any model, with or without our special tokens. The model that the configuration names is opened with its settings."""
-    from niels_cache_assets.tokenizer.kinds import open_model
-
-    settings, named = registry.tokenizer, registry.tokenizer.model
-    if named is not None and path.absolute() == Path(named).absolute():
-        return open_model(path, kind=settings.kind, encoding=settings.encoding, pattern=settings.pattern, special_tokens={})
-    return open_model(path, special_tokens={})
-
-
 def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> Compared:
     from niels_cache_runtime.format.reading import available_threads
 
@@ -174,7 +164,7 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield the name of each source with the beginning of its text."""
+    """Yield the name of each source with its text, or the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
@@ -217,14 +207,15 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
     yield tokenizer.decode(rest)
 
 
-def _beginning(characters: int, texts: Iterator[str]) -> Iterator[str]:
-    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit."""
+def _beginning(characters: int | None, texts: Iterator[str]) -> Iterator[str]:
+    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit. None: yield all texts."""
     for text in texts:
         if text:
             yield text[:characters]
-        characters -= len(text)
-        if characters <= 0:
-            return
+        if characters is not None:
+            characters -= len(text)
+            if characters <= 0:
+                return
 
 
 def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:

@@ -130,15 +130,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _encoded_again(registry: Registry, root: Path, folders: Sequence[Path], count: int) -> tuple[list[Finding], list[str]]:
-    """Encode documents of each data set again. Return the findings, and one note for each data set."""
+    """Encode documents of each data set again. Return the findings, and one note for each data set.
+
+    An error of a data set is a finding, so that those of the other data sets are not lost.
+    """
     from niels_cache_assets.artifacts.encoded_again import encode_again
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_runtime.format.layout import FAMILIES
+    from niels_cache_runtime.errors import NielsCacheError
+    from niels_cache_runtime.format.layout import FAMILIES, META_NAME
+    from niels_cache_runtime.verify import Finding
 
     findings, told, seed = [], [], draw_seed(None)
     for name in (name for family in FAMILIES for name in registry.datasets(family) if root / family / name in folders):
         dataset = graph(registry, root).dataset(name)
-        again = encode_again(dataset, count, seed=seed, log=explain)
+        try:
+            again = encode_again(dataset, count, seed=seed, log=explain)
+        except NielsCacheError as error:
+            problem = f"its texts cannot be encoded again: {error}"
+            findings.append(Finding(kind="content", folder=str(dataset.directory), path=META_NAME, problem=problem))
+            continue
         findings += again.findings
         said = f"not encoded again: {again.note}" if again.note else f"{again.compared:,} of its texts were encoded again"
         told.append(f"{dataset.key}: {said}")
