@@ -101,6 +101,19 @@ def test_a_mixture_keeps_out_the_val_of_a_member_in_parts(project: PartsProject)
     assert not val & read
 
 
+def test_a_mixture_reads_a_member_of_the_hub_as_its_parts_do(project: PartsProject) -> None:
+    for path in (project.folder / "texts").iterdir():
+        path.write_text(path.read_text().replace("\n", "\n\n"))  # the hub's library does not count blank lines, and the parts do
+    member = 'dataset = "local/pages"\nval_frac = 0.3\nshuffle_buffer = 20\n'
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    build(project.graph(3, member + mixture, source="huggingface"))
+    val, train = ({(each.file, each.row) for each in lineage(project.cache(), split)} for split in ("val", "train"))
+    mixed = project.cache().with_name("mix")
+    read = {(each.file.removeprefix(f"{NAME}/"), each.row) for split in SPLITS for each in lineage(mixed, split)}
+    assert len(val) > 10
+    assert read == train
+
+
 def test_a_mixture_over_a_member_in_parts_with_budgets_is_refused(project: PartsProject) -> None:
     mixture = 'val_tokens = 30\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
     with pytest.raises(NielsCacheError, match=r"pages.*in parts"):

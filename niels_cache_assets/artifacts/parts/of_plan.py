@@ -15,8 +15,7 @@ from niels_cache_assets.corpus.cache_identity import dtype_identity
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.stream import PartStream
-from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -88,15 +87,8 @@ class OfPlan(Pretrain):
 
     def stream_of(self, planned: PlannedPart, *, skip: int = 0) -> PartStream:
         """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
-        files = [*zip(planned.files, self.source.located(planned.files, self.plan.revision), strict=True)]
-        val_frac = self.source.seeded_val_frac
-        return PartStream(
-            reader=self.source.file_reader([file.name for file in planned.files]),
-            files=files,
-            text_field=self.plan.text_field,
-            rule=HashRule(val_frac=val_frac, seed=self.build.seed) if val_frac else None,
-            skip=skip,
-        )
+        plan = self.plan
+        return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=self.build.seed, skip=skip)
 
     def split_rule(self) -> str:
         if self.source.has_own_splits:

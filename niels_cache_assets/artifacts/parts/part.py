@@ -16,8 +16,8 @@ from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
-from niels_cache_assets.parts.stream import PartStream, require_unchanged
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED

@@ -20,8 +20,8 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.parts.layout import VAL_NAME
 from niels_cache_assets.parts.plan import PlannedPart
-from niels_cache_assets.parts.stream import require_unchanged
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.reading.part_stream import require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
