@@ -13,6 +13,7 @@ import torch
 
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
+from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -377,6 +378,32 @@ def test_a_file_that_changed_since_the_plan_is_named(project: PartsProject) -> N
         build(found, parts_of(found))
     build(found)
     assert verify_cache(project.folder / "cache") == []
+
+
+@pytest.mark.parametrize("replaced", ["part-00001", "plan.json"])
+def test_a_build_that_ends_while_the_parts_are_joined_is_not_mixed_in(
+    project: PartsProject, replaced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project.graph(3)
+    build(found, found.order()[:-1])
+    folder = found[f"plan/{NAME}"].directory
+
+    def exchanged(*args: Any, **settings: Any) -> dict[str, Any]:
+        if replaced == "plan.json":
+            build(project.graph(3, "val_frac = 0.5"), [f"plan/{NAME}"])
+        else:
+            project.write([21], first=3)
+            other = project.graph(3, root="other")
+            build(other, other.order()[:-1])
+            shutil.rmtree(folder / replaced)
+            shutil.copytree(other[f"part/{NAME}/{replaced}"].directory, folder / replaced)
+        return seal(*args, **settings)
+
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.seal.seal", exchanged)
+    with pytest.raises(NielsCacheError, match=replaced) as caught:
+        build(found, [f"pretrain/{NAME}"])
+    assert "\n" not in str(caught.value)
+    assert not project.cache().exists()
 
 
 def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:

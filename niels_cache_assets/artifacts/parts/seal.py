@@ -81,6 +81,7 @@ class Sealed(OfPlan):
             "fingerprint": provenance.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log),
         }
+        self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
         return Written(meta=meta, warning=self._shortfall(members))
@@ -108,6 +109,19 @@ class Sealed(OfPlan):
         found = {name: (where / name).stat().st_size for name in listed if (where / name).is_file()}
         check_sizes(where, listed, found, verify=self.build.verify_parts)
         return meta
+
+    def _require_the_same_builds(self, members: Sequence[Member]) -> None:
+        """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""
+        again = f"was built again while the parts were being joined; run it again: {self.parts_plan.how_to_make}"
+        if self.parts_plan.read().meta != self.plan.meta:
+            raise NielsCacheError(f"{self.parts_plan.place}: {again}")
+        for member in members:
+            try:
+                now = read_meta(str(member.directory / META_NAME))
+            except NielsCacheError as error:
+                raise NielsCacheError(f"{member.directory}: {again}") from error
+            if now["meta_sha256"] != member.meta["meta_sha256"]:
+                raise NielsCacheError(f"{member.directory}: {again}")
 
     def _difference(self, meta: Meta) -> str:
         """Return why a part with this meta.json does not belong to the plan."""
