@@ -380,6 +380,32 @@ def test_a_file_that_changed_since_the_plan_is_named(project: PartsProject) -> N
     assert verify_cache(project.folder / "cache") == []
 
 
+def test_val_is_not_built_from_a_file_that_changed_since_the_plan(project: PartsProject) -> None:
+    settings = "val_tokens = 700"
+    found = project.graph(3, settings)
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    project.write([3], first=1)  # the second file of the first part
+    with pytest.raises(NielsCacheError, match=r"f001.jsonl: has changed"):
+        build(found, [f"val_part/{NAME}"])
+    project.write([2], first=1)
+    project.write([3], first=7)  # no head ends here, so val does not read it
+    build(found, [f"val_part/{NAME}"])
+
+
+def test_a_part_is_not_compared_with_a_val_file_that_changed_since_the_plan(project: PartsProject) -> None:
+    (project.folder / "val").mkdir()
+    for number in (0, 1, 2):
+        (project.folder / f"texts/f{number:03d}.jsonl").rename(project.folder / f"val/f{number:03d}.jsonl")
+    upstream = 'dataset = "local/pages"\nval_files = ["val/*"]\nshuffle_buffer = 0\ndecontaminate = "exact"'
+    found = project.graph(3, upstream, source="huggingface")
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    with open(project.folder / "val/f000.jsonl", "a") as file:
+        file.write(json.dumps({"id": "new", "text": "something new"}) + "\n")
+    assert found[f"part/{NAME}/part-00002"].planned.files[0].name != "f000.jsonl"  # type: ignore[attr-defined]
+    with pytest.raises(NielsCacheError, match=r"f000.jsonl: has changed"):
+        build(found, [f"part/{NAME}/part-00002"])
+
+
 @pytest.mark.parametrize("replaced", ["part-00001", "plan.json"])
 def test_a_build_that_ends_while_the_parts_are_joined_is_not_mixed_in(
     project: PartsProject, replaced: str, monkeypatch: pytest.MonkeyPatch

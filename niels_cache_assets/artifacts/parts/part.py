@@ -63,8 +63,11 @@ class Part(OfPlan):
             files = tuple(file for file in planned.files if file.split == "val" or taken)
             if files:
                 unreported = StreamContext(seed=context.seed, revision=context.revision)
-                batches = self.stream_of(replace(planned, files=files)).documents(unreported)
-                yield from islice(chain.from_iterable(batches), taken or None)
+                stream, count, last = self.stream_of(replace(planned, files=files)), 0, ""
+                for document in islice(chain.from_iterable(stream.documents(unreported)), taken or None):
+                    count, last = count + 1, document.file
+                    yield document
+                require_unchanged(stream.files_through(last) if taken and count == taken else stream.files)
 
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]

@@ -130,7 +130,7 @@ class ValPart(OfPlan):
         taken, cut, dropped = 0, [*state.cut], Counter(state.dropped)
         if planned.val_tokens:
             stream = self.stream_of(planned)
-            require_unchanged(stream.files[:1])  # the part itself checks all of its files
+            last = ""  # the name of the file with the last document that was taken
             feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             how: _How = {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
@@ -144,6 +144,7 @@ class ValPart(OfPlan):
                         alone = list(encode_apart(replace(batch, chunks=documents), build.view, **how))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
+                        last = next((chunk.file[-1] for chunk, _ in reversed(each.chunks) if len(chunk)), last)
                         dropped.update(each.dropped)
                         chosen = splitter.place(each).get("val")
                         if chosen is not None:
@@ -153,4 +154,5 @@ class ValPart(OfPlan):
                             break
                     if splitter.val_is_full:
                         break
+            require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
         return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None)

@@ -54,6 +54,10 @@ class PartStream:
                 yield self._with_split(batch[left_out:] if left_out else batch, split)
                 report.place = None
 
+    def files_through(self, name: str) -> Sequence[tuple[ListedFile, SourceFile]]:
+        """Return the files up to the one with this name, and with it. A stream that stops in this file has read no other file."""
+        return self.files[: 1 + [listed.name for listed, _ in self.files].index(name)]
+
     def _with_split(self, batch: DocumentBatch, split: Split | None) -> DocumentBatch:
         if split is None and self.rule is None:
             return batch
