@@ -134,7 +134,8 @@ def rows(count: int, seed: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, tiny_model: Path, kind: str) -> None:
     write = {"parquet": parquet, "jsonl": json_lines}[kind]
-    files = {f"data/{number}.{kind}": write(rows(10 + 7 * number, number)) for number in range(5)}
+    odd: list[dict[str, object]] = [{"id": "odd", "text": "b\0c"}]  # files of the hub are not judged, whatever they hold
+    files = {f"data/{number}.{kind}": write(odd + rows(10 + 7 * number, number)) for number in range(5)}
     hub.repositories["owner/pages"] = {"README.md": card({"default": {"train": "data/*"}}), **files}
     root = tmp_path / "root"
     root.mkdir()
@@ -146,6 +147,7 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     assert {name: joined["files"][name] for name in same} == {name: one["files"][name] for name in same}
     keys = ("train_tokens", "documents", "dataset_revision", "characters")
     metas = [json.loads(each["meta"]) for each in (joined, one)]
+    assert metas[1]["documents"]["train"] == sum(11 + 7 * number for number in range(5))
     assert {key: metas[0][key] for key in keys} == {key: metas[1][key] for key in keys}
     plan = json.loads((root / "pretrain/.parts/joined/plan.json").read_text())
     assert [file["name"] for file in plan["listed"]] == sorted(files)

@@ -47,6 +47,8 @@ class KeepsDamaged(Source):
 class FileSource(DecodesText, PretrainSource):
     """Keys of the kinds that read globs of files."""
 
+    reads_files: ClassVar[bool] = True  # False: files of the hub, whose documents are counted and never rejected (see `Decoding`)
+
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 
     def input_files(self) -> list[SourceFile]:
