@@ -175,6 +175,31 @@ def copies(project: PartsProject, *places: tuple[int, int]) -> None:
         last.writelines(json.dumps({"id": f"copy-{at}", "text": text}) + "\n" for at, text in enumerate([*texts, *map(str.upper, texts)]))
 
 
+@pytest.mark.parametrize(("damage", "said"), [("lost", "no such file"), ("of another part", "rows")])
+def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
+    project: PartsProject, tokenizer: SentencePieceTokenizer, damage: str, said: str
+) -> None:
+    copies(project, (0, 0), (0, 1))
+    build(project.graph(3, "val_tokens = 120"))
+    folder = project.cache() / "train_documents"
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).exact == 4
+    assert len({part.stat().st_size for part in folder.iterdir()}) == 3
+    if damage == "lost":
+        (folder / "part-00001.parquet").unlink()
+    else:
+        shutil.copy(folder / "part-00000.parquet", folder / "other")
+        os.replace(folder / "other", folder / "part-00001.parquet")
+    paths: Any = {split: project.cache() / f"{split}_documents.parquet" for split in ("train", "val")}
+    last = sealed_meta(project)["documents"]["train"] - 1
+    for read in (
+        lambda: read_lineage(paths["train"], [last]),
+        lambda: compare_documents(paths, paths, shown=3),
+        lambda: splits_disjoint(project.cache(), tokenizer, threshold=None),
+    ):
+        with pytest.raises(NielsCacheError, match=rf"part-00001.*{said}"):
+            read()  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("kind", ["exact", "near"])
 def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
     copies(project, (0, 0), (0, 1))

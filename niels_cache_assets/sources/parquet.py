@@ -68,7 +68,12 @@ class Parquet(RowFileSource):
         context: StreamContext,
     ) -> Iterator[DocumentBatch]:
         id_field = self.id_field or "id"
-        name, limit, decoding, dropped = file.name, self.max_document_bytes, Decoding(self, context, of_files=self.reads_files), context.report.dropped
+        name, limit, decoding, dropped = (
+            file.name,
+            self.max_document_bytes,
+            Decoding(self, context, of_files=self.reads_files),
+            context.report.dropped,
+        )
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
-from niels_cache_assets.disk.table_file import rows_of, table_files
+from niels_cache_assets.disk.table_file import rows_of, tables
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
@@ -194,15 +194,13 @@ class _Documents:
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
-        import pyarrow.parquet
-
         places: dict[int, Place] = {}
         wanted = np.unique(np.array(ordinals, dtype=np.int64))
         if not len(wanted):
             return places
         first = 0
-        for path in table_files(self._lineage):
-            with pyarrow.parquet.ParquetFile(path) as file:
+        for table in tables(self._lineage):
+            with table.open() as file:
                 for here, rows in rows_of(file, wanted, ["source_id", "file", "row"], first=first):
                     for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
                         places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
