@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from niels_cache_assets.artifacts.encoded_again import encode_again
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
@@ -17,6 +18,7 @@ from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
 from tests.hub_builds import Build, build_from
@@ -76,6 +78,23 @@ def test_status_and_list_tell_how_many_parts_are_built(
     build(found)
     assert found.dataset_state(NAME).state == "in sync"
     assert project.graph(4).dataset_state(NAME).state == "other settings"
+
+
+@pytest.mark.parametrize("source", ["jsonl", "huggingface"])
+def test_documents_of_a_joined_cache_are_encoded_again(project: PartsProject, source: str) -> None:
+    for path in (project.folder / "texts").iterdir():
+        path.write_text(path.read_text().replace("\n", "\n\n"))
+    settings = "train_tokens = 700\nval_tokens = 100\nshuffle_buffer = 10\n" + 'dataset = "local/pages"\n' * (source == "huggingface")
+    found = project.graph(3, settings, source=source)
+    build(found)
+    again = encode_again(found.sealed(NAME), 2_000, seed=1, log=print)
+    cut = read_meta(str(project.cache() / "meta.json"))["cut"]
+    assert sum(cut.values()) > 1
+    assert again.compared == sum(len(lineage(project.cache(), split)) for split in SPLITS) - sum(cut.values())
+    assert (again.findings, again.note) == ([], None)
+    shard = project.cache() / "train/shard_00000.bin"
+    shard.write_bytes(b"\x07\0" * (shard.stat().st_size // 2))
+    assert encode_again(found.sealed(NAME), 2_000, seed=1, log=print).findings
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))

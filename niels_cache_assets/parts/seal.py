@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
     documents_name,
     shard_name,
 )
-from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # raise this by hand if a seal of the same parts writes different bytes
 _BLOCK_ENDS = 1 << 20
@@ -180,9 +180,7 @@ def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
     before = 0
     for member in members:
         if split in member.splits:
-            of_member = member.meta["cut_document"][split]
-            for ordinal in of_member if isinstance(of_member, list) else [] if of_member is None else [of_member]:
-                yield before + ordinal
+            yield from (before + ordinal for ordinal in cut_ordinals(member.meta, split))
         before += member.count("documents", split)
 
 

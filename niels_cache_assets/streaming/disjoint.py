@@ -31,7 +31,7 @@ from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
@@ -236,8 +236,7 @@ def _cut_documents(meta: Meta, split: Split, documents: int) -> set[int]:
     Older caches do not record the ordinal. In those caches, the cut document is the last one of the split.
     """
     if "cut_document" in meta:
-        found = meta["cut_document"][split]
-        return set(found if isinstance(found, list) else [] if found is None else [found])
+        return set(cut_ordinals(meta, split))
     return {documents - 1} if meta.get("cut", {}).get(split) else set()
 
 

@@ -140,6 +140,14 @@ def load_meta(path: str) -> Meta:
     return meta
 
 
+def cut_ordinals(meta: Meta, split: str) -> list[int]:
+    """Return the ordinals of the documents of a split that token budgets have cut. At most one, unless the cache was joined from parts."""
+    found = (meta.get("cut_document") or {}).get(split)
+    if isinstance(found, list):
+        return found
+    return [] if found is None else [found]
+
+
 def build_id(meta: Meta | None) -> str | None:
     """Return a value that differs between builds of a cache. It is `meta_sha256`, or a hash over a meta.json of another program. Return
     None if `meta` is None.

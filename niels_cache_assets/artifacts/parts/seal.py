@@ -14,7 +14,9 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.disk.space import Need
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_of
@@ -64,6 +66,11 @@ class Sealed(OfPlan):
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
+
+    def items(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        """Yield the documents of all parts, in the order of the plan. Those of val are among them."""
+        for planned in self.plan.parts:
+            yield from self.stream_of(planned).documents(context)
 
     def need(self) -> Need | None:
         return None  # links take no room; if links are refused, the seal asks for room itself
