@@ -348,8 +348,23 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
         build(found, [f"pretrain/{NAME}"])
     assert "part-00001" in str(caught.value)
     assert "\n" not in str(caught.value)
-    materialize(found[f"part/{NAME}/part-00001"], force=damage is change_a_byte)  # only a seal with sha256 finds a changed byte
+    states = {key: outcome.state for key, outcome in build(found).items()}
+    assert [key for key in parts_of(found) if states[key] == "built"] == [f"part/{NAME}/part-00001"]
+    assert digests(project.cache()) == expected
+
+
+def test_a_seal_that_finds_other_document_ends_tells_how_to_mend_them(project: PartsProject) -> None:
+    found = project.graph(3)
     build(found)
+    expected = digests(project.cache())
+    path = found[f"part/{NAME}/part-00001"].directory / "train_doc_ends.npy"
+    shutil.rmtree(project.cache())
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\xff")
+    with pytest.raises(NielsCacheError, match=r"part-00001.*verify_parts"):
+        build(found)
+    build(project.graph(3, build='verify_parts = "sha256"'))
     assert digests(project.cache()) == expected
 
 

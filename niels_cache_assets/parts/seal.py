@@ -151,7 +151,9 @@ def _join_doc_ends(members: Sequence[Member], split: Split, directory: Path, fil
             path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
             ends = map_offsets(path, DOC_ENDS_DTYPE)
             if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
-                raise NielsCacheError(f"{path}: does not fit the meta.json beside it; build {member.name} again")
+                raise NielsCacheError(
+                    f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
+                )
             for first in range(0, len(ends), _BLOCK_ENDS):
                 writer.write(np.asarray(ends[first : first + _BLOCK_ENDS]) + np.uint64(before))
             before += tokens

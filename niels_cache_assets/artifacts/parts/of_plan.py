@@ -17,6 +17,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
+from niels_cache_runtime.cache.opening import check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
@@ -76,7 +77,18 @@ class OfPlan(Pretrain):
         meta = finished_meta(self.directory)
         if meta is not None and (problem := place_problem(meta, family="pretrain", name=self._full_name)):
             raise NielsCacheError(f"{self.directory}: {problem}")
+        try:
+            if meta is not None and self.build.verify_parts == "sha256":  # finished_meta has compared the sizes
+                self.check_files(meta)
+        except NielsCacheError:  # the seal would refuse this part, so it is built again
+            return None
         return meta
+
+    def check_files(self, meta: Meta) -> None:
+        """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
+        listed = listed_files(meta, self.directory)
+        found = {name: (self.directory / name).stat().st_size for name in listed if (self.directory / name).is_file()}
+        check_sizes(self.directory, listed, found, verify=self.build.verify_parts)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return replace(super().provenance(revision, fingerprint), dataset_name=self._full_name)

@@ -17,7 +17,7 @@ from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
+from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
@@ -112,9 +112,7 @@ class Sealed(OfPlan):
         made_of = artifact.identity(self.plan.revision)
         if not artifact.is_made_of(meta, made_of):
             raise NielsCacheError(f"{where}: {self._difference(meta)}; {mend}")
-        listed = listed_files(meta, where)
-        found = {name: (where / name).stat().st_size for name in listed if (where / name).is_file()}
-        check_sizes(where, listed, found, verify=self.build.verify_parts)
+        artifact.check_files(meta)
         return meta
 
     def _require_the_same_builds(self, members: Sequence[Member]) -> None:
