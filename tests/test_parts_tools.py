@@ -18,7 +18,7 @@ from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import SPLITS
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.meta import read_meta, write_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
 from tests.hub_builds import Build, build_from
@@ -63,6 +63,16 @@ def test_verify_finds_a_damaged_part_and_one_in_the_wrong_place(project: PartsPr
     (finding,) = verify_cache(project.folder / "other")
     assert "part-00001" in str(finding)
     assert verify_cache(found.root) == []
+
+
+def test_verify_checks_a_cache_whose_meta_json_calls_it_a_part(project: PartsProject) -> None:
+    build(project.graph(1))
+    path = project.cache() / "meta.json"
+    meta = read_meta(str(path))
+    write_meta(str(path), {**meta, "part": {}})
+    assert verify_cache(project.folder / "cache") == []
+    write_meta(str(path), {**meta, "part": {}, "train_tokens": meta["train_tokens"] + 1})
+    assert "train_tokens" in " ".join(map(str, verify_cache(project.folder / "cache")))
 
 
 def test_status_and_list_tell_how_many_parts_are_built(
