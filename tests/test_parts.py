@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
@@ -366,6 +369,29 @@ def test_a_seal_that_finds_other_document_ends_tells_how_to_mend_them(project: P
         build(found)
     build(project.graph(3, build='verify_parts = "sha256"'))
     assert digests(project.cache()) == expected
+
+
+def test_a_seal_reads_the_plan_and_the_tokenizer_as_often_for_any_number_of_parts(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[tuple[int, str]] = Counter()
+    read, load, number = PartsPlan.read, dataset.load_tokenizer, 0
+
+    def counted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            counts[number, what] += 1
+            return call(*args)
+
+        return wrapped
+
+    for number in (2, 7):
+        found = project.graph(number, "val_tokens = 60", root=f"p{number}")
+        build(found, found.order()[:-1])
+        with monkeypatch.context() as patched:
+            patched.setattr(PartsPlan, "read", counted("plan", read))
+            patched.setattr(dataset, "load_tokenizer", counted("tokenizer", load))
+            build(found, [f"pretrain/{NAME}"])
+    assert all(counts[2, what] == counts[7, what] > 0 for what in ("plan", "tokenizer"))
 
 
 def test_parts_of_two_plans_are_refused(project: PartsProject) -> None:

@@ -50,6 +50,12 @@ class Sealed(OfPlan):
         """Return the artifact of the val part."""
         return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
 
+    def members(self) -> Iterator[OfPlan]:
+        """Yield the val part, if there is one, and the parts. All use the plan and the tokenizer of this artifact."""
+        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.parts))):
+            vars(member).update(plan=self.plan, tokenizer=self.tokenizer)  # their cached properties; each part would read both again
+            yield member
+
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
         val = [self.val_part()] if self.has_val_part else []
@@ -95,13 +101,10 @@ class Sealed(OfPlan):
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
-        if self.has_val_part:
-            val = self.val_part()
-            yield Member(name=val.member, directory=val.directory, meta=self._checked(val), splits=("val",))
-        splits: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
-        for number in range(self.source.parts):
-            part = self.part(number)
-            yield Member(name=part.member, directory=part.directory, meta=self._checked(part), splits=splits)
+        of_parts: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
+        for member in self.members():
+            splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
+            yield Member(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
 
     def _checked(self, artifact: OfPlan) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files."""
