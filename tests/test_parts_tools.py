@@ -12,6 +12,7 @@ from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.formats import FORMATS
+from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import Member, seal
 from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.cache.opening import open_split
@@ -88,6 +89,25 @@ def test_status_and_list_tell_how_many_parts_are_built(
     build(found)
     assert found.dataset_state(NAME).state == "in sync"
     assert project.graph(4).dataset_state(NAME).state == "other settings"
+
+
+def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) -> None:
+    found = project.graph(3, "val_tokens = 60")
+    keys = [key for key in found.order() if key.partition("/")[0] in PART_KINDS]
+    assert len(keys) == 5
+    assert {found.state(key).state for key in keys} == {"missing"}
+    build(found)
+    assert {found.state(key).state for key in keys} == {"in sync"}
+    assert [found.state(key).name for key in keys] == keys
+    other = project.graph(3, "val_tokens = 61")
+    assert {other.state(key).state for key in keys} == {"other settings"}
+    build(other, keys[:3])
+    assert [other.state(key).state for key in keys] == ["in sync"] * 3 + ["other settings"] * 2
+    advice = other.dataset_state(NAME).advice
+    assert "1 of 3 parts" in advice
+    assert "2 have other settings" in advice
+    os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
+    assert other.state(keys[1]).state == "damaged"
 
 
 @pytest.mark.parametrize("source", ["jsonl", "huggingface"])

@@ -13,6 +13,7 @@ from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import Provenance
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
@@ -144,11 +145,25 @@ class Sealed(OfPlan):
         return "was built with other settings or by another code version"
 
     def progress_of_parts(self) -> str:
-        """Return how many parts exist, and how many are being built, in words. Costs a look at the folder of each part."""
+        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""
         folders = [self.part(number).directory for number in range(self.source.parts)]
-        built = sum((folder / META_NAME).exists() for folder in folders)
-        running = sum(writer_of(folder) is not None for folder in folders)
-        return f"{built} of {len(folders)} parts are built{f', {running} are being built' if running else ''}"
+        there = [folder for folder in folders if (folder / META_NAME).exists()]
+        try:
+            stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
+        except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
+            stale = 0
+        running = [folder for folder in folders if writer_of(folder) is not None]
+        unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+        told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+        more = "".join(f", {count} {what}" for what, count in told.items() if count)
+        return f"{len(there) - stale} of {len(folders)} parts are built{more}"
+
+    def _is_current(self, member: OfPlan) -> bool:
+        try:
+            meta = read_meta(str(member.directory / META_NAME))
+        except NielsCacheError:
+            return False
+        return member.is_made_of(meta, member.identity(self.plan.revision))
 
     def _shortfall(self, members: Sequence[Member]) -> str | None:
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
