@@ -304,6 +304,29 @@ def test_prune_removes_parts_of_earlier_plans_only(
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
 
 
+def test_prune_removes_what_killed_builds_left_beside_earlier_parts(
+    project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project.graph(3)
+    build(found)
+    folder = found.root / f"pretrain/.parts/{NAME}"
+    for name in (".part-00050.partial", ".part-00001.partial"):
+        (folder / name).mkdir()
+        (folder / name / "journal").write_bytes(b"12345")
+    (folder / ".part-00060.lock").touch()
+    assert [tuple(part) for part in prune_parts(found, NAME)] == [(folder / ".part-00050.partial", 5)]
+    left = {path.name for path in folder.iterdir()}
+    assert ".part-00001.partial" in left
+    assert "plan.json" in left
+    assert not {name for name in left if "50" in name or "60" in name}
+    monkeypatch.chdir(project.folder)
+    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache"]) == 0
+    assert "current plan" in capsys.readouterr().out
+    with writer_lock(folder / "part-00050"), pytest.raises(NielsCacheError, match="another build"):
+        prune_parts(found, NAME)
+    assert (folder / ".part-00050.lock").exists()
+
+
 def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:
     build(project.graph(4))
     found = project.graph(3)

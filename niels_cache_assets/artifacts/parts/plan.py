@@ -90,11 +90,11 @@ class PartsPlan(Artifact):
         return f"niels-cache build-all --only {self.name}"
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        return locked(self._staged, wait=wait, log=log)
+        return locked(self.staged, wait=wait, log=log)
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        partial = partial_path(self._staged)
+        partial = partial_path(self.staged)
         remove(partial)
         try:
             partial.mkdir()
@@ -107,7 +107,7 @@ class PartsPlan(Artifact):
             remove(partial)
 
     @property
-    def _staged(self) -> Path:
+    def staged(self) -> Path:
         """The path whose lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / "plan"
 

@@ -45,5 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
-    console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}", soft_wrap=True)
+    why = "" if removed else "; all parts that exist belong to the current plan"
+    console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}{why}", soft_wrap=True)
     return DONE
