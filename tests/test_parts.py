@@ -71,6 +71,20 @@ def test_the_joined_stream_is_that_of_one_build(project: PartsProject, parts: in
     assert not compare_documents(*paths, shown=3).differ  # type: ignore[arg-type]
 
 
+def test_the_field_of_the_text_is_that_of_one_build_if_the_first_file_is_empty(project: PartsProject) -> None:
+    texts = sorted((project.folder / "texts").iterdir())
+    texts[0].write_text("")
+    for path in texts[1:-1]:
+        lines = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({"body": text}) + "\n" for text in lines))
+    rows = [{"id": "a", "note": "no text", "body": f"page {row}"} for row in range(9)]
+    texts[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(project.graph(1, root="one"))
+    build(project.graph(5))
+    assert json.loads((project.folder / f"cache/pretrain/.parts/{NAME}/plan.json").read_text())["text_field"] == "body"
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+
+
 def test_a_loader_reads_the_same_batches_as_from_one_build(project: PartsProject) -> None:
     build(project.graph(1, root="one"))
     build(project.graph(5))

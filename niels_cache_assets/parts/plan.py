@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def text_field(self) -> str | None:
-        """The field of the text in every file; None if the first file holds no rows."""
+        """The field of the text in every file; None if no file holds rows."""
         field: str | None = self.meta["text_field"]
         return field
 

@@ -79,7 +79,7 @@ class RowFileSource(FileSource):
 
     @abstractmethod
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the beginning of the first file. Return None if the files hold no rows."""
+        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
 def listed(files: Iterable[SourceFile], split: Split | None) -> list[ListedFile]:

@@ -88,8 +88,8 @@ def stream_of_all_parts(source: PretrainSource, *, revision: str | None, seed: i
 
 
 def planned_text_field(source: PretrainSource, files: Sequence[ListedFile], revision: str | None) -> str | None:
-    """Return the field of the text in every file, from the beginning of the first file. Return None if the files hold no rows."""
-    return source.file_reader([file.name for file in files]).text_field_of(source.located(files[:1], revision))
+    """Return the field of the text in every file, from the first rows, as without parts. Return None if the files hold no rows."""
+    return source.file_reader([file.name for file in files]).text_field_of(source.located(files, revision))
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
