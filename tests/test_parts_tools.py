@@ -1,5 +1,7 @@
 """Everything that reads a cache reads a joined one too: verify, status, exports, mixtures; and data sets of the hub come in parts."""
 
+import ctypes
+import errno
 import json
 import os
 from pathlib import Path
@@ -230,6 +232,36 @@ def test_too_many_shards_for_the_kernel_are_named(project: PartsProject, monkeyp
     assert "shard_bytes" in str(caught.value)
     monkeypatch.setattr("niels_cache_runtime.cache.mmap._most_maps", lambda: None)
     open_split(folder)
+
+
+@pytest.mark.parametrize("one_range", [True, False])
+def test_the_limit_of_the_kernel_is_named_if_it_refuses_a_map(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch, one_range: bool
+) -> None:
+    """Several data sets, none of which is large, can reach the limit together."""
+    build(project.graph(3))
+    folder = project.cache() / "train"
+    most = 2 * len(list(folder.iterdir()))
+    map_pages, unmap_pages = mmap._libc_mmap()
+
+    def refuse(address: int | None, *others: int) -> int | None:
+        if address is None:
+            return map_pages(address, *others)
+        ctypes.set_errno(errno.ENOMEM)
+        return None
+
+    def refuse_alone(*args: object, **settings: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "_most_maps", lambda: most)
+    open_split(folder)
+    if one_range:
+        monkeypatch.setattr(mmap, "_libc_mmap", lambda: (refuse, unmap_pages))
+    else:
+        monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
+        monkeypatch.setattr("mmap.mmap", refuse_alone)
+    with pytest.raises(NielsCacheError, match=r"vm.max_map_count"):
+        open_split(folder)
 
 
 def test_opening_a_joined_cache_reads_no_document_ends(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
