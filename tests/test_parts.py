@@ -534,6 +534,9 @@ def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     assert "part-00000" in problems(parts=moved)
     assert "shards" in problems(parts=meta["parts"][:-1])
     assert "entry" in problems(parts=[{}])
+    write_meta(str(project.cache() / "meta.json"), {**meta, "schema_version": 1})
+    with pytest.raises(NielsCacheError, match=r"`parts`"):
+        sealed_meta(project)
     without = {key: value for key, value in meta.items() if key != "parts"}
     write_meta(str(project.cache() / "meta.json"), {**without, "schema_version": 1})
     assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))

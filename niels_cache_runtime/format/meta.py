@@ -129,8 +129,9 @@ def load_meta(path: str) -> Meta:
             "upgrade niels-cache or rebuild this data set"
         )
     if meta["schema_version"] < (needed := schema_version_of(meta)):
+        why = "it lists `parts`" if "parts" in meta else f"its tokens are {meta.get('token_dtype')}"
         raise NielsCacheError(
-            f"{path}: needs schema_version {needed} (its tokens are {meta.get('token_dtype')}), but it has {meta['schema_version']}, so an "
+            f"{path}: needs schema_version {needed} ({why}), but it has {meta['schema_version']}, so an "
             "older version would misread it; rebuild this data set"
         )
     if _is_own_sha256(content, meta.get("meta_sha256")):

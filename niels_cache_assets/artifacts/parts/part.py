@@ -74,7 +74,8 @@ class Part(OfPlan):
 
     def need(self) -> Need | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
-        text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
+        tells_all = all(file.bytes for file in self.planned.files)  # 0: empty, or its server tells no size
+        text_bytes = sum(file.bytes for file in self.planned.files) if tells_all and not is_packed else None
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 
