@@ -53,7 +53,7 @@ def prune_parts(graph: Graph, name: str) -> list[Pruned]:
             removed += [Pruned(path, bytes_below(path)) for path in left]
             for path in left:
                 remove(path)
-            remove(lock_path(target))  # while it is held, so that nobody else holds the file that is removed
+            remove(lock_path(target))  # while it is held: after that, another build could hold it
     if plan is None:
         remove(folder / PLAN_NAME)
         with suppress(OSError):  # something else lies there
