@@ -370,6 +370,18 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
     assert digests(project.cache()) == expected
 
 
+def test_a_changed_byte_is_mended_in_the_part_and_in_the_cache_that_links_it(project: PartsProject) -> None:
+    found = project.graph(3, build='verify_parts = "sha256"')
+    build(found)
+    expected = digests(project.cache())
+    change_a_byte(found[f"part/{NAME}/part-00001"].directory)
+    assert len({finding.folder for finding in verify_cache(found.root)}) == 2
+    build(found)
+    assert verify_cache(found.root) == []
+    assert digests(project.cache()) == expected
+    assert {outcome.state for outcome in build(found).values()} == {"cache_hit"}
+
+
 def test_a_seal_that_finds_other_document_ends_tells_how_to_mend_them(project: PartsProject) -> None:
     found = project.graph(3)
     build(found)

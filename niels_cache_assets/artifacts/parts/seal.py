@@ -69,7 +69,8 @@ class Sealed(OfPlan):
         return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
 
     def finished(self) -> Meta | None:
-        return Dataset.finished(self)
+        meta = Dataset.finished(self)
+        return meta if meta is None or self.holds(meta) else None  # links to a damaged part are damaged too
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
