@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
+from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -65,6 +69,20 @@ def test_the_joined_stream_is_that_of_one_build(project: PartsProject, parts: in
     assert verify_cache(project.folder / "cache") == []
     paths = [{split: project.cache(root) / f"{split}_documents.parquet" for split in ("train", "val")} for root in ("cache", "one")]
     assert not compare_documents(*paths, shown=3).differ  # type: ignore[arg-type]
+
+
+def test_the_field_of_the_text_is_that_of_one_build_if_the_first_file_is_empty(project: PartsProject) -> None:
+    texts = sorted((project.folder / "texts").iterdir())
+    texts[0].write_text("")
+    for path in texts[1:-1]:
+        lines = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({"body": text}) + "\n" for text in lines))
+    rows = [{"id": "a", "note": "no text", "body": f"page {row}"} for row in range(9)]
+    texts[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(project.graph(1, root="one"))
+    build(project.graph(5))
+    assert json.loads((project.folder / f"cache/pretrain/.parts/{NAME}/plan.json").read_text())["text_field"] == "body"
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
 
 
 def test_a_loader_reads_the_same_batches_as_from_one_build(project: PartsProject) -> None:
@@ -172,6 +190,31 @@ def copies(project: PartsProject, *places: tuple[int, int]) -> None:
     texts = [json.loads((project.folder / f"texts/f{file:03d}.jsonl").read_text().splitlines()[row])["text"] for file, row in places]
     with open(project.folder / "texts/f007.jsonl", "a") as last:
         last.writelines(json.dumps({"id": f"copy-{at}", "text": text}) + "\n" for at, text in enumerate([*texts, *map(str.upper, texts)]))
+
+
+@pytest.mark.parametrize(("damage", "said"), [("lost", "no such file"), ("of another part", "rows")])
+def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
+    project: PartsProject, tokenizer: SentencePieceTokenizer, damage: str, said: str
+) -> None:
+    copies(project, (0, 0), (0, 1))
+    build(project.graph(3, "val_tokens = 120"))
+    folder = project.cache() / "train_documents"
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).exact == 4
+    assert len({part.stat().st_size for part in folder.iterdir()}) == 3
+    if damage == "lost":
+        (folder / "part-00001.parquet").unlink()
+    else:
+        shutil.copy(folder / "part-00000.parquet", folder / "other")
+        os.replace(folder / "other", folder / "part-00001.parquet")
+    paths: Any = {split: project.cache() / f"{split}_documents.parquet" for split in ("train", "val")}
+    last = sealed_meta(project)["documents"]["train"] - 1
+    for read in (
+        lambda: read_lineage(paths["train"], [last]),
+        lambda: compare_documents(paths, paths, shown=3),
+        lambda: splits_disjoint(project.cache(), tokenizer, threshold=None),
+    ):
+        with pytest.raises(NielsCacheError, match=rf"part-00001.*{said}"):
+            read()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("kind", ["exact", "near"])
@@ -322,9 +365,59 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
         build(found, [f"pretrain/{NAME}"])
     assert "part-00001" in str(caught.value)
     assert "\n" not in str(caught.value)
-    materialize(found[f"part/{NAME}/part-00001"], force=damage is change_a_byte)  # only a seal with sha256 finds a changed byte
-    build(found)
+    states = {key: outcome.state for key, outcome in build(found).items()}
+    assert [key for key in parts_of(found) if states[key] == "built"] == [f"part/{NAME}/part-00001"]
     assert digests(project.cache()) == expected
+
+
+def test_a_changed_byte_is_mended_in_the_part_and_in_the_cache_that_links_it(project: PartsProject) -> None:
+    found = project.graph(3, build='verify_parts = "sha256"')
+    build(found)
+    expected = digests(project.cache())
+    change_a_byte(found[f"part/{NAME}/part-00001"].directory)
+    assert len({finding.folder for finding in verify_cache(found.root)}) == 2
+    build(found)
+    assert verify_cache(found.root) == []
+    assert digests(project.cache()) == expected
+    assert {outcome.state for outcome in build(found).values()} == {"cache_hit"}
+
+
+def test_a_seal_that_finds_other_document_ends_tells_how_to_mend_them(project: PartsProject) -> None:
+    found = project.graph(3)
+    build(found)
+    expected = digests(project.cache())
+    path = found[f"part/{NAME}/part-00001"].directory / "train_doc_ends.npy"
+    shutil.rmtree(project.cache())
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\xff")
+    with pytest.raises(NielsCacheError, match=r"part-00001.*verify_parts"):
+        build(found)
+    build(project.graph(3, build='verify_parts = "sha256"'))
+    assert digests(project.cache()) == expected
+
+
+def test_a_seal_reads_the_plan_and_the_tokenizer_as_often_for_any_number_of_parts(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[tuple[int, str]] = Counter()
+    read, load, number = PartsPlan.read, dataset.load_tokenizer, 0
+
+    def counted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            counts[number, what] += 1
+            return call(*args)
+
+        return wrapped
+
+    for number in (2, 7):
+        found = project.graph(number, "val_tokens = 60", root=f"p{number}")
+        build(found, found.order()[:-1])
+        with monkeypatch.context() as patched:
+            patched.setattr(PartsPlan, "read", counted("plan", read))
+            patched.setattr(dataset, "load_tokenizer", counted("tokenizer", load))
+            build(found, [f"pretrain/{NAME}"])
+    assert all(counts[2, what] == counts[7, what] > 0 for what in ("plan", "tokenizer"))
 
 
 def test_parts_of_two_plans_are_refused(project: PartsProject) -> None:
@@ -379,6 +472,59 @@ def test_a_file_that_changed_since_the_plan_is_named(project: PartsProject) -> N
     assert verify_cache(project.folder / "cache") == []
 
 
+def test_val_is_not_built_from_a_file_that_changed_since_the_plan(project: PartsProject) -> None:
+    settings = "val_tokens = 700"
+    found = project.graph(3, settings)
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    project.write([3], first=1)  # the second file of the first part
+    with pytest.raises(NielsCacheError, match=r"f001.jsonl: has changed"):
+        build(found, [f"val_part/{NAME}"])
+    project.write([2], first=1)
+    project.write([3], first=7)  # no head ends here, so val does not read it
+    build(found, [f"val_part/{NAME}"])
+
+
+def test_a_part_is_not_compared_with_a_val_file_that_changed_since_the_plan(project: PartsProject) -> None:
+    (project.folder / "val").mkdir()
+    for number in (0, 1, 2):
+        (project.folder / f"texts/f{number:03d}.jsonl").rename(project.folder / f"val/f{number:03d}.jsonl")
+    upstream = 'dataset = "local/pages"\nval_files = ["val/*"]\nshuffle_buffer = 0\ndecontaminate = "exact"'
+    found = project.graph(3, upstream, source="huggingface")
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    with open(project.folder / "val/f000.jsonl", "a") as file:
+        file.write(json.dumps({"id": "new", "text": "something new"}) + "\n")
+    assert found[f"part/{NAME}/part-00002"].planned.files[0].name != "f000.jsonl"  # type: ignore[attr-defined]
+    with pytest.raises(NielsCacheError, match=r"f000.jsonl: has changed"):
+        build(found, [f"part/{NAME}/part-00002"])
+
+
+@pytest.mark.parametrize("replaced", ["part-00001", "plan.json"])
+def test_a_build_that_ends_while_the_parts_are_joined_is_not_mixed_in(
+    project: PartsProject, replaced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project.graph(3)
+    build(found, found.order()[:-1])
+    folder = found[f"plan/{NAME}"].directory
+
+    def exchanged(*args: Any, **settings: Any) -> dict[str, Any]:
+        if replaced == "plan.json":
+            build(project.graph(3, "val_frac = 0.5"), [f"plan/{NAME}"])
+        else:
+            for path in (project.folder / "texts").iterdir():
+                path.write_text(path.read_text().replace('"id": "', '"id": "new '))  # other lineage, and the same tokens
+            other = project.graph(3, root="other")
+            build(other, other.order()[:-1])
+            shutil.rmtree(folder / replaced)
+            shutil.copytree(other[f"part/{NAME}/{replaced}"].directory, folder / replaced)
+        return seal(*args, **settings)
+
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.seal.seal", exchanged)
+    with pytest.raises(NielsCacheError, match=replaced) as caught:
+        build(found, [f"pretrain/{NAME}"])
+    assert "\n" not in str(caught.value)
+    assert not project.cache().exists()
+
+
 def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     build(project.graph(3))
     meta = sealed_meta(project)
@@ -400,6 +546,9 @@ def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     assert "part-00000" in problems(parts=moved)
     assert "shards" in problems(parts=meta["parts"][:-1])
     assert "entry" in problems(parts=[{}])
+    write_meta(str(project.cache() / "meta.json"), {**meta, "schema_version": 1})
+    with pytest.raises(NielsCacheError, match=r"`parts`"):
+        sealed_meta(project)
     without = {key: value for key, value in meta.items() if key != "parts"}
     write_meta(str(project.cache() / "meta.json"), {**without, "schema_version": 1})
     assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))

@@ -1,6 +1,8 @@
 """The plan of a data set in parts: it divides files and budgets exactly, and refuses impossible divisions."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, plan_parts, proposed_shard_bytes
 from niels_cache_assets.parts.shares import contiguous_runs, shares
+from niels_cache_assets.sources.hub import data
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
@@ -78,6 +82,32 @@ def test_more_parts_than_files_are_refused() -> None:
         plan_parts(listed(1, 1), 3, train_tokens=None, val_tokens=None)
     with pytest.raises(NielsCacheError, match="part-00001"):
         plan_parts(listed(10**9, 1), 2, train_tokens=100, val_tokens=None)
+
+
+def test_a_file_whose_size_no_server_tells_is_named_if_its_part_gets_no_tokens() -> None:
+    with pytest.raises(NielsCacheError, match=r"part-00001.*f1.*size"):
+        plan_parts(listed(1000, 0), 2, train_tokens=100, val_tokens=None)
+    assert [part["train_tokens"] for part in plan_parts(listed(0, 0), 2, train_tokens=100, val_tokens=None)["parts"]] == [50, 50]
+
+
+def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsProject) -> None:
+    found = project.graph(2)
+    build(found, ["tokenizer", f"plan/{NAME}"])
+    part = found.part(f"{NAME}/part-00000")
+    need = part.need()
+    assert need is not None
+    assert need.bytes > 0
+    files = tuple(file._replace(bytes=0) for file in part.planned.files)
+    vars(part).update(planned=replace(part.planned, files=files))
+    assert part.need() is None
+
+
+def test_a_file_that_the_hub_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": ["hf://datasets/owner/pages@c0ffee/data/0.parquet"]}))
+    monkeypatch.setattr(data, "_builder", lambda *args: told)
+    monkeypatch.setattr("huggingface_hub.HfApi.get_paths_info", lambda *args, **settings: [])
+    with pytest.raises(NielsCacheError, match=r"lists data/0\.parquet"):
+        data.hub_files(Huggingface(dataset="owner/pages"), "c0ffee")
 
 
 def test_shard_bytes_are_proposed_for_too_many_shards() -> None:

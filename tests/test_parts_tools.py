@@ -1,5 +1,7 @@
 """Everything that reads a cache reads a joined one too: verify, status, exports, mixtures; and data sets of the hub come in parts."""
 
+import ctypes
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from niels_cache_assets.artifacts.encoded_again import encode_again
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.formats import FORMATS
+from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import Member, seal
 from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import read_meta, write_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
 from tests.hub_builds import Build, build_from
@@ -63,6 +68,16 @@ def test_verify_finds_a_damaged_part_and_one_in_the_wrong_place(project: PartsPr
     assert verify_cache(found.root) == []
 
 
+def test_verify_checks_a_cache_whose_meta_json_calls_it_a_part(project: PartsProject) -> None:
+    build(project.graph(1))
+    path = project.cache() / "meta.json"
+    meta = read_meta(str(path))
+    write_meta(str(path), {**meta, "part": {}})
+    assert verify_cache(project.folder / "cache") == []
+    write_meta(str(path), {**meta, "part": {}, "train_tokens": meta["train_tokens"] + 1})
+    assert "train_tokens" in " ".join(map(str, verify_cache(project.folder / "cache")))
+
+
 def test_status_and_list_tell_how_many_parts_are_built(
     project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +91,42 @@ def test_status_and_list_tell_how_many_parts_are_built(
     build(found)
     assert found.dataset_state(NAME).state == "in sync"
     assert project.graph(4).dataset_state(NAME).state == "other settings"
+
+
+def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) -> None:
+    found = project.graph(3, "val_tokens = 60")
+    keys = [key for key in found.order() if key.partition("/")[0] in PART_KINDS]
+    assert len(keys) == 5
+    assert {found.state(key).state for key in keys} == {"missing"}
+    build(found)
+    assert {found.state(key).state for key in keys} == {"in sync"}
+    assert [found.state(key).name for key in keys] == keys
+    other = project.graph(3, "val_tokens = 61")
+    assert {other.state(key).state for key in keys} == {"other settings"}
+    build(other, keys[:3])
+    assert [other.state(key).state for key in keys] == ["in sync"] * 3 + ["other settings"] * 2
+    advice = other.dataset_state(NAME).advice
+    assert "1 of 3 parts" in advice
+    assert "2 have other settings" in advice
+    os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
+    assert other.state(keys[1]).state == "damaged"
+
+
+@pytest.mark.parametrize("source", ["jsonl", "huggingface"])
+def test_documents_of_a_joined_cache_are_encoded_again(project: PartsProject, source: str) -> None:
+    for path in (project.folder / "texts").iterdir():
+        path.write_text(path.read_text().replace("\n", "\n\n"))
+    settings = "train_tokens = 700\nval_tokens = 100\nshuffle_buffer = 10\n" + 'dataset = "local/pages"\n' * (source == "huggingface")
+    found = project.graph(3, settings, source=source)
+    build(found)
+    again = encode_again(found.sealed(NAME), 2_000, seed=1, log=print)
+    cut = read_meta(str(project.cache() / "meta.json"))["cut"]
+    assert sum(cut.values()) > 1
+    assert again.compared == sum(len(lineage(project.cache(), split)) for split in SPLITS) - sum(cut.values())
+    assert (again.findings, again.note) == ([], None)
+    shard = project.cache() / "train/shard_00000.bin"
+    shard.write_bytes(b"\x07\0" * (shard.stat().st_size // 2))
+    assert encode_again(found.sealed(NAME), 2_000, seed=1, log=print).findings
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
@@ -101,6 +152,19 @@ def test_a_mixture_keeps_out_the_val_of_a_member_in_parts(project: PartsProject)
     assert not val & read
 
 
+def test_a_mixture_reads_a_member_of_the_hub_as_its_parts_do(project: PartsProject) -> None:
+    for path in (project.folder / "texts").iterdir():
+        path.write_text(path.read_text().replace("\n", "\n\n"))  # the hub's library does not count blank lines, and the parts do
+    member = 'dataset = "local/pages"\nval_frac = 0.3\nshuffle_buffer = 20\n'
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    build(project.graph(3, member + mixture, source="huggingface"))
+    val, train = ({(each.file, each.row) for each in lineage(project.cache(), split)} for split in ("val", "train"))
+    mixed = project.cache().with_name("mix")
+    read = {(each.file.removeprefix(f"{NAME}/"), each.row) for split in SPLITS for each in lineage(mixed, split)}
+    assert len(val) > 10
+    assert read == train
+
+
 def test_a_mixture_over_a_member_in_parts_with_budgets_is_refused(project: PartsProject) -> None:
     mixture = 'val_tokens = 30\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
     with pytest.raises(NielsCacheError, match=r"pages.*in parts"):
@@ -121,7 +185,8 @@ def rows(count: int, seed: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, tiny_model: Path, kind: str) -> None:
     write = {"parquet": parquet, "jsonl": json_lines}[kind]
-    files = {f"data/{number}.{kind}": write(rows(10 + 7 * number, number)) for number in range(5)}
+    odd: list[dict[str, object]] = [{"id": "odd", "text": "b\0c"}]  # files of the hub are not judged, whatever they hold
+    files = {f"data/{number}.{kind}": write(odd + rows(10 + 7 * number, number)) for number in range(5)}
     hub.repositories["owner/pages"] = {"README.md": card({"default": {"train": "data/*"}}), **files}
     root = tmp_path / "root"
     root.mkdir()
@@ -133,6 +198,7 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     assert {name: joined["files"][name] for name in same} == {name: one["files"][name] for name in same}
     keys = ("train_tokens", "documents", "dataset_revision", "characters")
     metas = [json.loads(each["meta"]) for each in (joined, one)]
+    assert metas[1]["documents"]["train"] == sum(11 + 7 * number for number in range(5))
     assert {key: metas[0][key] for key in keys} == {key: metas[1][key] for key in keys}
     plan = json.loads((root / "pretrain/.parts/joined/plan.json").read_text())
     assert [file["name"] for file in plan["listed"]] == sorted(files)
@@ -166,6 +232,36 @@ def test_too_many_shards_for_the_kernel_are_named(project: PartsProject, monkeyp
     assert "shard_bytes" in str(caught.value)
     monkeypatch.setattr("niels_cache_runtime.cache.mmap._most_maps", lambda: None)
     open_split(folder)
+
+
+@pytest.mark.parametrize("one_range", [True, False])
+def test_the_limit_of_the_kernel_is_named_if_it_refuses_a_map(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch, one_range: bool
+) -> None:
+    """Several data sets, none of which is large, can reach the limit together."""
+    build(project.graph(3))
+    folder = project.cache() / "train"
+    most = 2 * len(list(folder.iterdir()))
+    map_pages, unmap_pages = mmap._libc_mmap()
+
+    def refuse(address: int | None, *others: int) -> int | None:
+        if address is None:
+            return map_pages(address, *others)
+        ctypes.set_errno(errno.ENOMEM)
+        return None
+
+    def refuse_alone(*args: object, **settings: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "_most_maps", lambda: most)
+    open_split(folder)
+    if one_range:
+        monkeypatch.setattr(mmap, "_libc_mmap", lambda: (refuse, unmap_pages))
+    else:
+        monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
+        monkeypatch.setattr("mmap.mmap", refuse_alone)
+    with pytest.raises(NielsCacheError, match=r"vm.max_map_count"):
+        open_split(folder)
 
 
 def test_opening_a_joined_cache_reads_no_document_ends(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +334,29 @@ def test_prune_removes_parts_of_earlier_plans_only(
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 3
     assert not (found.root / f"pretrain/.parts/{NAME}").exists()
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
+
+
+def test_prune_removes_what_killed_builds_left_beside_earlier_parts(
+    project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project.graph(3)
+    build(found)
+    folder = found.root / f"pretrain/.parts/{NAME}"
+    for name in (".part-00050.partial", ".part-00001.partial"):
+        (folder / name).mkdir()
+        (folder / name / "journal").write_bytes(b"12345")
+    (folder / ".part-00060.lock").touch()
+    assert [tuple(part) for part in prune_parts(found, NAME)] == [(folder / ".part-00050.partial", 5)]
+    left = {path.name for path in folder.iterdir()}
+    assert ".part-00001.partial" in left
+    assert "plan.json" in left
+    assert not {name for name in left if "50" in name or "60" in name}
+    monkeypatch.chdir(project.folder)
+    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache"]) == 0
+    assert "current plan" in capsys.readouterr().out
+    with writer_lock(folder / "part-00050"), pytest.raises(NielsCacheError, match="another build"):
+        prune_parts(found, NAME)
+    assert (folder / ".part-00050.lock").exists()
 
 
 def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:

@@ -23,7 +23,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, Tokens, documents_name, examples_name, token_dtype_of
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta import Meta, cut_ordinals
 from niels_cache_runtime.verify import Finding
 
 _Origin = tuple[str, int, str]
@@ -83,14 +83,14 @@ def _choose(dataset: Dataset, meta: Meta, count: int, seed: int) -> dict[_Origin
         for split in SPLITS
         if meta[f"{split}_tokens"]
     }
-    cut = meta.get("cut_document") or {}
+    cut = {split: set(cut_ordinals(meta, split)) for split in splits}
     total = sum(len(tokens.ends) for tokens in splits.values())
     drawn = torch.randint(max(1, total), (count,), generator=torch.Generator().manual_seed(seed)).unique().tolist()  # sorted
     wanted: dict[_Origin, list[_Wanted]] = defaultdict(list)
     first = 0
     for split, tokens in splits.items():
         last = first + len(tokens.ends)
-        mine = [number - first for number in drawn if first <= number < last and number - first != cut.get(split)]
+        mine = [number - first for number in drawn if first <= number < last and number - first not in cut[split]]
         first = last
         for ordinal, row in read_lineage(tokens.lineage, mine).items():
             start, end = tokens.bounds(ordinal)

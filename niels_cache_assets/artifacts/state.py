@@ -18,7 +18,11 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
@@ -32,7 +36,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 
-Kind = Literal["tokenizer", "corpus", "report", "pretrain", "sft", "index"]
+Kind = Literal["tokenizer", "corpus", "report", "plan", "val_part", "part", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
     "built",  # complete, but made by another configuration, so there are no settings to compare
@@ -112,7 +116,7 @@ def state_of(artifact: Artifact) -> CacheState:
     """
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
-    name = artifact.name if isinstance(artifact, Dataset) else artifact.key
+    name = artifact.name if isinstance(artifact, Dataset) and not isinstance(artifact, Part | ValPart) else artifact.key
     kind = cast(Kind, artifact.key.partition("/")[0])
     return _state(name, kind, artifact.directory, partial(_judge, artifact), note=partial(_note, artifact))
 
@@ -134,9 +138,12 @@ def _(dataset: Dataset) -> Judgement:
     missing = source.missing_setting()
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
+
+    def so_far() -> str:
+        return f"; {dataset.progress_of_parts()}" if isinstance(dataset, Sealed) else ""
+
     if not (directory / META_NAME).exists():
-        so_far = f"; {dataset.progress_of_parts()}" if isinstance(dataset, Sealed) else ""
-        return ("missing", f"build it{so_far}") if source.enabled else ("disabled", "")
+        return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
     meta = _read_dataset(directory, dataset.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
@@ -154,9 +161,37 @@ def _(dataset: Dataset) -> Judgement:
     if not same:
         return (
             "other settings",
-            "build it: its settings or the code version have changed since, or one run used other settings",
+            f"build it: its settings or the code version have changed since, or one run used other settings{so_far()}",
         )
     return "in sync", ""
+
+
+@_judge.register
+def _(plan: PartsPlan) -> Judgement:
+    if not plan.place.exists():
+        return "missing", "build it"
+    try:
+        plan.read()
+    except NielsCacheError as error:
+        return "other settings", str(error)
+    return "in sync", ""
+
+
+@_judge.register(Part)
+@_judge.register(ValPart)
+def _(part: OfPlan) -> Judgement:
+    judged = _judge_presence(part.directory, _BUILT_KEYS)
+    if judged[0] != "built":
+        return judged
+    meta = read_meta(str(part.directory / META_NAME))
+    judged = _judge_tokenizer(meta, part.root)
+    if judged[0] != "built":
+        return judged
+    try:
+        same = part.is_made_of(meta, part.identity(part.plan.revision))
+    except NielsCacheError as error:  # the plan is missing, or of other settings
+        return "other settings", str(error)
+    return ("in sync", "") if same else ("other settings", "build it: its plan, its settings or the code version have changed since")
 
 
 @_judge.register

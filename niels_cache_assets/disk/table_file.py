@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
 from niels_cache_assets.processes import signals_afterwards
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,14 +96,44 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
     table.seal()
 
 
-def table_files(path: Path) -> list[Path]:
+class Table(NamedTuple):
+    """A Parquet file of a lineage. rows: the number of its rows by meta.json; None if the lineage is one file."""
+
+    path: Path
+    rows: int | None
+
+    @contextmanager
+    def open(self) -> Iterator[pq.ParquetFile]:
+        """Open the file. Raises NielsCacheError if it is missing or has another number of rows, and Arrow's errors if it is damaged."""
+        import pyarrow.parquet
+
+        try:
+            parquet = pyarrow.parquet.ParquetFile(self.path, pre_buffer=False)
+        except FileNotFoundError as error:
+            raise NielsCacheError(f"{self.path}: no such file; rebuild this data set") from error
+        with parquet:
+            found = parquet.metadata.num_rows
+            if self.rows not in (None, found):
+                raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
+            yield parquet
+
+
+def tables(path: Path) -> list[Table]:
     """Return the Parquet files of a lineage, in order.
 
-    This is `path` itself. If the split was joined from parts, it is one file for each part, in a folder with the name of `path` without its
-    ending. Ordinals in such a file begin at 0.
+    This is `path` itself. If the split was joined from parts, it is one file for each part with documents, in a folder with the name of
+    `path` without its ending. Then meta.json beside `path` says which files these are; a file may be missing. Ordinals in such a file begin
+    at 0. Raises NielsCacheError for a meta.json that does not list the parts of such a folder.
     """
-    folder = path.with_suffix("")
-    return [path] if path.exists() or not folder.is_dir() else sorted(folder.glob(f"*{path.suffix}"))
+    folder, meta = path.with_suffix(""), path.with_name(META_NAME)
+    if path.exists() or not folder.is_dir():
+        return [Table(path, None)]
+    split = folder.name.partition("_")[0]
+    parts = read_meta(str(meta)).get("parts")
+    if not isinstance(parts, list):
+        raise NielsCacheError(f"{meta}: does not list the parts of {folder.name}; rebuild this data set")
+    counted = [(part["name"], part["documents"][split]) for part in parts]
+    return [Table(folder / f"{name}{path.suffix}", documents) for name, documents in counted if documents]
 
 
 def rows_of(

@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def text_field(self) -> str | None:
-        """The field of the text in every file; None if the first file holds no rows."""
+        """The field of the text in every file; None if no file holds rows."""
         field: str | None = self.meta["text_field"]
         return field
 
@@ -113,8 +113,11 @@ def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | N
     budgets = {name: None if total is None else shares(total, weights) for name, total in _budgets(train_tokens, val_tokens).items()}
     for name, of_parts in budgets.items():
         if of_parts is not None and name == "train_tokens" and not all(of_parts):
+            number = of_parts.index(0)
+            untold = next((file.name for first, stop in runs[number] for file in files[first:stop] if not file.bytes), None)
+            why = "" if untold is None else f" ({untold} is empty, or its server tells no size)"
             raise NielsCacheError(
-                f"{part_name(of_parts.index(0))} has so few bytes that it gets no share of the {sum(of_parts):,} {name}; lower parts"
+                f"{part_name(number)} has so few bytes that it gets no share of the {sum(of_parts):,} {name}{why}; lower parts"
             )
     return {
         "listed": [file._asdict() for file in files],

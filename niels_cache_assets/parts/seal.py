@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
     documents_name,
     shard_name,
 )
-from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # raise this by hand if a seal of the same parts writes different bytes
 _BLOCK_ENDS = 1 << 20
@@ -151,7 +151,9 @@ def _join_doc_ends(members: Sequence[Member], split: Split, directory: Path, fil
             path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
             ends = map_offsets(path, DOC_ENDS_DTYPE)
             if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
-                raise NielsCacheError(f"{path}: does not fit the meta.json beside it; build {member.name} again")
+                raise NielsCacheError(
+                    f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
+                )
             for first in range(0, len(ends), _BLOCK_ENDS):
                 writer.write(np.asarray(ends[first : first + _BLOCK_ENDS]) + np.uint64(before))
             before += tokens
@@ -180,9 +182,7 @@ def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
     before = 0
     for member in members:
         if split in member.splits:
-            of_member = member.meta["cut_document"][split]
-            for ordinal in of_member if isinstance(of_member, list) else [] if of_member is None else [of_member]:
-                yield before + ordinal
+            yield from (before + ordinal for ordinal in cut_ordinals(member.meta, split))
         before += member.count("documents", split)
 
 

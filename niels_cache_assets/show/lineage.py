@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.disk.table_file import rows_of, table_files
+from niels_cache_assets.disk.table_file import rows_of, tables
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -29,20 +29,19 @@ class Lineage(NamedTuple):
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
-    """Return the lineage of each of these ordinals, by ordinal. `path`: see `table_files`.
+    """Return the lineage of each of these ordinals, by ordinal. `path`: see `tables`.
 
     Raise NielsCacheError if the file is missing or unreadable, lacks a column, or lacks one of the ordinals.
     """
     import pyarrow
-    import pyarrow.parquet
 
     wanted = np.unique(np.fromiter(ordinals, dtype=np.int64))
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
     try:
-        for file in table_files(path):
-            path = file  # for the messages
-            with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+        for table_file in tables(path):
+            path = table_file.path  # for the messages
+            with table_file.open() as parquet:
                 missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
                 if missing:
                     raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
@@ -53,8 +52,6 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
             strange = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {strange:,}; rebuild this data set")
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
     except (OSError, pyarrow.ArrowException) as error:
         raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
     if found.keys() != set(wanted.tolist()):

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.disk.table_file import table_files
+from niels_cache_assets.disk.table_file import tables
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
@@ -125,9 +125,10 @@ class Cache:
 
     def _read_lineage(self, file: str, documents: NDArray[np.int64]) -> dict[int, Lineage]:
         path = self._split.parent / file
-        if all(file.exists() for file in table_files(path)):
+        lost = [table.path for table in tables(path) if not table.path.exists()]
+        if not lost:
             return read_lineage(path, documents[documents != UNKNOWN].tolist())
-        self.notes.append(f"{self.name}: source ids are unknown, because there is no {path}")
+        self.notes.append(f"{self.name}: source ids are unknown, because there is no {lost[0]}")
         return {}
 
     def _open_tokenizer(self) -> TextTokenizer | None:

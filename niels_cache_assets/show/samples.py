@@ -29,7 +29,7 @@ from niels_cache_runtime.format.layout import (
     list_shards,
     token_dtype_of,
 )
-from niels_cache_runtime.format.meta import Meta, build_id, load_meta
+from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, load_meta
 from niels_cache_runtime.format.meta_keys import is_count
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
     picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
     if not picked:
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
-    cut_document = (meta.get("cut_document") or {}).get(split)  # a list if the cache was joined from parts
-    cut_by_budget = cut_document if isinstance(cut_document, list) else [cut_document]
+    cut_by_budget = cut_ordinals(meta, split)
     for sample in picked:
         title = f"{sample.what}: {split} {noun} {sample.number:,}"
         if family == "sft":

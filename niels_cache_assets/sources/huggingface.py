@@ -25,7 +25,21 @@ from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
 from niels_cache_assets.sources.types import FileReader, ListedFile, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
-_READERS: dict[str, type[Parquet] | type[Jsonl]] = {"parquet": Parquet, "json": Jsonl}
+
+class _HubParquet(Parquet):
+    reads_files: ClassVar[bool] = False
+
+
+class _HubJsonl(Jsonl):
+    reads_files: ClassVar[bool] = False
+
+
+_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the loader, and by `reads_files`
+    ("parquet", True): Parquet,
+    ("parquet", False): _HubParquet,
+    ("json", True): Jsonl,
+    ("json", False): _HubJsonl,
+}
 
 
 class HubText(HubData, PretrainSource):
@@ -52,7 +66,7 @@ class HubText(HubData, PretrainSource):
 
     def file_reader(self, names: Sequence[str]) -> FileReader:
         """Return our own reader, because the stream of the hub's library cannot begin at a file."""
-        kind = format_of(list(names))
+        kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
             raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
         keys = ("text_field", "id_field", "encoding", "max_replaced_share", "max_document_mib")

@@ -18,9 +18,10 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.sources.reading.part_stream import PartStream, stream_of_all_parts
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.sources.val_share import HashRule, split_by_fraction
+from niels_cache_assets.sources.val_share import split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -31,7 +32,8 @@ class Interleave(PretrainSource):
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
     for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the
     rule of this table, even if the member's own cache ends earlier. If a member has `decontaminate`, documents of all members that equal or
-    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py describes how val is found.
+    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py describes how val is found. A member in
+    parts is read file by file, without its shuffle.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -62,6 +64,7 @@ class Interleave(PretrainSource):
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""  # a member without val_frac keeps the digest of older versions
+            rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
             digest.update(f"{name}\0{member.identity()}\0{revisions[name]}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
@@ -130,6 +133,7 @@ class _Member:
         self._keys = count()
         self._started = False
         self._unsplit: int | None = None
+        self._in_parts: PartStream | None = None
         self.waiting: dict[int, Document] = {}
 
     # The library pickles and copies a generator. Neither operation may touch the objects in the context.
@@ -170,12 +174,13 @@ class _Member:
         """Yield the documents with the split that the member's own build gives them before it tokenizes."""
         seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
         context = replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
+        if self._source.parts > 1:  # the rows of a file have the numbers that the parts give them, and these decide about val
+            if self._in_parts is None:
+                self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=seed)
+            return chain.from_iterable(self._in_parts.documents(context))
         batches = self._source.documents(context)
         if not self._source.seeded_val_frac:
             return chain.from_iterable(batches)
-        if self._source.parts > 1:
-            rule = HashRule(val_frac=self._source.seeded_val_frac, seed=context.seed)
-            return chain.from_iterable(map(rule.split, batches))
         if self._unsplit is None:
             context.log(f"counting documents of {self._name}, to leave out its val documents")
             self._unsplit = self._source.count_unsplit(context)

@@ -55,7 +55,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
         held = rows.HeldText(text_field)
-        decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
+        decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
         waiting = RowCollector(files)
         for name, row, values in files.replayed(head, stream):
             text = values.get(text_field)

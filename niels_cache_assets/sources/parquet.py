@@ -68,7 +68,12 @@ class Parquet(RowFileSource):
         context: StreamContext,
     ) -> Iterator[DocumentBatch]:
         id_field = self.id_field or "id"
-        name, limit, decoding, dropped = file.name, self.max_document_bytes, Decoding(self, context), context.report.dropped
+        name, limit, decoding, dropped = (
+            file.name,
+            self.max_document_bytes,
+            Decoding(self, context, of_files=self.reads_files),
+            context.report.dropped,
+        )
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
@@ -80,7 +85,7 @@ class Parquet(RowFileSource):
             for first, table in decoded_ahead(parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)):
                 damaged: dict[int, str] = {}
                 values = rows.column_values(table[text_field], self.encoding, damaged)
-                texts = texts_of(values, limit=limit, judged=True, damaged=damaged)
+                texts = texts_of(values, limit=limit, judged=self.reads_files, damaged=damaged)
 
                 def is_document(index: int, values=values, damaged=damaged, first=first) -> bool:  # type: ignore[no-untyped-def]
                     text, row = values[index], first + index

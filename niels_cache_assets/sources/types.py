@@ -349,7 +349,7 @@ class FileReader(Protocol):
         """Yield the documents of `context.files` in batches."""
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the beginning of the first file. Return None if the files hold no rows."""
+        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
 class SftSource(Source):

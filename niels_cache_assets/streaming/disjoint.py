@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
-from niels_cache_assets.disk.table_file import rows_of, table_files
+from niels_cache_assets.disk.table_file import rows_of, tables
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
@@ -194,15 +194,13 @@ class _Documents:
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
-        import pyarrow.parquet
-
         places: dict[int, Place] = {}
         wanted = np.unique(np.array(ordinals, dtype=np.int64))
         if not len(wanted):
             return places
         first = 0
-        for path in table_files(self._lineage):
-            with pyarrow.parquet.ParquetFile(path) as file:
+        for table in tables(self._lineage):
+            with table.open() as file:
                 for here, rows in rows_of(file, wanted, ["source_id", "file", "row"], first=first):
                     for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
                         places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
@@ -238,8 +236,7 @@ def _cut_documents(meta: Meta, split: Split, documents: int) -> set[int]:
     Older caches do not record the ordinal. In those caches, the cut document is the last one of the split.
     """
     if "cut_document" in meta:
-        found = meta["cut_document"][split]
-        return set(found if isinstance(found, list) else [] if found is None else [found])
+        return set(cut_ordinals(meta, split))
     return {documents - 1} if meta.get("cut", {}).get(split) else set()
 
 

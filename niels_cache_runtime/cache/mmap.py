@@ -10,6 +10,7 @@ This module samples nothing and does not need torch. Maps are never pickled: the
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import stat
@@ -74,7 +75,8 @@ class MappedTokens:
             ]
         else:
             self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
-            self.shards = [_map_alone(path, size, dtype) for path, size in zip(paths, sizes, strict=True)]
+            count = sum(size > 0 for size in sizes)
+            self.shards = [_map_alone(path, size, dtype, count=count) for path, size in zip(paths, sizes, strict=True)]
 
     @property
     def stream(self) -> Tokens | None:
@@ -96,16 +98,19 @@ def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Itera
         begin += len(piece)
 
 
-def _require_maps(paths: Sequence[str | Path], count: int) -> None:
-    """Raise NielsCacheError if the kernel does not let this process map so many files. Without such a limit, do nothing."""
+def _require_maps(paths: Sequence[str | Path], count: int, *, was_refused: bool = False) -> None:
+    """Raise NielsCacheError if the kernel does not let this process map so many files. Without such a limit, do nothing.
+
+    The open files are counted only if this set is large, or if the kernel has refused a map (`was_refused`): then other sets are open.
+    """
     most = _most_maps()
-    if most is None or count <= most // 2:
+    if most is None or (count <= most // 2 and not was_refused):
         return
     with open("/proc/self/maps", "rb") as maps:
         used = sum(1 for _ in maps)
     if count + used > most:
         raise NielsCacheError(
-            f"{Path(paths[0]).parent}: has {count:,} shards, but a process may map {most:,} files here (vm.max_map_count), of which "
+            f"{Path(paths[0]).parent}: cannot map its {count:,} shards: a process may map {most:,} files here (vm.max_map_count), of which "
             f"{used:,} are in use; raise it with sysctl -w vm.max_map_count={2 * (count + used)}, or build with larger shard_bytes"
         )
 
@@ -146,13 +151,16 @@ def _open_tokens(path: str | Path, size: int) -> int:
     return descriptor
 
 
-def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any]) -> Tokens:
+def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any], *, count: int) -> Tokens:
+    """Map one file. `count`: the number of files of its split, for a message."""
     if size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     descriptor = _open_tokens(path, size)
     try:
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=dtype)
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            _require_maps([path], count, was_refused=True)
         raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
@@ -169,7 +177,7 @@ def _can_map_one_range() -> bool:
 
 @cache
 def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.munmap.restype = ctypes.c_int
@@ -198,6 +206,8 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
         descriptor = _open_tokens(path, size)
         try:
             if map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+                if ctypes.get_errno() == errno.ENOMEM:
+                    _require_maps(paths, sum(size > 0 for size in sizes), was_refused=True)
                 return None
         finally:
             os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, tokenizer_model_name
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, parts_root, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
@@ -50,6 +50,11 @@ class Finding:
 
 def escaped(text: str) -> str:
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def _is_in_parts_root(folder: Path) -> bool:
+    above = folder.absolute().parents  # ROOT/pretrain/.parts/NAME/part-00000
+    return len(above) > 3 and parts_root(above[3]) == above[1]
 
 
 class VerifiedFolder:
@@ -134,7 +139,7 @@ class VerifiedFolder:
         if self.meta.get("built") is False:
             return {}
         make_parts = foreign_parts if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
-        if "part" in self.meta:  # a part of a data set: its content is checked in the data set
+        if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
             make_parts = None
         if make_parts is not None:
             for part in self._guarded(None, make_parts(self.meta, self.path, listed)):

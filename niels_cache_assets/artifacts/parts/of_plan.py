@@ -15,9 +15,9 @@ from niels_cache_assets.corpus.cache_identity import dtype_identity
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.stream import PartStream
-from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
+from niels_cache_runtime.cache.opening import check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
@@ -77,7 +77,22 @@ class OfPlan(Pretrain):
         meta = finished_meta(self.directory)
         if meta is not None and (problem := place_problem(meta, family="pretrain", name=self._full_name)):
             raise NielsCacheError(f"{self.directory}: {problem}")
-        return meta
+        return meta if meta is not None and self.holds(meta) else None
+
+    def holds(self, meta: Meta) -> bool:
+        """Return whether the content of the files is that of meta.json. Reads them only with verify_parts = "sha256" in [build]."""
+        if self.build.verify_parts == "sha256":
+            try:
+                self.check_files(meta)
+            except NielsCacheError:
+                return False
+        return True
+
+    def check_files(self, meta: Meta) -> None:
+        """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
+        listed = listed_files(meta, self.directory)
+        found = {name: (self.directory / name).stat().st_size for name in listed if (self.directory / name).is_file()}
+        check_sizes(self.directory, listed, found, verify=self.build.verify_parts)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return replace(super().provenance(revision, fingerprint), dataset_name=self._full_name)
@@ -88,15 +103,8 @@ class OfPlan(Pretrain):
 
     def stream_of(self, planned: PlannedPart, *, skip: int = 0) -> PartStream:
         """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
-        files = [*zip(planned.files, self.source.located(planned.files, self.plan.revision), strict=True)]
-        val_frac = self.source.seeded_val_frac
-        return PartStream(
-            reader=self.source.file_reader([file.name for file in planned.files]),
-            files=files,
-            text_field=self.plan.text_field,
-            rule=HashRule(val_frac=val_frac, seed=self.build.seed) if val_frac else None,
-            skip=skip,
-        )
+        plan = self.plan
+        return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=self.build.seed, skip=skip)
 
     def split_rule(self) -> str:
         if self.source.has_own_splits:

@@ -16,8 +16,8 @@ from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
-from niels_cache_assets.parts.stream import PartStream, require_unchanged
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED
@@ -63,15 +63,19 @@ class Part(OfPlan):
             files = tuple(file for file in planned.files if file.split == "val" or taken)
             if files:
                 unreported = StreamContext(seed=context.seed, revision=context.revision)
-                batches = self.stream_of(replace(planned, files=files)).documents(unreported)
-                yield from islice(chain.from_iterable(batches), taken or None)
+                stream, count, last = self.stream_of(replace(planned, files=files)), 0, ""
+                for document in islice(chain.from_iterable(stream.documents(unreported)), taken or None):
+                    count, last = count + 1, document.file
+                    yield document
+                require_unchanged(stream.files_through(last) if taken and count == taken else stream.files)
 
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]
 
     def need(self) -> Need | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
-        text_bytes = None if is_packed else sum(file.bytes for file in self.planned.files)
+        tells_all = all(file.bytes for file in self.planned.files)  # 0: empty, or its server tells no size
+        text_bytes = sum(file.bytes for file in self.planned.files) if tells_all and not is_packed else None
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 

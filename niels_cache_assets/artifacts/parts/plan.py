@@ -16,6 +16,7 @@ from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, plan_parts, proposed_shard_bytes
+from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, remove, sync
@@ -89,11 +90,11 @@ class PartsPlan(Artifact):
         return f"niels-cache build-all --only {self.name}"
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        return locked(self._staged, wait=wait, log=log)
+        return locked(self.staged, wait=wait, log=log)
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        partial = partial_path(self._staged)
+        partial = partial_path(self.staged)
         remove(partial)
         try:
             partial.mkdir()
@@ -106,7 +107,7 @@ class PartsPlan(Artifact):
             remove(partial)
 
     @property
-    def _staged(self) -> Path:
+    def staged(self) -> Path:
         """The path whose lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / "plan"
 
@@ -115,7 +116,6 @@ class PartsPlan(Artifact):
         files = source.list_files(work.revision)
         budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
         planned = plan_parts(files, source.parts, **budgets)
-        reader = source.file_reader([file.name for file in files])
         proposed = proposed_shard_bytes(
             files,
             **budgets,
@@ -126,7 +126,7 @@ class PartsPlan(Artifact):
             "kind": "plan",
             "dataset_name": self.name,
             "dataset_revision": work.revision,
-            "text_field": reader.text_field_of(source.located(files[:1], work.revision)),
+            "text_field": planned_text_field(source, files, work.revision),
             "shard_bytes": self.build.shard_bytes,
             "proposed_shard_bytes": proposed,
             "seed": self.build.seed,

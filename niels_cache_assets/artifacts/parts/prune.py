@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -12,20 +13,24 @@ from niels_cache_assets.disk.space import bytes_below
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import lock_path, remove
+from niels_cache_runtime.format.commit import aside_path, lock_path, partial_path, remove
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 
+_BESIDE = re.compile(r"\.(.+)\.(?:lock|partial|old)")  # the files beside a target, see niels_cache_runtime.format.commit
+
 
 class Pruned(NamedTuple):
-    """A removed part. bytes: the size of its files; hard links of the cache keep the bytes that they share with it."""
+    """A removed part, or its unfinished build. bytes: the size of its files. Hard links of the cache keep the bytes that they share with
+    it.
+    """
 
     directory: Path
     bytes: int
 
 
 def prune_parts(graph: Graph, name: str) -> list[Pruned]:
-    """Remove the parts of a data set that its complete cache does not need to be repaired. Return the removed parts, in order.
+    """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair. Return them, in order.
 
     The parts of the current plan stay. Raises NielsCacheError if the cache is not complete, or if a part that would be removed is being
     built.
@@ -38,23 +43,30 @@ def prune_parts(graph: Graph, name: str) -> list[Pruned]:
     plan = None
     if isinstance(dataset, Sealed):
         plan = dataset.plan.fingerprint
-        kept = {step.directory.name for step in dataset.steps() if step.directory != folder}
-    found = sorted(path for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
+        kept = {dataset.parts_plan.staged.name, *(step.directory.name for step in dataset.steps() if step.directory != folder)}
     removed = []
-    for path in found:
-        if path.name in kept and _plan_of(path) == plan:
+    for target in _targets(folder):
+        if target.name in kept and (not target.exists() or _plan_of(target) == plan):
             continue
-        with locked(path):
-            removed.append(Pruned(path, bytes_below(path)))
-            remove(path)
-        remove(lock_path(path))
+        left = [path for path in (target, partial_path(target), aside_path(target)) if path.exists()]
+        with locked(target):
+            removed += [Pruned(path, bytes_below(path)) for path in left]
+            for path in left:
+                remove(path)
+            remove(lock_path(target))  # while it is held: after that, another build could hold it
     if plan is None:
         remove(folder / PLAN_NAME)
-        for left in folder.glob(".*.lock"):
-            remove(left)
         with suppress(OSError):  # something else lies there
             folder.rmdir()
     return removed
+
+
+def _targets(folder: Path) -> list[Path]:
+    """Return the targets of all builds in a folder: those that are there, and those that left only a lock or an unfinished build."""
+    names = {path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")}
+    for path in folder.glob(".*"):
+        names.update(match[1] for match in [_BESIDE.fullmatch(path.name)] if match)
+    return [folder / name for name in sorted(names)]
 
 
 def _plan_of(part: Path) -> object:

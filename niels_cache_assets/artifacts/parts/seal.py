@@ -13,9 +13,12 @@ from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import Provenance
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.disk.space import Need
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
@@ -48,6 +51,12 @@ class Sealed(OfPlan):
         """Return the artifact of the val part."""
         return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
 
+    def members(self) -> Iterator[OfPlan]:
+        """Yield the val part, if there is one, and the parts. All use the plan and the tokenizer of this artifact."""
+        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.parts))):
+            vars(member).update(plan=self.plan, tokenizer=self.tokenizer)  # their cached properties; each part would read both again
+            yield member
+
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
         val = [self.val_part()] if self.has_val_part else []
@@ -60,10 +69,16 @@ class Sealed(OfPlan):
         return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
 
     def finished(self) -> Meta | None:
-        return Dataset.finished(self)
+        meta = Dataset.finished(self)
+        return meta if meta is None or self.holds(meta) else None  # links to a damaged part are damaged too
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
+
+    def items(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        """Yield the documents of all parts, in the order of the plan. Those of val are among them."""
+        for planned in self.plan.parts:
+            yield from self.stream_of(planned).documents(context)
 
     def need(self) -> Need | None:
         return None  # links take no room; if links are refused, the seal asks for room itself
@@ -81,19 +96,17 @@ class Sealed(OfPlan):
             "fingerprint": provenance.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log),
         }
+        self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
         return Written(meta=meta, warning=self._shortfall(members))
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
-        if self.has_val_part:
-            val = self.val_part()
-            yield Member(name=val.member, directory=val.directory, meta=self._checked(val), splits=("val",))
-        splits: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
-        for number in range(self.source.parts):
-            part = self.part(number)
-            yield Member(name=part.member, directory=part.directory, meta=self._checked(part), splits=splits)
+        of_parts: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
+        for member in self.members():
+            splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
+            yield Member(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
 
     def _checked(self, artifact: OfPlan) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files."""
@@ -104,10 +117,21 @@ class Sealed(OfPlan):
         made_of = artifact.identity(self.plan.revision)
         if not artifact.is_made_of(meta, made_of):
             raise NielsCacheError(f"{where}: {self._difference(meta)}; {mend}")
-        listed = listed_files(meta, where)
-        found = {name: (where / name).stat().st_size for name in listed if (where / name).is_file()}
-        check_sizes(where, listed, found, verify=self.build.verify_parts)
+        artifact.check_files(meta)
         return meta
+
+    def _require_the_same_builds(self, members: Sequence[Member]) -> None:
+        """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""
+        again = f"was built again while the parts were being joined; run it again: {self.parts_plan.how_to_make}"
+        if self.parts_plan.read().meta != self.plan.meta:
+            raise NielsCacheError(f"{self.parts_plan.place}: {again}")
+        for member in members:
+            try:
+                now = read_meta(str(member.directory / META_NAME))
+            except NielsCacheError as error:
+                raise NielsCacheError(f"{member.directory}: {again}") from error
+            if now["meta_sha256"] != member.meta["meta_sha256"]:
+                raise NielsCacheError(f"{member.directory}: {again}")
 
     def _difference(self, meta: Meta) -> str:
         """Return why a part with this meta.json does not belong to the plan."""
@@ -122,11 +146,25 @@ class Sealed(OfPlan):
         return "was built with other settings or by another code version"
 
     def progress_of_parts(self) -> str:
-        """Return how many parts exist, and how many are being built, in words. Costs a look at the folder of each part."""
+        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""
         folders = [self.part(number).directory for number in range(self.source.parts)]
-        built = sum((folder / META_NAME).exists() for folder in folders)
-        running = sum(writer_of(folder) is not None for folder in folders)
-        return f"{built} of {len(folders)} parts are built{f', {running} are being built' if running else ''}"
+        there = [folder for folder in folders if (folder / META_NAME).exists()]
+        try:
+            stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
+        except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
+            stale = 0
+        running = [folder for folder in folders if writer_of(folder) is not None]
+        unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+        told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+        more = "".join(f", {count} {what}" for what, count in told.items() if count)
+        return f"{len(there) - stale} of {len(folders)} parts are built{more}"
+
+    def _is_current(self, member: OfPlan) -> bool:
+        try:
+            meta = read_meta(str(member.directory / META_NAME))
+        except NielsCacheError:
+            return False
+        return member.is_made_of(meta, member.identity(self.plan.revision))
 
     def _shortfall(self, members: Sequence[Member]) -> str | None:
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}

@@ -20,8 +20,8 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.parts.layout import VAL_NAME
 from niels_cache_assets.parts.plan import PlannedPart
-from niels_cache_assets.parts.stream import require_unchanged
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.reading.part_stream import require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
@@ -130,7 +130,7 @@ class ValPart(OfPlan):
         taken, cut, dropped = 0, [*state.cut], Counter(state.dropped)
         if planned.val_tokens:
             stream = self.stream_of(planned)
-            require_unchanged(stream.files[:1])  # the part itself checks all of its files
+            last = ""  # the name of the file with the last document that was taken
             feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             how: _How = {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
@@ -144,6 +144,7 @@ class ValPart(OfPlan):
                         alone = list(encode_apart(replace(batch, chunks=documents), build.view, **how))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
+                        last = next((chunk.file[-1] for chunk, _ in reversed(each.chunks) if len(chunk)), last)
                         dropped.update(each.dropped)
                         chosen = splitter.place(each).get("val")
                         if chosen is not None:
@@ -153,4 +154,5 @@ class ValPart(OfPlan):
                             break
                     if splitter.val_is_full:
                         break
+            require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
         return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None)

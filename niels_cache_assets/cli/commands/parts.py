@@ -45,5 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
-    console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}", soft_wrap=True)
+    there = "all of them belong to the current plan" if registry.pretrain[arguments.name].parts > 1 else "it has none"
+    why = "" if removed else f", because {there}"
+    console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}{why}", soft_wrap=True)
     return DONE

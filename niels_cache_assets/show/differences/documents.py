@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, zip_longest
@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.disk.table_file import table_files
+from niels_cache_assets.disk.table_file import Table, tables
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
@@ -105,31 +106,24 @@ def compare_documents(
 
 def _row_count(path: Path) -> int:
     count = 0
-    for file in table_files(path):
-        with _open(file) as parquet:
+    for table in tables(path):
+        with _open(table) as parquet:
             count += int(parquet.metadata.num_rows)
     return count
 
 
-def _open(path: Path) -> Any:
+@contextmanager
+def _open(table: Table) -> Iterator[pq.ParquetFile]:
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        parquet = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
+        with table.open() as parquet:
+            missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
+            if missing:
+                raise NielsCacheError(f"{table.path}: has no column {missing[0]!r}; rebuild this data set")
+            yield parquet
     except (OSError, pyarrow.ArrowException) as error:
-        raise _unreadable(path, error) from error
-    missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
-    if missing:
-        parquet.close()
-        raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-    return parquet
-
-
-def _unreadable(path: Path, error: Exception) -> NielsCacheError:
-    return NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set")
+        raise NielsCacheError(f"{table.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -141,7 +135,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
     waiting: list[pa.RecordBatch] = []
     count = 0
-    for batch in chain.from_iterable(map(_batches_of_file, table_files(path))):
+    for batch in chain.from_iterable(map(_batches_of_file, tables(path))):
         waiting.append(batch.select(list(_COLUMNS)))
         count += len(batch)
         if count >= _ROWS_AT_ONCE:
@@ -152,14 +146,9 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         yield pyarrow.Table.from_batches(waiting)
 
 
-def _batches_of_file(path: Path) -> Iterator[pa.RecordBatch]:
-    import pyarrow
-
-    with _open(path) as parquet:
-        try:
-            yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise _unreadable(path, error) from error
+def _batches_of_file(table: Table) -> Iterator[pa.RecordBatch]:
+    with _open(table) as parquet:
+        yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
 
 
 def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:

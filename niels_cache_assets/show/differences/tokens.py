@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from niels_cache_assets.disk.table_file import table_files
+from niels_cache_assets.disk.table_file import tables
 from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.show.split_tokens import SplitTokens
 
@@ -59,7 +59,7 @@ def _place(tokens: SplitTokens, position: int) -> TokenPlace:
         document=number,
         document_offset=position - start,
         document_tokens=end - start,
-        lineage=read_lineage(tokens.lineage, [number])[number] if all(path.exists() for path in table_files(tokens.lineage)) else None,
+        lineage=read_lineage(tokens.lineage, [number])[number] if all(table.path.exists() for table in tables(tokens.lineage)) else None,
         before=around[: position - first],
         token=around[position - first],
         after=around[position - first + 1 :],

@@ -216,6 +216,8 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
                 asked = names[first : first + _NAMES_PER_REQUEST]
                 entries = HfApi().get_paths_info(data.dataset, asked, revision=revision, repo_type="dataset")
                 by_name = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+                if lost := [name for name in asked if name not in by_name]:
+                    raise NielsCacheError(f"{data.dataset}: the hub lists {lost[0]}, but has no such file at {revision}; try again later")
                 for entry in (by_name[name] for name in asked):
                     found.append(ListedFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id, part.split))
     return found

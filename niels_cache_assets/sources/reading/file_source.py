@@ -47,6 +47,8 @@ class KeepsDamaged(Source):
 class FileSource(DecodesText, PretrainSource):
     """Keys of the kinds that read globs of files."""
 
+    reads_files: ClassVar[bool] = True  # False: files of the hub, whose documents are counted and never rejected (see `Decoding`)
+
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 
     def input_files(self) -> list[SourceFile]:
@@ -77,7 +79,7 @@ class RowFileSource(FileSource):
 
     @abstractmethod
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the beginning of the first file. Return None if the files hold no rows."""
+        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
 def listed(files: Iterable[SourceFile], split: Split | None) -> list[ListedFile]:

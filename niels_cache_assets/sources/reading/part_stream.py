@@ -1,6 +1,7 @@
-"""The documents of one part: its files in order, the head that val has taken left out, and the split of each document.
+"""The documents of a data set in parts: its files in order, without the head that val has taken, and with the split of each document.
 
-With val_frac, a hash decides which documents are val (sources/val_share.py).
+A part reads its own files. A mixture reads the files of all parts of a member in the same way, so that it finds the same val. With
+val_frac, a hash decides which documents are val (sources/val_share.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
-from niels_cache_assets.sources.types import FileReader, ListedFile, StreamContext
+from niels_cache_assets.sources.types import FileReader, ListedFile, PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
@@ -21,7 +22,7 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 
 @dataclass(frozen=True, kw_only=True)
 class PartStream:
-    """The stream of one part.
+    """The stream of one part, or of several parts.
 
     files: the files as the plan lists them, with their addresses. rule: divides documents without a split; None if budgets or upstream
     decide. skip: the number of documents at the head of the stream that val has taken.
@@ -53,6 +54,10 @@ class PartStream:
                 yield self._with_split(batch[left_out:] if left_out else batch, split)
                 report.place = None
 
+    def files_through(self, name: str) -> Sequence[tuple[ListedFile, SourceFile]]:
+        """Return the files up to the one with this name, and with it. A stream that stops in this file has read no other file."""
+        return self.files[: 1 + [listed.name for listed, _ in self.files].index(name)]
+
     def _with_split(self, batch: DocumentBatch, split: Split | None) -> DocumentBatch:
         if split is None and self.rule is None:
             return batch
@@ -60,6 +65,31 @@ class PartStream:
             return replace(batch, split=np.full(len(batch), SPLITS.index(split), np.int8))
         assert self.rule is not None
         return self.rule.split(batch)
+
+
+def part_stream(
+    source: PretrainSource, files: Sequence[ListedFile], *, revision: str | None, text_field: str | None, seed: int, skip: int = 0
+) -> PartStream:
+    """Return the stream of these files of a data set in parts. `seed`: of [build]. Raises NielsCacheError for a missing file."""
+    val_frac = source.seeded_val_frac
+    return PartStream(
+        reader=source.file_reader([file.name for file in files]),
+        files=[*zip(files, source.located(files, revision), strict=True)],
+        text_field=text_field,
+        rule=HashRule(val_frac=val_frac, seed=seed) if val_frac else None,
+        skip=skip,
+    )
+
+
+def stream_of_all_parts(source: PretrainSource, *, revision: str | None, seed: int) -> PartStream:
+    """Return the stream of all files of a data set in parts, without a plan. Lists the files, and reads the field of the text."""
+    files = source.list_files(revision)
+    return part_stream(source, files, revision=revision, text_field=planned_text_field(source, files, revision), seed=seed)
+
+
+def planned_text_field(source: PretrainSource, files: Sequence[ListedFile], revision: str | None) -> str | None:
+    """Return the field of the text in every file, from the first rows, as without parts. Return None if the files hold no rows."""
+    return source.file_reader([file.name for file in files]).text_field_of(source.located(files, revision))
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
