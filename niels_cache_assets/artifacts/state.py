@@ -18,7 +18,10 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
@@ -27,12 +30,12 @@ from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 
-Kind = Literal["tokenizer", "corpus", "report", "pretrain", "sft", "index"]
+Kind = Literal["tokenizer", "corpus", "report", "plan", "val_part", "part", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
     "built",  # complete, but made by another configuration, so there are no settings to compare
@@ -112,8 +115,8 @@ def state_of(artifact: Artifact) -> CacheState:
     """
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
-    name = artifact.name if isinstance(artifact, Dataset) else artifact.key
     kind = cast(Kind, artifact.key.partition("/")[0])
+    name = artifact.name if isinstance(artifact, Dataset) and kind in FAMILIES else artifact.key
     return _state(name, kind, artifact.directory, partial(_judge, artifact), note=partial(_note, artifact))
 
 
@@ -157,6 +160,33 @@ def _(dataset: Dataset) -> Judgement:
             "build it: its settings or the code version have changed since, or one run used other settings",
         )
     return "in sync", ""
+
+
+@_judge.register
+def _(plan: PartsPlan) -> Judgement:
+    if not plan.place.exists():
+        return "missing", "build it"
+    try:
+        plan.read()
+    except NielsCacheError as error:
+        return "other settings", str(error)
+    return "in sync", ""
+
+
+@_judge.register
+def _(part: Part | ValPart) -> Judgement:
+    if not (part.directory / META_NAME).exists():
+        return "missing", "build it"
+    meta = _read_with(part.directory, _BUILT_KEYS, named=False)
+    judged = _judge_tokenizer(meta, part.root)
+    if judged[0] != "built":
+        return judged
+    try:
+        part.finished()  # raises if the folder holds another part
+        same = part.is_made_of(meta, part.identity(part.plan.revision))
+        return ("in sync", "") if same else ("other settings", part.difference(meta))
+    except NielsCacheError as error:
+        return "other settings", str(error)
 
 
 @_judge.register

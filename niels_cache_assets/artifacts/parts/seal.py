@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
+from niels_cache_runtime.cache.opening import check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
@@ -103,23 +103,11 @@ class Sealed(OfPlan):
         meta = read_meta(str(where / META_NAME))
         made_of = artifact.identity(self.plan.revision)
         if not artifact.is_made_of(meta, made_of):
-            raise NielsCacheError(f"{where}: {self._difference(meta)}; {mend}")
+            raise NielsCacheError(f"{where}: {self.difference(meta)}; {mend}")
         listed = listed_files(meta, where)
         found = {name: (where / name).stat().st_size for name in listed if (where / name).is_file()}
         check_sizes(where, listed, found, verify=self.build.verify_parts)
         return meta
-
-    def _difference(self, meta: Meta) -> str:
-        """Return why a part with this meta.json does not belong to the plan."""
-        part, then = meta.get("part", {}), meta.get("dataset_revision")
-        if part.get("plan") != self.plan.fingerprint:
-            if then != self.plan.revision:
-                return f"was built from revision {then}, but the plan is of revision {self.plan.revision}"
-            return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-        if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
-            used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
-            return f"was built with tokenizer {used}, but the cache now holds {now}"
-        return "was built with other settings or by another code version"
 
     def progress_of_parts(self) -> str:
         """Return how many parts exist, and how many are being built, in words. Costs a look at the folder of each part."""
