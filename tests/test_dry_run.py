@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.forecast import sample as sampling
+from niels_cache_assets.artifacts.forecast import steps as steps_module
 from niels_cache_assets.artifacts.forecast.steps import Step, forecast
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.disk.staging import Work
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
+from tests import programs
 from tests.corpora import articles, write_jsonl
+from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, parts_of
 from tests.small_project import small_project
@@ -167,6 +171,13 @@ def test_a_new_tokenizer_makes_every_cache_new(folder: Path) -> None:
     assert missing(steps["letters"].why, "tokenizer") == []
 
 
+def test_an_unfinished_build_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _another_val(folder)
+    monkeypatch.setattr(steps_module, "work_on", lambda place: Work(None, place.name == "letters", 0.5, None))
+    steps = by_name(forecast(of(folder)))
+    assert [name for name, step in steps.items() if "unfinished" in step.why] == ["letters"]
+
+
 def test_force_builds_everything_that_is_chosen(folder: Path) -> None:
     assert set(actions(forecast(of(folder), force=True)).values()) == {"build"}
     steps = forecast(of(folder), only=["letters"], force=True)
@@ -308,6 +319,27 @@ def test_a_mixture_has_only_its_budget(folder: Path) -> None:
     assert missing(step.estimate.basis, "no sample", "budget") == []
 
 
+def test_files_of_the_hub_are_listed_and_not_sampled(hub: LoopbackHub, folder: Path) -> None:
+    (folder / "niels_cache.toml").write_text('profile = "default"\n[tokenizer]\nmodel = "spm.model"\n', encoding="utf-8")
+    given = ("--config", str(folder / "niels_cache.toml"), "--cache-dir", str(folder / "new"))
+    done = programs.run("-m", "niels_cache_assets.cli", "build-all", "--dry-run", "--json", *given, env=hub.env)
+    assert done.returncode == 0, done.stderr
+    steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+    assert not (folder / "new").exists()
+    for name, dataset, folders, ending in (
+        ("fineweb_edu", "HuggingFaceFW/fineweb-edu", "data/", ".parquet"),
+        ("dolly15k", "databricks/databricks-dolly-15k", "", ".jsonl"),
+        ("oasst1", "OpenAssistant/oasst1", "data/train", ".parquet"),
+    ):
+        estimate = steps[name]["estimate"]
+        files = hub.repositories[dataset].items()
+        read = [len(content) for path, content in files if path.startswith(folders) and path.endswith(ending)]
+        assert estimate["bytes_to_read"] == sum(read) > 0, name
+        assert estimate["tokens"] == int(estimate["bytes_to_read"] * (2.5 if ending == ".parquet" else 1) / 4 + 0.5)
+        assert estimate["seconds"] is None
+        assert missing(estimate["basis"], "no sample") == []
+
+
 def _hub(folder: Path, settings: str) -> Graph:
     _nothing_built(folder)
     table = f'[pretrain.web]\nsource = "huggingface"\ndataset = "owner/web"\n{settings}\n'
@@ -315,14 +347,14 @@ def _hub(folder: Path, settings: str) -> Graph:
     return of(folder)
 
 
-def _listed_by_the_hub(self: Huggingface, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-    assert (revision, hashed) == ("commit", False)
+def _listed_by_the_hub(source: Huggingface, revision: str | None) -> list[ListedFile]:
+    assert revision == "commit"
     return [ListedFile(f"data/{number}.parquet", size, "hash", None) for number, size in enumerate((3_000_000, 1_000_000, 4_000_000))]
 
 
-def test_files_of_the_hub_are_listed_and_not_sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_the_hub_are_divided_by_its_sizes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Huggingface, "revision", lambda self, siblings: "commit")
-    monkeypatch.setattr(Huggingface, "list_files", _listed_by_the_hub)
+    monkeypatch.setattr(steps_module, "hub_files", _listed_by_the_hub)
     found = _hub(folder, "parts = 3")
     steps = by_name(forecast(found))
     sizes = [steps[key].estimate.bytes_to_read for key in parts_of(found)]  # type: ignore[union-attr]

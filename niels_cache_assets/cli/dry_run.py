@@ -50,7 +50,7 @@ def print_dry_run(steps: Sequence[Step], root: Path) -> None:
     if notes:
         table.add_section()
         sums = zip(_sums(steps).values(), _NUMBERS.values(), strict=True)
-        table.add_row("in all", "", "", *(f"{'at least ' if unknown else ''}{form(known)}" for (known, unknown), (_, form) in sums))
+        table.add_row("in all", "", "", *(_sum(known, unknown, form) for (known, unknown), (_, form) in sums))
     console = output()
     console.print(table)
     console.print()
@@ -62,6 +62,12 @@ def print_dry_run(steps: Sequence[Step], root: Path) -> None:
             console.print(f": {step.why}", soft_wrap=True)
     built = f"{sum(step.action == 'build' for step in steps)} of {counted(len(steps), 'step')} would be built"
     console.print(f"{built}; {file_size(free_bytes(root))} are free; nothing was built or written", soft_wrap=True)
+
+
+def _sum(known: Any, unknown: int, form: Callable[[Any], str]) -> str:
+    if unknown and not known:
+        return UNKNOWN
+    return f"at least {form(known)}" if unknown else form(known)
 
 
 def _sums(steps: Sequence[Step]) -> dict[str, tuple[Any, int]]:

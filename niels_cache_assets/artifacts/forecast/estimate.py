@@ -47,16 +47,16 @@ class Volume:
         file_bytes, text_bytes = (None if size is None else round(size * share) for size in (self.file_bytes, self.text_bytes))
         return replace(self, file_bytes=file_bytes, text_bytes=text_bytes)
 
-    def basis(self, *, from_budget: bool = False) -> str:
-        """Return in words where an estimate of this volume comes from. from_budget: whether a token budget alone gives the tokens."""
+    def basis(self, *, budget: int | None) -> str:
+        """Return in words where an estimate of this volume comes from. budget: the token budget, or None."""
         if self.sample is None:
             said = [f"no sample, because {self.no_sample}"]
         else:
             sample = self.sample
             share = "" if sample.share is None else f", {'all' if sample.share == 1 else share_of(sample.share)} of the source"
             said = [f"from a sample of {counted(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
-        if from_budget:
-            said.append("the tokens are the budget")
+        if self.text_bytes is None:
+            said.append("the size of its text is unknown" + ("" if budget is None else ", so its token budget counts"))
         elif self.sample is None or self.sample.tokens_per_byte is None:
             why = "" if self.sample is None else ", because the tokenizer is not trained yet"
             said.append(f"{BYTES_PER_TOKEN} bytes of text count as one token{why}")
@@ -85,7 +85,7 @@ def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes:
         tokens=tokens,
         seconds=seconds,
         disk_bytes=None if need is None else need.bytes,
-        basis=volume.basis(from_budget=every is None and tokens is not None),
+        basis=volume.basis(budget=budget),
     )
 
 

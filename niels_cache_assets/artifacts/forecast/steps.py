@@ -2,8 +2,7 @@
 
 The reasons are those of artifacts/state.py. As there, upstream on other machines is not asked for a newer revision. Local files of up to
 256 MB are hashed, so changed files are noticed, except those of a mixture's members. If an input is built first and comes out with the same
-bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set that would
-be built.
+bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to build.
 """
 
 from __future__ import annotations
@@ -33,10 +32,12 @@ from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
 from niels_cache_assets.build_cache.base import chosen_token_dtype
 from niels_cache_assets.corpus.cache_identity import is_prepared
 from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.disk.staging import work_on
 from niels_cache_assets.parts.plan import Plan, estimated_text_bytes, plan_parts
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import listed
 from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.inputs import ONE_TRY, input_problems, require_inputs
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
@@ -156,6 +157,8 @@ class _Walk:
             why = f"{listed(first)} {'is' if len(first) == 1 else 'are'} built first"
         else:
             why = f"{judged.state}: {judged.advice.removeprefix('build it: ').removeprefix('build it again: ')}"
+        if work_on(artifact.place).is_resumable and not forced:
+            why += "; an unfinished build exists, which may be resumed"
         step = Step(key=key, action="build", state=judged.state, why=why)
         if isinstance(artifact, Tokenizer):
             artifact.identity()  # raises if the model to import is missing
@@ -334,7 +337,8 @@ def _source_of(artifact: Artifact) -> Source | None:
 
 def _listed(source: Source) -> list[ListedFile] | None:
     """Return the files of a source with their sizes. For a data set of the hub, this asks the hub."""
-    local = source.input_files()
+    if isinstance(source, HubData) and not source.local_key:
+        return hub_files(source, source.revision({}))
     if isinstance(source, PretrainSource) and source.may_have_parts:
-        return source.list_files(None if local else source.revision({}), hashed=False)
-    return listed_files(local, None, hashed=False) or None
+        return source.list_files(None, hashed=False)
+    return listed_files(source.input_files(), None, hashed=False) or None
