@@ -12,6 +12,7 @@ import pytest
 
 from niels_cache_assets.artifacts.forecast import sample as sampling
 from niels_cache_assets.artifacts.forecast import steps as steps_module
+from niels_cache_assets.artifacts.forecast import volumes
 from niels_cache_assets.artifacts.forecast.steps import Step, forecast
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
@@ -354,7 +355,7 @@ def _listed_by_the_hub(source: Huggingface, revision: str | None) -> list[Listed
 
 def test_parts_of_the_hub_are_divided_by_its_sizes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Huggingface, "revision", lambda self, siblings: "commit")
-    monkeypatch.setattr(steps_module, "hub_files", _listed_by_the_hub)
+    monkeypatch.setattr(volumes, "hub_files", _listed_by_the_hub)
     found = _hub(folder, "parts = 3")
     steps = by_name(forecast(found))
     sizes = [steps[key].estimate.bytes_to_read for key in parts_of(found)]  # type: ignore[union-attr]

@@ -16,7 +16,8 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.forecast.estimate import Estimate, Volume, of_cache, of_corpus
-from niels_cache_assets.artifacts.forecast.sample import encoder_of, sample_of_corpus, sample_of_source
+from niels_cache_assets.artifacts.forecast.sample import encoder_of
+from niels_cache_assets.artifacts.forecast.volumes import Volumes
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
@@ -33,15 +34,9 @@ from niels_cache_assets.build_cache.base import chosen_token_dtype
 from niels_cache_assets.corpus.cache_identity import is_prepared
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.disk.staging import work_on
-from niels_cache_assets.parts.plan import Plan, estimated_text_bytes, plan_parts
-from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import listed
-from niels_cache_assets.sources.errors import SourceUnavailable
-from niels_cache_assets.sources.hub.data import HubData, hub_files
-from niels_cache_assets.sources.inputs import ONE_TRY, input_problems, require_inputs
-from niels_cache_assets.sources.net.network import briefly
-from niels_cache_assets.sources.reading.file_source import listed as listed_files
-from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
+from niels_cache_assets.sources.inputs import input_problems, require_inputs
+from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES
@@ -108,10 +103,7 @@ class _Walk:
         self._building: set[str] = set()
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._lacking: set[str] = set()
-        self._volumes: dict[str, Volume] = {}
-        self._plans: dict[str, Plan | None] = {}
-        self._listings: dict[str, list[ListedFile] | None] = {}
-        self._away: set[str] = set()  # data sets whose list of files cannot be reached now
+        self._volumes = Volumes(found, lambda: self._encoder)
         self.steps: list[Step] = []
 
     def take(self, key: str) -> None:
@@ -195,23 +187,23 @@ class _Walk:
             if problem := next(problems, None):
                 raise NielsCacheError(problem.message)
         if isinstance(artifact, Corpus):
-            return of_corpus(self._volume(artifact.name))
+            return of_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):
-            self._plans[artifact.name] = self._new_plan(artifact)
+            self._volumes.make_plan(artifact)
             return None
         if isinstance(artifact, ValPart):
-            return self._of_cache(artifact, self._volume(artifact.name), artifact.source.val_tokens)
+            return self._of_cache(artifact, self._volumes.of_source(artifact.name), artifact.source.val_tokens)
         if isinstance(artifact, Part):
             return self._of_part(artifact)
-        if isinstance(artifact, Sealed) and self._plan(artifact.name) is not None:
+        if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:
             return None  # hard links to the parts
         if isinstance(artifact, Pretrain):
             source = artifact.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
-            volume = self._volume_of_corpus(artifact) if is_prepared(source) else self._volume(artifact.name)
+            volume = self._volume_of_corpus(artifact) if is_prepared(source) else self._volumes.of_source(artifact.name)
             return self._of_cache(artifact, volume, budget, counts_first=not is_prepared(source) and source.seeded_val_frac is not None)
         if isinstance(artifact, Sft):
-            return self._of_cache(artifact, self._volume(artifact.name), None)
+            return self._of_cache(artifact, self._volumes.of_source(artifact.name), None)
         return None
 
     def _of_cache(self, artifact: Dataset, volume: Volume, budget: int | None, *, counts_first: bool = False) -> Estimate:
@@ -225,12 +217,12 @@ class _Walk:
         )
 
     def _of_part(self, part: Part) -> Estimate | None:
-        plan = self._plan(part.name)
+        plan = self._volumes.plan(part.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
         planned, every = plan.parts[part.number], [file for each in plan.parts for file in each.files]
         weigh = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in every) else len
-        return self._of_cache(part, self._volume(part.name).scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
+        return self._of_cache(part, self._volumes.of_source(part.name).scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
 
     def _token_bytes(self, artifact: Dataset) -> int:
         size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
@@ -252,69 +244,12 @@ class _Walk:
     def _encoder(self) -> BuildTokenizer | None:
         return None if self._tokenizer is None else encoder_of(self._tokenizer)
 
-    def _plan(self, name: str) -> Plan | None:
-        """Return the plan that a build would use; None if the list of files cannot be reached now."""
-        if name not in self._plans:
-            self._plans[name] = self._graph.sealed(name).parts_plan.read()
-        return self._plans[name]
-
-    def _new_plan(self, artifact: PartsPlan) -> Plan | None:
-        """Return the plan that a build would make. Raises NielsCacheError if the files cannot be divided."""
-        files = self._files(artifact.name)
-        if files is None:
-            return None
-        source = artifact.source
-        planned = plan_parts(files, source.parts, train_tokens=source.train_tokens, val_tokens=source.val_tokens)
-        return Plan.of({"dataset_name": artifact.name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned})
-
-    def _files(self, name: str) -> list[ListedFile] | None:
-        """Return the files of a data set with their sizes; None without a list, and if the list cannot be reached now."""
-        if name not in self._listings:
-            try:
-                with briefly(seconds=ONE_TRY):
-                    self._listings[name] = _listed(self._registry.source(name))
-            except SourceUnavailable:
-                self._listings[name] = None
-                self._away.add(name)
-        return self._listings[name]
-
-    def _volume(self, name: str) -> Volume:
-        """Return the volume of the source of a data set. Raises NielsCacheError for files that cannot be read."""
-        if name not in self._volumes:
-            self._volumes[name] = self._found_volume(name)
-        return self._volumes[name]
-
-    def _found_volume(self, name: str) -> Volume:
-        source = self._registry.source(name)
-        if getattr(source, "members", None):
-            return Volume(no_sample="a mixture has no files of its own")
-        if isinstance(source, PretrainSource) and source.parts > 1 and (plan := self._plan(name)) is not None:
-            files: list[ListedFile] | None = [file for part in plan.parts for file in part.files]
-        else:
-            files = self._files(name)
-        if not files:
-            is_away = name in self._away
-            return Volume(no_sample="its list of files cannot be reached now" if is_away else "its source has no list of files")
-        file_bytes = sum(file.bytes for file in files) or None
-        volume = Volume(file_bytes=file_bytes, text_bytes=estimated_text_bytes(files) or None, no_sample="its files are on another machine")
-        found = source.input_files()
-        if not found or any("://" in file.url for file in found):
-            return volume
-        sample = sample_of_source(source, files, seed=self._registry.build.seed, encoder=self._encoder)
-        if sample is None:
-            return replace(volume, no_sample="it begins without text")
-        text_bytes = round(sample.text_bytes / sample.share) if sample.share else volume.text_bytes
-        return replace(volume, sample=sample, text_bytes=text_bytes)
-
     def _volume_of_corpus(self, artifact: Pretrain) -> Volume:
         """Return the volume of the corpus that a cache is built from; before the corpus exists, that of its source."""
         if not self._building.isdisjoint(artifact.inputs()[1:]):
-            return replace(self._volume(artifact.name), remark="cleaning and duplicates are not taken off yet")
+            return replace(self._volumes.of_source(artifact.name), remark="cleaning and duplicates are not taken off yet")
         assert artifact.prepared is not None
-        meta, kept = artifact.prepared.meta, artifact.prepared.kept
-        sample = sample_of_corpus(artifact.prepared, encoder=self._encoder)
-        text_bytes = round(meta["bytes"]["after"] * kept / meta["documents"]["kept"])
-        return Volume(file_bytes=total_bytes(meta["files"]), text_bytes=text_bytes, sample=sample, no_sample="its corpus has no text")
+        return self._volumes.of_corpus(artifact.prepared)
 
 
 def _inputs_that_decide(artifact: Artifact) -> Sequence[str]:
@@ -333,12 +268,3 @@ def _source_of(artifact: Artifact) -> Source | None:
     if isinstance(artifact, Dataset) and not isinstance(artifact, OfPlan) and not is_prepared(artifact.source):
         return artifact.source
     return None
-
-
-def _listed(source: Source) -> list[ListedFile] | None:
-    """Return the files of a source with their sizes. For a data set of the hub, this asks the hub."""
-    if isinstance(source, HubData) and not source.local_key:
-        return hub_files(source, source.revision({}))
-    if isinstance(source, PretrainSource) and source.may_have_parts:
-        return source.list_files(None, hashed=False)
-    return listed_files(source.input_files(), None, hashed=False) or None
