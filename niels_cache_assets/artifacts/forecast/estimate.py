@@ -33,7 +33,7 @@ class Volume:
     """The size of a source.
 
     file_bytes: the bytes of its files. text_bytes: the bytes of its text, as far as the sample or the sizes of the files tell. sample: the
-    beginning of its text. no_sample: why there is no sample. None stands for unknown.
+    beginning of its text. no_sample: why there is no sample. remark: a note about this volume. None stands for unknown.
     """
 
     file_bytes: int | None = None
