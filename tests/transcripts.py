@@ -39,6 +39,7 @@ _VARIES = (
     (re.compile(r"(?<=/session-)\w{8}\b"), _as_long),  # the folder that a session works in
     (re.compile(r"\b(in|after) [0-9]+\.[0-9] s\b"), r"\1 #.# s"),
     (re.compile(r"(?<=  ) *[0-9]+\.[0-9]$"), lambda match: "#.#".rjust(len(match[0]))),  # seconds, the last column of a table
+    (re.compile(r"(?<=  )(at least )?[0-9]+:[0-9]{2}$"), r"\1#:##"),  # a time, the last column of a table
     (re.compile(r"(port |--port |127\.0\.0\.1:)[0-9]{5}\b"), r"\1#####"),
     (re.compile(r"\bLinux \w+, Python [0-9.]+, [0-9]+ cores?"), "Linux ######, Python #.#.#, # cores"),
     (re.compile(r"\b[0-9]+ as required; dagster [0-9.]+"), "## as required; dagster #.#.#"),

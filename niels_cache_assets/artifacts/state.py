@@ -18,7 +18,6 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
@@ -31,7 +30,7 @@ from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
@@ -116,8 +115,8 @@ def state_of(artifact: Artifact) -> CacheState:
     """
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
-    name = artifact.name if isinstance(artifact, Dataset) and not isinstance(artifact, Part | ValPart) else artifact.key
     kind = cast(Kind, artifact.key.partition("/")[0])
+    name = artifact.name if isinstance(artifact, Dataset) and kind in FAMILIES else artifact.key
     return _state(name, kind, artifact.directory, partial(_judge, artifact), note=partial(_note, artifact))
 
 
@@ -177,21 +176,20 @@ def _(plan: PartsPlan) -> Judgement:
     return "in sync", ""
 
 
-@_judge.register(Part)
-@_judge.register(ValPart)
-def _(part: OfPlan) -> Judgement:
-    judged = _judge_presence(part.directory, _BUILT_KEYS)
-    if judged[0] != "built":
-        return judged
-    meta = read_meta(str(part.directory / META_NAME))
+@_judge.register
+def _(part: Part | ValPart) -> Judgement:
+    if not (part.directory / META_NAME).exists():
+        return "missing", "build it"
+    meta = _read_with(part.directory, _BUILT_KEYS, named=False)
     judged = _judge_tokenizer(meta, part.root)
     if judged[0] != "built":
         return judged
     try:
+        part.finished()  # raises if the folder holds another part
         same = part.is_made_of(meta, part.identity(part.plan.revision))
-    except NielsCacheError as error:  # the plan is missing, or of other settings
+        return ("in sync", "") if same else ("other settings", part.difference(meta))
+    except NielsCacheError as error:
         return "other settings", str(error)
-    return ("in sync", "") if same else ("other settings", "build it: its plan, its settings or the code version have changed since")
 
 
 @_judge.register

@@ -82,7 +82,7 @@ class _Comparison:
             return self._compared(artifact.journal(None))
         source = self.registry.source(self.judged.name.removeprefix("corpus/"))
         reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
-        now = None if reads_corpus else _revision_on_this_machine(source, with_prepared(self.registry, self.root))
+        now = None if reads_corpus else revision_on_this_machine(source, with_prepared(self.registry, self.root))
         if self.recorded.made_of is not None:
             then = self.recorded.made_of.get("revision")
             return self._compared(artifact.journal(then if now is None else now[0]))
@@ -116,7 +116,7 @@ class _Comparison:
         return None
 
 
-def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
+def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
     """Return the current revision in a tuple, or None if finding the revision needs the network or much time."""
     if getattr(source, "members", None):
         return None

@@ -21,7 +21,7 @@ from rich.filesize import decimal as file_size
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 
-_BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
+BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
 _MOST_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
 _COMPRESSED = 0.4  # size of a corpus on disk as a share of its text, roughly
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -57,7 +57,7 @@ def pretrain_need(
     unknown. `exact`: whether the source certainly has so many bytes; if False, the number is only an upper bound.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
-    of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
+    of_text = None if text_bytes is None else text_bytes // BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
         certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MOST_BYTES_PER_TOKEN
         return Need(bytes=budget * token_bytes, why=f"{budget:,} tokens", certain=certain, fewer=True)
@@ -73,7 +73,7 @@ def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
     """
     if text_bytes is None:
         return None
-    tokens = text_bytes // _BYTES_PER_TOKEN
+    tokens = text_bytes // BYTES_PER_TOKEN
     return Need(
         bytes=2 * tokens * token_bytes, why=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,", certain=False
     )

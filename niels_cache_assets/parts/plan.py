@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from niels_cache_assets.disk.space import BYTES_PER_TOKEN
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.shares import contiguous_runs, shares
 from niels_cache_assets.sources.types import ListedFile
@@ -20,7 +21,6 @@ from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # raise this by hand if a plan of the same files divides them in a different way, or if parts write different bytes
 MOST_SHARDS = 20_000
-_BYTES_PER_TOKEN = 4  # of text
 _UNPACKED = 2.5  # bytes of text for one byte of a compressed file, roughly
 _PACKED = (".parquet", ".gz", ".bz2", ".xz", ".zst")
 _EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
@@ -137,6 +137,11 @@ def is_compressed(name: str) -> bool:
     return name.endswith(_PACKED)
 
 
+def estimated_text_bytes(files: Sequence[ListedFile]) -> int:
+    """Return a guess of the bytes of text in these files, from their sizes."""
+    return int(sum(file.bytes * (_UNPACKED if is_compressed(file.name) else 1) for file in files))
+
+
 def proposed_shard_bytes(
     files: Sequence[ListedFile], *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, shard_bytes: int
 ) -> int | None:
@@ -144,8 +149,7 @@ def proposed_shard_bytes(
 
     The number of tokens is a guess from the sizes of the files, unless there is a smaller budget.
     """
-    text = sum(file.bytes * (_UNPACKED if is_compressed(file.name) else 1) for file in files)
-    tokens = int(text / _BYTES_PER_TOKEN)
+    tokens = estimated_text_bytes(files) // BYTES_PER_TOKEN
     if train_tokens is not None:
         tokens = min(tokens or train_tokens, train_tokens + (val_tokens or 0))
     if tokens * token_bytes <= MOST_SHARDS * shard_bytes:

@@ -53,10 +53,10 @@ class HubText(HubData, PretrainSource):
 
     may_have_parts: ClassVar[bool] = True
 
-    def list_files(self, revision: str | None) -> list[ListedFile]:
+    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
         if not self.files:
             return hub_files(self, revision)
-        return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split)]
+        return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split, hashed=hashed)]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         if not self.files:

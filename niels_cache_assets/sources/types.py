@@ -322,10 +322,11 @@ class PretrainSource(Source):
         """
         return documents, Counter()
 
-    def list_files(self, revision: str | None) -> list[ListedFile]:
+    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
         """Return the files of the data set at this revision, in the order in which parts read them. Only for classes with `may_have_parts`.
 
-        Hashes local files, or asks upstream. Raises NielsCacheError for files that cannot be read in parts.
+        Hashes local files, or asks upstream. hashed: if False, files are not hashed, and files of the user have an empty digest. Raises
+        NielsCacheError for files that cannot be read in parts.
         """
         raise NotImplementedError(self.source)
 

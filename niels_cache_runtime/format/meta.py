@@ -129,7 +129,7 @@ def load_meta(path: str) -> Meta:
             "upgrade niels-cache or rebuild this data set"
         )
     if meta["schema_version"] < (needed := schema_version_of(meta)):
-        why = "the key parts" if needed == 3 else f"token_dtype {meta['token_dtype']}"
+        why = "the key `parts`" if "parts" in meta else f"token_dtype {meta['token_dtype']}"
         raise NielsCacheError(
             f"{path}: {why} needs schema_version {needed}, but it has {meta['schema_version']}, so an older version would misread it; "
             "rebuild this data set"
@@ -139,6 +139,14 @@ def load_meta(path: str) -> Meta:
     if meta.get("meta_sha256") != _own_sha256(meta, path):
         raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
     return meta
+
+
+def cut_ordinals(meta: Meta, split: str) -> list[int]:
+    """Return the ordinals of the documents of a split that token budgets have cut. At most one, unless the cache was joined from parts."""
+    found = (meta.get("cut_document") or {}).get(split)
+    if isinstance(found, list):
+        return found
+    return [] if found is None else [found]
 
 
 def build_id(meta: Meta | None) -> str | None:

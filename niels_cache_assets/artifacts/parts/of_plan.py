@@ -17,7 +17,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_runtime.cache.opening import check_sizes, listed_files
+from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
@@ -105,6 +105,18 @@ class OfPlan(Pretrain):
         """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
         plan = self.plan
         return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=self.build.seed, skip=skip)
+
+    def difference(self, meta: Meta) -> str:
+        """Return why the part with this meta.json does not belong to the plan."""
+        part, then = meta.get("part", {}), meta.get("dataset_revision")
+        if part.get("plan") != self.plan.fingerprint:
+            if then != self.plan.revision:
+                return f"was built from revision {then}, but the plan is of revision {self.plan.revision}"
+            return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
+        if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
+            used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
+            return f"was built with tokenizer {used}, but the cache now holds {now}"
+        return "was built with other settings or by another code version"
 
     def split_rule(self) -> str:
         if self.source.has_own_splits:

@@ -18,7 +18,6 @@ from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
@@ -116,7 +115,7 @@ class Sealed(OfPlan):
         meta = read_meta(str(where / META_NAME))
         made_of = artifact.identity(self.plan.revision)
         if not artifact.is_made_of(meta, made_of):
-            raise NielsCacheError(f"{where}: {self._difference(meta)}; {mend}")
+            raise NielsCacheError(f"{where}: {self.difference(meta)}; {mend}")
         artifact.check_files(meta)
         return meta
 
@@ -132,18 +131,6 @@ class Sealed(OfPlan):
                 raise NielsCacheError(f"{member.directory}: {again}") from error
             if now["meta_sha256"] != member.meta["meta_sha256"]:
                 raise NielsCacheError(f"{member.directory}: {again}")
-
-    def _difference(self, meta: Meta) -> str:
-        """Return why a part with this meta.json does not belong to the plan."""
-        part, then = meta.get("part", {}), meta.get("dataset_revision")
-        if part.get("plan") != self.plan.fingerprint:
-            if then != self.plan.revision:
-                return f"was built from revision {then}, but the plan is of revision {self.plan.revision}"
-            return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-        if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
-            used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
-            return f"was built with tokenizer {used}, but the cache now holds {now}"
-        return "was built with other settings or by another code version"
 
     def progress_of_parts(self) -> str:
         """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""

@@ -38,6 +38,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
     parser.add_argument(
+        "--dry-run", action="store_true", help="build and write nothing; print what would be built and why, and about how much it takes"
+    )
+    parser.add_argument(
         "--wait", action="store_true", help="if a process with another Dagster home is building the same data set, wait instead of failing"
     )
     parser.add_argument(
@@ -73,9 +76,16 @@ on the remaining documents (docs/cleaning.md).
 A data set that is already built from the same settings, tokenizer and upstream revision is a cache
 hit and takes seconds. A failed data set does not stop the others, and its last good cache stays
 unchanged. A data set that lacks a setting (roam without a folder) is skipped. If a source ends before
-its token budget is met, the table shows the share that was reached.""",
+its token budget is met, the table shows the share that was reached.
+
+With --dry-run, nothing is built or written. The table shows for each step whether it would be built, and
+why. For corpora, caches and parts it also shows the bytes to read, and about how many tokens, how much
+disk space and how much time a build takes. These numbers come from the sizes of the files, the token
+budgets, and a short sample of local files; "-" is unknown. A newer revision on the hub is not noticed.
+The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
+  niels-cache build-all --dry-run
   niels-cache build-all --profile quickstart
   niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
   niels-cache build-all --set pretrain.books.val_frac=0.05
@@ -97,6 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
+    if arguments.dry_run:
+        return _dry_run(registry, root, arguments)
     _require_writable(root)
     tell_advice(registry)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
@@ -111,6 +123,23 @@ def run(arguments: argparse.Namespace) -> int:
     _print_results(console, results)
     _print_next_steps(console, results, arguments)
     return code
+
+
+def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> int:
+    """Print what a build would do. Return 1 if a step would fail."""
+    from niels_cache_assets.artifacts.forecast.steps import forecast
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.cli.context import tell_advice
+    from niels_cache_assets.cli.dry_run import dry_run_json, print_dry_run
+
+    tell_advice(registry)
+    with stop_on_signals():
+        steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
+    if arguments.json:
+        print_json(dry_run_json(steps, root))
+    else:
+        print_dry_run(steps, root)
+    return FAILED if any(step.action == "fail" for step in steps) else DONE
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

@@ -68,8 +68,8 @@ class RowFileSource(FileSource):
         """Return the files that this pass reads."""
         return self.input_files() if context.files is None else list(context.files)
 
-    def list_files(self, revision: str | None) -> list[ListedFile]:
-        return listed(self.input_files(), None)
+    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        return listed(self.input_files(), None, hashed=hashed)
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         return located_among(self.input_files(), files)
@@ -82,9 +82,9 @@ class RowFileSource(FileSource):
         """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
-def listed(files: Iterable[SourceFile], split: Split | None) -> list[ListedFile]:
-    """Return files as a plan lists them. Local files are hashed."""
-    return [ListedFile(file.name, file_size(file), file_digest(file), split) for file in files]
+def listed(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:
+    """Return files as a plan lists them. Local files are hashed. hashed: if False, no file is hashed, and the digests are empty."""
+    return [ListedFile(file.name, file_size(file), file_digest(file) if hashed else "", split) for file in files]
 
 
 def located_among(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:

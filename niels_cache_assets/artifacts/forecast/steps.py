@@ -1,0 +1,270 @@
+"""The steps of `build-all` in their order, each with what a build would do with it, and why.
+
+The reasons are those of artifacts/state.py. As there, upstream on other machines is not asked for a newer revision. Local files of up to
+256 MB are hashed, so changed files are noticed, except those of a mixture's members. If an input is built first and comes out with the same
+bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
+from niels_cache_assets.artifacts.forecast.estimate import Estimate, Volume, of_cache, of_corpus
+from niels_cache_assets.artifacts.forecast.sample import encoder_of
+from niels_cache_assets.artifacts.forecast.volumes import Volumes
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.artifacts.sft import Sft
+from niels_cache_assets.artifacts.state import CacheState, State, state_of
+from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
+from niels_cache_assets.build_cache.base import chosen_token_dtype
+from niels_cache_assets.corpus.cache_identity import is_prepared
+from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.disk.staging import work_on
+from niels_cache_assets.show.wording import listed
+from niels_cache_assets.sources.inputs import input_problems, require_inputs
+from niels_cache_assets.sources.types import Source
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES
+from niels_cache_runtime.format.meta import load_meta
+from niels_cache_runtime.format.reading import available_threads
+
+Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a build of everything.
+
+    action: what a build would do. state: the state of the existing files, as `niels-cache status` finds it. why: the reason for the action,
+    in words. estimate: None unless the step would build a corpus or a cache.
+    """
+
+    key: str
+    action: Action
+    state: State
+    why: str
+    estimate: Estimate | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the step in the results of a build: a data set has its own name, and everything else its key."""
+        kind, _, name = self.key.partition("/")
+        return name if kind in FAMILIES else self.key
+
+
+def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = False) -> list[Step]:
+    """Return the steps of a build, in order. Data sets that are switched off come last. Writes nothing.
+
+    only, force: as for a build. Raises NielsCacheError for an unknown name, and BadInputs if a tokenizer would be trained and a data set
+    cannot be read.
+    """
+    order = found.order(only)
+    tokenizer = found.tokenizer()
+    retrains = force and (only is None or tokenizer.key in only)
+    trains = tokenizer.needs_training(force=retrains)
+    if trains:
+        require_inputs(found.registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
+    walk = _Walk(found, force=force, retrains=retrains, trains=trains)
+    for key in order:
+        walk.take(key)
+    off = [f"{found.registry.family_of(name)}/{name}" for name in (found.registry.switched_off() if only is None else ())]
+    return [*walk.steps, *(_disabled(found.state(key), key) for key in off)]
+
+
+def _disabled(judged: CacheState, key: str) -> Step:
+    return Step(key=key, action="disabled", state=judged.state, why=judged.advice or "enabled = false")
+
+
+class _Walk:
+    """A walk through the steps in order. Each step knows which earlier steps are built, and which cannot be.
+
+    retrains: whether `force` covers the tokenizer. trains: whether a tokenizer is trained.
+    """
+
+    def __init__(self, found: Graph, *, force: bool, retrains: bool, trains: bool) -> None:
+        self._graph, self._registry, self._root = found, found.registry, found.root
+        self._force, self._retrains, self._trains = force, retrains, trains
+        self._seen: set[str] = set()
+        self._building: set[str] = set()
+        self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
+        self._lacking: set[str] = set()
+        self._volumes = Volumes(found, lambda: self._encoder)
+        self.steps: list[Step] = []
+
+    def take(self, key: str) -> None:
+        """Add the next step, unless it is built again and no input of it is new."""
+        artifact = self._graph[key]
+        if key in self._seen and self._new.isdisjoint(artifact.inputs()):
+            return
+        self._seen.add(key)
+        try:
+            step = self._step(key, artifact)
+        except NielsCacheError as error:
+            step = Step(key=key, action="fail", state=state_of(artifact).state, why=str(error))
+        self.steps.append(step)
+        if step.action in ("fail", "skip"):
+            self._lacking.add(key)
+        if step.action == "build":
+            self._building.add(key)
+            self._new.add(key)
+        if artifact.takes_what_is_there:
+            self._new.difference_update(artifact.inputs())
+
+    def _step(self, key: str, artifact: Artifact) -> Step:
+        judged = state_of(artifact)
+        if isinstance(artifact, SwitchedOff):
+            return _disabled(judged, key)
+        if judged.state == "not configured":
+            return Step(key=key, action="skip", state=judged.state, why=judged.advice)
+        lacking = self._inputs_that_lack(artifact)
+        if lacking:
+            return Step(key=key, action="skip", state=judged.state, why=f"{listed(lacking)} cannot be built")
+        forced = self._retrains if isinstance(artifact, Tokenizer) else self._force and not isinstance(artifact, BlendIndex)
+        if isinstance(artifact, Dataset | Corpus) and not forced:
+            artifact.finished()  # raises for files that a build does not replace without force
+        judged = self._with_revision(judged, artifact)
+        first = [each for each in _inputs_that_decide(artifact) if each in self._building]
+        if not (forced or first or judged.needs_build):
+            return Step(key=key, action="cache_hit", state=judged.state, why=judged.state)
+        if judged.state == "missing":
+            why = "missing"
+        elif forced:
+            why = "--force"
+        elif first:
+            why = f"{listed(first)} {'is' if len(first) == 1 else 'are'} built first"
+        else:
+            why = f"{judged.state}: {judged.advice.removeprefix('build it: ').removeprefix('build it again: ')}"
+        if work_on(artifact.place).is_resumable and not forced:
+            why += "; an unfinished build exists, which may be resumed"
+        step = Step(key=key, action="build", state=judged.state, why=why)
+        if isinstance(artifact, Tokenizer):
+            artifact.identity()  # raises if the model to import is missing
+        return replace(step, estimate=self._estimate(artifact))
+
+    def _inputs_that_lack(self, artifact: Artifact) -> list[str]:
+        if artifact.takes_what_is_there:
+            return []
+        lacking = [each for each in artifact.inputs() if each in self._lacking]
+        if isinstance(artifact, BlendIndex):
+            can_be_built = self._registry.partition_keys("pretrain")
+            lacking += [each for each in artifact.inputs() if each not in lacking and each.partition("/")[2] not in can_be_built]
+        return lacking
+
+    def _with_revision(self, judged: CacheState, artifact: Artifact) -> CacheState:
+        """Return the state after a look at the files on this machine. Raises NielsCacheError if a file is missing."""
+        source = _source_of(artifact)
+        if source is None or judged.condition != "complete":
+            return judged
+        now = revision_on_this_machine(source, with_prepared(self._registry, self._root))
+        record = artifact.record or META_NAME
+        if now is None or now[0] == load_meta(str(artifact.directory / record)).get("dataset_revision"):
+            return judged
+        return replace(judged, state="other revision", advice="its files have changed since")
+
+    # Estimates
+
+    def _estimate(self, artifact: Artifact) -> Estimate | None:
+        """Return the estimate of a step that is built. Raises NielsCacheError for data that a build would reject at once."""
+        source = _source_of(artifact)
+        if source is not None:
+            name = artifact.key.partition("/")[2]
+            problems = input_problems(self._registry, [name], offline=True)
+            if problem := next(problems, None):
+                raise NielsCacheError(problem.message)
+        if isinstance(artifact, Corpus):
+            return of_corpus(self._volumes.of_source(artifact.name))
+        if isinstance(artifact, PartsPlan):
+            self._volumes.make_plan(artifact)
+            return None
+        if isinstance(artifact, ValPart):
+            return self._of_cache(artifact, self._volumes.of_source(artifact.name), artifact.source.val_tokens)
+        if isinstance(artifact, Part):
+            return self._of_part(artifact)
+        if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:
+            return None  # hard links to the parts
+        if isinstance(artifact, Pretrain):
+            source = artifact.source
+            budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
+            volume = self._volume_of_corpus(artifact) if is_prepared(source) else self._volumes.of_source(artifact.name)
+            return self._of_cache(artifact, volume, budget, counts_first=not is_prepared(source) and source.seeded_val_frac is not None)
+        if isinstance(artifact, Sft):
+            return self._of_cache(artifact, self._volumes.of_source(artifact.name), None)
+        return None
+
+    def _of_cache(self, artifact: Dataset, volume: Volume, budget: int | None, *, counts_first: bool = False) -> Estimate:
+        return of_cache(
+            volume,
+            family=artifact.family,
+            budget=budget,
+            token_bytes=self._token_bytes(artifact),
+            threads=artifact.build.threads or available_threads(),
+            counts_first=counts_first,
+        )
+
+    def _of_part(self, part: Part) -> Estimate | None:
+        plan = self._volumes.plan(part.name)
+        if plan is None:  # the cache that joins the parts has the estimate
+            return None
+        planned, every = plan.parts[part.number], [file for each in plan.parts for file in each.files]
+        weigh = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in every) else len
+        return self._of_cache(part, self._volumes.of_source(part.name).scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
+
+    def _token_bytes(self, artifact: Dataset) -> int:
+        size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
+        return TOKEN_DTYPES[chosen_token_dtype(size, artifact.build.token_dtype)].itemsize
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the build; None if it is trained first, and if it cannot be imported."""
+        key = self._graph.tokenizer().key
+        if self._trains or key in self._lacking:
+            return None
+        if key not in self._building:
+            return load_tokenizer(self._registry, self._root)
+        tokenizer = open_configured_model(self._registry.tokenizer)
+        tokenizer.engine = self._registry.tokenizer.engine
+        return tokenizer
+
+    @cached_property
+    def _encoder(self) -> BuildTokenizer | None:
+        return None if self._tokenizer is None else encoder_of(self._tokenizer)
+
+    def _volume_of_corpus(self, artifact: Pretrain) -> Volume:
+        """Return the volume of the corpus that a cache is built from; before the corpus exists, that of its source."""
+        if not self._building.isdisjoint(artifact.inputs()[1:]):
+            return replace(self._volumes.of_source(artifact.name), remark="cleaning and duplicates are not taken off yet")
+        assert artifact.prepared is not None
+        return self._volumes.of_corpus(artifact.prepared)
+
+
+def _inputs_that_decide(artifact: Artifact) -> Sequence[str]:
+    """Return the inputs with which the artifact must be built again. A tokenizer stays, and so does a cache whose parts are built again."""
+    if isinstance(artifact, Tokenizer):
+        return ()
+    if isinstance(artifact, OfPlan):
+        return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan")]
+    return artifact.inputs()
+
+
+def _source_of(artifact: Artifact) -> Source | None:
+    """Return the source that this step reads itself, or None. A part reads the files of its plan, and a prepared cache its corpus."""
+    if isinstance(artifact, Corpus | PartsPlan):
+        return artifact.source
+    if isinstance(artifact, Dataset) and not isinstance(artifact, OfPlan) and not is_prepared(artifact.source):
+        return artifact.source
+    return None

@@ -1,0 +1,102 @@
+"""How much text the data sets of a configuration have. The files of each source are listed once, and sampled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from niels_cache_assets.artifacts.forecast.estimate import Volume
+from niels_cache_assets.artifacts.forecast.sample import sample_of_corpus, sample_of_source
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.corpus.prepared import PreparedCorpus
+from niels_cache_assets.parts.plan import Plan, estimated_text_bytes, plan_parts
+from niels_cache_assets.show.contents import total_bytes
+from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.hub.data import HubData, hub_files
+from niels_cache_assets.sources.inputs import ONE_TRY
+from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.reading.file_source import listed as listed_files
+from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
+
+
+class Volumes:
+    """The volumes of the data sets, and the plans of those in parts. encoder: returns the tokenizer that encodes samples, or None."""
+
+    def __init__(self, found: Graph, encoder: Callable[[], BuildTokenizer | None]) -> None:
+        self._graph, self._registry, self._encoder = found, found.registry, encoder
+        self._volumes: dict[str, Volume] = {}
+        self._plans: dict[str, Plan | None] = {}
+        self._listings: dict[str, list[ListedFile] | None] = {}
+        self._away: set[str] = set()  # data sets whose list of files cannot be reached now
+
+    def of_corpus(self, prepared: PreparedCorpus) -> Volume:
+        """Return the volume of a corpus that is on disk."""
+        meta = prepared.meta
+        sample = sample_of_corpus(prepared, encoder=self._encoder())
+        text_bytes = round(meta["bytes"]["after"] * prepared.kept / meta["documents"]["kept"])
+        return Volume(file_bytes=total_bytes(meta["files"]), text_bytes=text_bytes, sample=sample, no_sample="its corpus has no text")
+
+    def plan(self, name: str) -> Plan | None:
+        """Return the plan that was made in memory, else the plan on disk. Return None if the list of files cannot be reached now."""
+        if name not in self._plans:
+            self._plans[name] = self._graph.sealed(name).parts_plan.read()
+        return self._plans[name]
+
+    def make_plan(self, artifact: PartsPlan) -> None:
+        """Make the plan of a data set in memory. Raises NielsCacheError if its files cannot be divided."""
+        name, source, files = artifact.name, artifact.source, self._files(artifact.name)
+        self._plans[name] = None
+        if files is not None:
+            planned = plan_parts(files, source.parts, train_tokens=source.train_tokens, val_tokens=source.val_tokens)
+            meta = {"dataset_name": name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned}
+            self._plans[name] = Plan.of(meta)
+
+    def _files(self, name: str) -> list[ListedFile] | None:
+        """Return the files of a data set with their sizes; None without a list, and if the list cannot be reached now."""
+        if name not in self._listings:
+            try:
+                with briefly(seconds=ONE_TRY):
+                    self._listings[name] = _listed(self._registry.source(name))
+            except SourceUnavailable:
+                self._listings[name] = None
+                self._away.add(name)
+        return self._listings[name]
+
+    def of_source(self, name: str) -> Volume:
+        """Return the volume of the source of a data set. Raises NielsCacheError for files that cannot be read."""
+        if name not in self._volumes:
+            self._volumes[name] = self._found_volume(name)
+        return self._volumes[name]
+
+    def _found_volume(self, name: str) -> Volume:
+        source = self._registry.source(name)
+        if getattr(source, "members", None):
+            return Volume(no_sample="a mixture has no files of its own")
+        if isinstance(source, PretrainSource) and source.parts > 1 and (plan := self.plan(name)) is not None:
+            files: list[ListedFile] | None = [file for part in plan.parts for file in part.files]
+        else:
+            files = self._files(name)
+        if not files:
+            is_away = name in self._away
+            return Volume(no_sample="its list of files cannot be reached now" if is_away else "its source has no list of files")
+        file_bytes = sum(file.bytes for file in files) or None
+        volume = Volume(file_bytes=file_bytes, text_bytes=estimated_text_bytes(files) or None, no_sample="its files are on another machine")
+        found = source.input_files()
+        if not found or any("://" in file.url for file in found):
+            return volume
+        sample = sample_of_source(source, files, seed=self._registry.build.seed, encoder=self._encoder())
+        if sample is None:
+            return replace(volume, no_sample="it begins without text")
+        text_bytes = round(sample.text_bytes / sample.share) if sample.share else volume.text_bytes
+        return replace(volume, sample=sample, text_bytes=text_bytes)
+
+
+def _listed(source: Source) -> list[ListedFile] | None:
+    """Return the files of a source with their sizes. For a data set of the hub, this asks the hub."""
+    if isinstance(source, HubData) and not source.local_key:
+        return hub_files(source, source.revision({}))
+    if isinstance(source, PretrainSource) and source.may_have_parts:
+        return source.list_files(None, hashed=False)
+    return listed_files(source.input_files(), None, hashed=False) or None
