@@ -196,17 +196,21 @@ def seconds(job: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def peak_megabytes(folder: Path, model: Path, kind: str) -> float:
-    """Return the peak resident memory of a new process that builds from `folder`, sampled every hundredth of a second."""
-    child = psutil.Popen([sys.executable, __file__, "--child", str(folder), str(model), kind])
+def peak_of(child: psutil.Popen) -> float:
+    """Wait for a process. Return its peak resident memory in MB, sampled every hundredth of a second. Exits if the process fails."""
     peak = 0
     while child.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             peak = max(peak, child.memory_info().rss)
         time.sleep(0.01)
     if child.returncode:
-        raise SystemExit(f"the build from {kind} failed")
+        raise SystemExit(f"the build failed: {' '.join(map(str, child.args))}")
     return peak / 1e6
+
+
+def peak_megabytes(folder: Path, model: Path, kind: str) -> float:
+    """Return the peak resident memory of a new process that builds from `folder`."""
+    return peak_of(psutil.Popen([sys.executable, __file__, "--child", str(folder), str(model), kind]))
 
 
 def run_sft(tokenizer: SentencePieceTokenizer, folder: Path, rounds: int) -> None:

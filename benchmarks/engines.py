@@ -36,7 +36,7 @@ from unittest import mock
 import numpy as np
 import psutil
 
-from build import base_texts, build, documents, sources, write_inputs
+from build import base_texts, build, documents, peak_of, sources, write_inputs
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
@@ -174,16 +174,10 @@ def child(folder: Path, model: str, mode: str) -> None:
 
 
 def built(folder: Path, model: str, mode: str) -> dict[str, float]:
-    """Build in a process of its own. Return its seconds, and its peak resident memory in MB, sampled every hundredth of a second."""
+    """Build in a process of its own. Return its seconds, and its peak resident memory in MB."""
     process = psutil.Popen([sys.executable, __file__, "--child", str(folder), model, mode], stdout=subprocess.PIPE, text=True)
-    peak = 0
-    while process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            peak = max(peak, process.memory_info().rss)
-        time.sleep(0.01)
-    if process.returncode:
-        raise SystemExit(f"the build with {mode} failed")
-    return {**json.loads(process.stdout.read().splitlines()[-1]), "peak": peak / 1e6}
+    peak = peak_of(process)
+    return {**json.loads(process.stdout.read().splitlines()[-1]), "peak": peak}
 
 
 def run_build(model: str, texts: list[str], folder: Path, reference: Speed, rounds: int) -> None:
