@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,13 +39,13 @@ class OfPlan(Pretrain):
         return self.parts_plan.read()
 
     @property
+    @abstractmethod
     def member(self) -> str:
         """The name of the cache among the parts of its data set."""
-        raise NotImplementedError
 
     @property
-    def key(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def key(self) -> str: ...
 
     @property
     def directory(self) -> Path:
