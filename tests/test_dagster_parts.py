@@ -64,6 +64,24 @@ def test_assets_of_parts_exist_only_with_parts(project: PartsProject) -> None:
     assert keys.VAL_PART in assets(project.graph(2, "val_tokens = 60"))
 
 
+MOST_BYTES = 60_000  # of Dagster's database for one part: a data set may have thousands
+
+
+def test_a_part_adds_little_to_the_database(project: PartsProject) -> None:
+    project.write([3] * 12, first=4)
+    few, many = project.graph(2, root="few"), project.graph(16, root="many")
+    launch(few)
+    before = database_bytes(project.folder / "home")
+    launch(many)
+    assert [len(list((found.root / f"pretrain/.parts/{NAME}").glob("part-*"))) for found in (few, many)] == [2, 16]
+    grown = database_bytes(project.folder / "home") - before  # of 14 parts more, and of a plan, a seal and their reports
+    assert 0 < grown <= 16 * MOST_BYTES
+
+
+def database_bytes(home: Path) -> int:
+    return sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+
+
 def assets(found: Graph) -> set[dg.AssetKey]:
     return set(build_defs(registry=found.registry).get_repository_def().asset_graph.get_all_asset_keys())
 
