@@ -34,6 +34,7 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
+from niels_cache_assets.defs.home.run_files import make_small_run_file
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
@@ -297,6 +298,8 @@ class _Launcher:
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
+        if job == keys.PARTS_JOB:
+            make_small_run_file(self._instance, run_id)
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
             if _was_interrupted(run):
