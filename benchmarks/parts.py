@@ -62,7 +62,7 @@ def project(folder: Path) -> Graph:
     """Return the graph of a data set of two files in two parts, with one encoding thread each."""
     tables = {
         "pretrain": {"texts": {"source": "parquet", "files": [str(folder / "*.parquet")], "parts": 2, "val_frac": 0.0}},
-        "tokenizer": {"train_on": ["texts"], "sample_bytes": 10_000_000},
+        "tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 10_000_000},
         "build": {"threads": 1},
     }
     return graph(load_registry(profile="default", overrides=tables), folder / "cache")

@@ -25,7 +25,9 @@ def box(panel: Axes, x: float, y: float, width: float, colour: str, label: str =
 
 
 def arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    panel.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0})
+    panel.annotate(
+        "", xy=end, xytext=start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+    )
 
 
 def shards_of(tokens: int) -> list[int]:
@@ -70,7 +72,9 @@ def parts() -> Figure:
         arrow(panel, (x + (tokens + head) / 2, -3.25), ((first + train) / 2, -4.15), colour)
         x, val = x + tokens + GAP, val + head
     panel.text(val / 2, -5.2, "val: the head of each part", ha="center", va="center", fontsize=8, color=GREY)
-    panel.text((VAL_TOKENS + GAP + train) / 2, -5.2, "train: the shards, with new numbers", ha="center", va="center", fontsize=8, color=GREY)
+    panel.text(
+        (VAL_TOKENS + GAP + train) / 2, -5.2, "train: the shards, with new numbers", ha="center", va="center", fontsize=8, color=GREY
+    )
     return figure
 
 

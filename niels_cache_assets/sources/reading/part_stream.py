@@ -124,4 +124,5 @@ def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
         if file.url.startswith("hf://"):
             continue
         if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
-            raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again")
+            again = "niels-cache build-all --force" if "://" in file.url else "niels-cache build-all"  # only local plans look again
+            raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")
