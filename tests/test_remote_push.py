@@ -106,10 +106,10 @@ def test_another_data_set_or_another_object_at_the_address_is_never_replaced(s3:
     push(local_build(caches.chats), ADDRESS)
     with pytest.raises(NielsCacheError, match="sft/chats"):
         push(letters(caches), ADDRESS, replace_other=True)
-    s3.ask("PUT", f"/{BUCKET}/at/letters/{META_NAME}", b'{"kind": "of another program"}')
+    s3.ask("PUT", f"/{BUCKET}/at/letters/{META_NAME}", b'{"kind": "other"}')
     with pytest.raises(NielsCacheError, match="not the record"):
         push(letters(caches), ADDRESS, replace_other=True)
-    assert s3.content(RECORD) == b'{"kind": "of another program"}'
+    assert s3.content(RECORD) == b'{"kind": "other"}'
 
 
 def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
@@ -123,6 +123,17 @@ def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, caches: Caches, 
     with pytest.raises(NielsCacheError, match=r"shard_00001\.bin.*sha256"):
         push(build, ADDRESS)
     assert [key for key in s3.puts() if key.endswith("shard_00001.bin")] == []
+    assert nothing_is_visible()
+
+
+def test_a_cache_that_is_rebuilt_during_a_push_is_not_published(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(caches.letters.parents[1], root)
+    build = local_build(root / "pretrain/letters")
+    shutil.rmtree(build.directory)
+    shutil.copytree(caches.other, build.directory)
+    with pytest.raises(NielsCacheError, match="was rebuilt"):
+        push(build, ADDRESS)
     assert nothing_is_visible()
 
 

@@ -4,8 +4,8 @@
     2. fetch the files into a staging directory, several at once; each is hashed while it is written, and renamed when its hash is right
     3. write meta.json; then the staging directory takes the place of the cache in one step
 
-A pull that was cut keeps its staging directory. The next pull of the same build hashes what a file has, and fetches the rest. A pull of
-another build starts from the beginning. Memory: one piece for each thread.
+A pull that was cut keeps its staging directory. The next pull of the same build fetches only the missing bytes. A pull of another
+build starts from the beginning. Memory: one piece for each thread.
 """
 
 from __future__ import annotations

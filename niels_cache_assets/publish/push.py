@@ -3,7 +3,7 @@
     1. read the record at the address, and ask the store for conditional PUT
     2. list the build's folder; skip what is there with the same size and hash
     3. hash each other file, compare it with meta.json, and send it: one PUT for each, several at once
-    4. list again; then write the record, on the condition that nobody has written it since step 1
+    4. list again; then write the record, on the condition that it is unchanged since step 1
 
 A reader follows the record, so it sees the old build or the new one. A push that was cut leaves no record, and the next push sends the
 files that are missing. Keys depend on content, so two pushes at once do not disturb each other. Memory does not grow with the cache: files
@@ -97,7 +97,7 @@ def local_build(directory: Path) -> LocalBuild:
 def push(
     build: LocalBuild, address: str, *, replace_other: bool = False, threads: int = THREADS, progress: Progress | None = None
 ) -> Pushed:
-    """Publish a cache. After an error or a kill, call it again: it goes on with the files that are missing.
+    """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
 
     replace_other: whether to exchange the record if the address names another build of this data set.
 
@@ -116,7 +116,7 @@ def push(
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
     if is_new:
         _write_record(store, record, found, e_tag)
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)  # what a prune has deleted meanwhile
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)  # a prune may have deleted some
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
     return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
 
@@ -259,7 +259,7 @@ def _unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheEr
 
 
 def _write_record(store: Store, record: Record, found: Record | None, e_tag: str | None) -> None:
-    """Write the record if nobody has written it since it was read.
+    """Write the record if it is unchanged since it was read.
 
     Such a request is not repeated blindly, because it may have succeeded although its answer was lost. So the record is read first.
     """

@@ -45,7 +45,7 @@ class Record:
     """A published build.
 
     content_sha256, meta_sha256: of the build. beside: `meta.json` of the cache and the files of its tokenizer (`tokenizer/...`), each with
-        its "bytes" and "sha256". previous: content_sha256 of builds that this address named before, and that nobody has pruned yet.
+        its "bytes" and "sha256". previous: content_sha256 of builds that this address named before. Some may be pruned.
     """
 
     family: Family

@@ -5,7 +5,7 @@ address, the object, and the code of the store's answer. It never quotes an answ
 credentials. For the same reason, no error has obstore's error as its cause.
 
 A request that fails for a short time is sent again, with growing waits. Memory: `put` maps one file, or holds a few pieces of a large one;
-`stream` holds one piece. What the objects mean is not decided here.
+`stream` holds one piece. `record` defines the objects of a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
@@ -262,16 +263,20 @@ class Store:
             raise self._no_conditions()
 
     def _is_written(self, mode: Any) -> bool:
-        try:
-            with self._told(_PROBE):
-                self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
-        except ConflictError:
-            return False
-        except RemoteError as error:
-            if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
-                raise self._no_conditions() from None
-            raise
-        return True
+        for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
+            try:
+                with self._told(_PROBE):
+                    self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
+                return True
+            except ConflictError:
+                return False
+            except RemoteError as error:
+                if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                    raise self._no_conditions() from None
+                if seconds is None or not error.is_transient:
+                    raise
+                time.sleep(seconds)
+        raise AssertionError("the last try returns or raises")
 
     def _no_conditions(self) -> RemoteError:
         return RemoteError(

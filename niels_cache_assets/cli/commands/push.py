@@ -35,9 +35,9 @@ AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. Only s3:// is tested with a 
 are untested.
 
 push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
-this record, so they see the whole build or nothing. If push is cut, run it again: it goes on with the
-first missing file. With --replace, only the record is exchanged. The old build stays, for those who
-still read it, until --prune.""",
+this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
+missing files. With --replace, only the record is exchanged. The old build stays until --prune, because
+a job may still read it.""",
     examples="""\
   niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
   niels-cache push wikitext s3://bucket/caches/wikitext --replace  exchange it by the newer build
