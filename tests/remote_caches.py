@@ -29,7 +29,7 @@ class Caches:
     chats: Path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[LoopbackS3]:
     server = LoopbackS3()
     yield server
@@ -45,7 +45,7 @@ def s3(server: LoopbackS3, monkeypatch: pytest.MonkeyPatch) -> LoopbackS3:
     return server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Caches:
     from tests.small_project import STAGES, small_project
 
