@@ -14,7 +14,7 @@ import pytest
 from tests import programs
 from tests.faults import children
 
-# What files of tests import. Packages that are not installed are left out.
+# The imports of test files, without packages that are not installed.
 _IMPORTED = (
     "dagster_webserver.app",
     "datasets",
