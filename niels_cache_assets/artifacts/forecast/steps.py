@@ -25,6 +25,7 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
@@ -193,6 +194,8 @@ class _Walk:
             return None
         if isinstance(artifact, ValPart):
             return self._of_cache(artifact, self._volumes.of_source(artifact.name), artifact.source.val_tokens)
+        if isinstance(artifact, WholePart) and artifact.is_there:
+            return None  # hard links to the cache that one process built
         if isinstance(artifact, Part):
             return self._of_part(artifact)
         if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:

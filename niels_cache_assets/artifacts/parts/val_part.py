@@ -1,5 +1,7 @@
 """The val of a data set in parts with token budgets: the head of each part, before any shuffle, `pretrain/.parts/NAME/val`.
 
+Only the first parts give to val. Files that are added later do not change it.
+
 Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each part, and the parts leave
 out exactly these. At most twice `val_tokens` is encoded, by the reference. A killed build resumes at the part that it was reading.
 """
@@ -61,6 +63,14 @@ class ValPart(OfPlan):
     def key(self) -> str:
         return f"val_part/{self.name}"
 
+    @property
+    def planned_by(self) -> str:
+        return self.plan.first.fingerprint
+
+    def revision(self) -> str | None:
+        assert self.tokenizer  # fail early: nothing can be built without it
+        return self.plan.first.revision
+
     def need(self) -> Need | None:
         val_tokens = self.source.val_tokens
         return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.token_bytes, text_bytes=None, exact=False)
@@ -71,7 +81,7 @@ class ValPart(OfPlan):
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
-        parts, build = self.plan.parts, self._build_of(work)
+        parts, build = self.plan.first.parts, self._build_of(work)
         with PretrainWriter(
             work.directory, dtype=build.dtype, shard_bytes=build.shard_bytes, state=state.writer, files=journal.finished
         ) as writer:
@@ -105,7 +115,7 @@ class ValPart(OfPlan):
                 "facts": {},
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": self.plan.fingerprint, "taken": state.taken, "short": short},
+                "part": {"plan": self.planned_by, "taken": state.taken, "short": short},
             }
         return Written(meta=meta, resumed=resumed)
 
