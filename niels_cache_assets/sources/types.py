@@ -220,9 +220,7 @@ class PretrainSource(Source):
         0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
     )
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
-    added: tuple[Added, ...] = Field(
-        (), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`, see below"
-    )
+    added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:

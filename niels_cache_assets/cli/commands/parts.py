@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", choices=list(_ACTIONS), help="add or prune")
     parser.add_argument("name", metavar="NAME", help="a pretrain data set")
-    parser.add_argument("files", metavar="PATTERN", nargs="*", help="add: new files, as the key `files` would name them")
+    parser.add_argument("files", metavar="PATTERN", nargs="*", default=[], help="add: new files, as the key `files` would name them")
     parser.add_argument("--parts", type=int, metavar="N", help="add: the number of parts for the new files (default: 1)")
     parser.add_argument("--train-tokens", type=int, metavar="N", help="add: a token budget for the new files (default: all of them)")
 
