@@ -116,7 +116,7 @@ def test_a_state_over_a_grown_cache_goes_on_without_a_request(caches: Grown) -> 
         new = TokenLoader.from_state(saved(old), caches["new"], grown=True)
         taken(new, steps)
         state = saved(new)
-        assert state["version"] == 2
+        assert state["version"] == 3
         again = TokenLoader.from_state(state)
         assert all(torch.equal(*pair) for pair in zip(taken(again, 80 - steps), every[steps:], strict=True))
         trace = again.trace(0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
@@ -223,6 +224,18 @@ def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: Pa
     assert read_meta(str(project.cache() / "meta.json"))["dropped"] == {"in_val": 1}
     with pytest.raises(NielsCacheError, match="decontaminate"):
         grow(project, 1, settings)
+
+
+@pytest.mark.parametrize(("parts", "settings"), [(3, BUDGETS), (1, HASHED)])
+def test_a_dry_run_tells_that_only_new_parts_are_built(project: PartsProject, parts: int, settings: str) -> None:
+    build(project.graph(parts, settings))
+    steps = {step.key: step for step in forecast(grow(project, parts, settings))}
+    first = {f"part/{NAME}/part-00000"} if parts == 1 else set()
+    new = {f"part/{NAME}/part-{number:05d}" for number in (parts, parts + 1)}
+    assert {key for key, step in steps.items() if step.action == "build"} == {PLAN, *first, *new, SEALED}
+    assert {key for key, step in steps.items() if step.estimate is not None} == new
+    outcomes = states(build(grow(project, parts, settings)))
+    assert {key for key, state in outcomes.items() if state == "built"} == {PLAN, *first, *new, SEALED}
 
 
 def test_two_tables_with_one_file_are_refused(project: PartsProject) -> None:

@@ -255,10 +255,11 @@ class PretrainSource(Source):
         return self.parts > 1 and bool(self.val_tokens)
 
     def _refuse_for_parts(self) -> None:
+        key = "parts" if self.parts > 1 else "added"
         if not self.may_have_parts:
-            raise ValueError(f"parts needs a list of files, which the source {self.source} does not have; remove parts")
+            raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
         if self.prepare:
-            raise ValueError("parts cannot be combined with prepare yet; remove one of them")
+            raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
         if self.decontaminate != "off" and self.seeded_val_frac is not None:
             raise ValueError("parts with decontaminate needs val_tokens or a val of upstream, not val_frac, which finds val too late")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):

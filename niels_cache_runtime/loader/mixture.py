@@ -73,7 +73,7 @@ class Mixture:
     def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
         self.names = tuple(names)
         self.blend = Blend(names, schedule)
-        self._samples = np.array(samples, dtype=np.int64)
+        self.samples = np.array(samples, dtype=np.int64)
         self._seed, self._shuffle = seed, shuffle
         self._set_epochs({})
 
@@ -91,7 +91,7 @@ class Mixture:
 
     def _set_epochs(self, phases: Mapping[str, Phases]) -> None:
         self.phases = dict(phases)
-        self._epochs = [Epochs(phases.get(name, ((0, n),))) for name, n in zip(self.names, self._samples.tolist(), strict=True)]
+        self._epochs = [Epochs(phases.get(name, ((0, n),))) for name, n in zip(self.names, self.samples.tolist(), strict=True)]
         self._grown = [source for source, name in enumerate(self.names) if name in phases]
         self._orders = [
             [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else []
@@ -101,7 +101,7 @@ class Mixture:
     def locate(self, samples: NDArray[np.int64]) -> Located:
         """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
-        epochs, numbers = np.divmod(taken, self._samples[sources])
+        epochs, numbers = np.divmod(taken, self.samples[sources])
         for source in self._grown:
             chosen = np.flatnonzero(sources == source)
             epochs[chosen], numbers[chosen] = self._epochs[source].at(taken[chosen])

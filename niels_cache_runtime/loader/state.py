@@ -19,7 +19,7 @@ from niels_cache_runtime.loader.steps import Position, position_from_state, posi
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
-VERSION_OF_GROWN = 2  # of states with `phases`, which an older release would ignore
+VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
@@ -140,7 +140,7 @@ def check_form(state: Any) -> None:
     if not is_known or state.get("order_version") != ORDER_VERSION:
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version "
-            f"{VERSION_OF_GROWN}, order {ORDER_VERSION}: resume with the release that saved it"
+            f"{VERSION} and {VERSION_OF_GROWN}, order {ORDER_VERSION}: resume with the release that saved it"
         )
 
 

@@ -127,6 +127,7 @@ class _Walk:
             self._new.difference_update(artifact.inputs())
 
     def _step(self, key: str, artifact: Artifact) -> Step:
+        grows = self._has_new_plan_of_growth(artifact)
         judged = state_of(artifact)
         if isinstance(artifact, SwitchedOff):
             return _disabled(judged, key)
@@ -139,7 +140,7 @@ class _Walk:
         if isinstance(artifact, Dataset | Corpus) and not forced:
             artifact.finished()  # raises for files that a build does not replace without force
         judged = self._with_revision(judged, artifact)
-        first = [each for each in _inputs_that_decide(artifact) if each in self._building]
+        first = [each for each in _inputs_that_decide(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
         if not (forced or first or judged.needs_build):
             return Step(key=key, action="cache_hit", state=judged.state, why=judged.state)
         if judged.state == "missing":
@@ -156,6 +157,15 @@ class _Walk:
         if isinstance(artifact, Tokenizer):
             artifact.identity()  # raises if the model to import is missing
         return replace(step, estimate=self._estimate(artifact))
+
+    def _has_new_plan_of_growth(self, artifact: Artifact) -> bool:
+        """Return whether the artifact is a part of a data set that grows. It then gets the plan that was made in memory."""
+        if not isinstance(artifact, Part | ValPart) or not artifact.source.added or artifact.parts_plan.key not in self._building:
+            return False
+        plan = self._volumes.plan(artifact.name)
+        if plan is not None:
+            vars(artifact).update(plan=plan)
+        return plan is not None
 
     def _inputs_that_lack(self, artifact: Artifact) -> list[str]:
         if artifact.takes_what_is_there:

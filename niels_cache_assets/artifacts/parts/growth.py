@@ -67,7 +67,7 @@ class Growth:
 
     def _kept(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
         """Return the group of the last plan, unless its settings have changed."""
-        if _settings(then.made_of) != _settings(now.made_of):
+        if settings_of_group(then.made_of) != settings_of_group(now.made_of):
             return now
         there = {file.name: file for file in now.listed}
         changed = [file.name for file in then.listed if file.name in there and there[file.name] != file]
@@ -96,7 +96,7 @@ class Growth:
         )
 
 
-def _settings(made_of: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_group(made_of: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
     values = recordable(made_of)
     values.pop("revision", None)
