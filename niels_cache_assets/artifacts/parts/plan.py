@@ -11,7 +11,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
 from niels_cache_assets.artifacts.parts.growth import Growth
-from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
@@ -69,7 +69,7 @@ class PartsPlan(Artifact):
         return self.source.revision(self.registry.pretrain)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        added = [each.model_dump(mode="json", exclude={"files"}) for each in self.source.added]
+        added = [settings_that_count(each, "added", without=("files",)) for each in self.source.added]
         return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
 
     def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
@@ -89,7 +89,8 @@ class PartsPlan(Artifact):
             added = self.source.added[number - 1]
             of_first = ("parts", "train_tokens", "val_tokens", "val_frac")
             identity["source"] = {key: value for key, value in source.items() if key not in of_first}
-            identity["added"] = {"parts": added.parts, "train_tokens": added.train_tokens, "val_frac": self.source.seeded_val_frac}
+            own = settings_that_count(added, "added", without=("files", "revision"))
+            identity["added"] = {**own, "val_frac": self.source.seeded_val_frac}
         return identity
 
     def read(self) -> Plan:
