@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_assets.sources.added import Added, added_problem
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
+from niels_cache_assets.sources.reading.held_out import HeldOut
+from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
+from niels_cache_assets.sources.reading.listed import MemberPlan
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.layout import Family
 
 if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.files import SourceFile
@@ -30,20 +33,6 @@ PrepareStep = Literal["clean", "dedup"]
 
 FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
-
-
-class HeldOut(Protocol):
-    """The val documents of the members of a mixture. `streaming.held_out` finds these documents before the mixture is read."""
-
-    @property
-    def seed(self) -> int:
-        """The seed with which the members' own builds shuffle and split."""
-
-    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find the val documents of one member. Call this for all members before `sort`."""
-
-    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Yield each document of a member with the reason to leave it out, or with None to keep it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +58,6 @@ class StreamContext:
     held_out: HeldOut | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
-
-
-class ListedFile(NamedTuple):
-    """A file of a data set in parts, as its plan lists it.
-
-    name: its name in the cache. bytes: its size, 0 if unknown. digest: changes with its content (a sha256, a git hash or an ETag).
-    split: the split that upstream gives to its documents, or None.
-    """
-
-    name: str
-    bytes: int
-    digest: str
-    split: Split | None
 
 
 class Source(BaseModel):
@@ -222,6 +198,19 @@ class PretrainSource(Source):
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
+    _plan: MemberPlan | None = PrivateAttr(None)
+
+    @property
+    def plan(self) -> MemberPlan | None:
+        """The plan of a data set in parts, if a mixture reads this table; otherwise None."""
+        return self._plan
+
+    def with_plan(self, plan: MemberPlan) -> Self:
+        """Return a copy for the mixtures that read this table, which is in parts."""
+        copy = self.model_copy()
+        copy._plan = plan
+        return copy
+
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
         if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
@@ -249,26 +238,19 @@ class PretrainSource(Source):
         """The number of parts, with those of added files."""
         return self.parts + sum(each.parts for each in self.added)
 
-    @property
-    def has_val_part(self) -> bool:
-        """Whether a budget takes val from the heads of the parts. Added files never give val to a budget."""
-        return self.parts > 1 and bool(self.val_tokens)
-
     def _refuse_for_parts(self) -> None:
         key = "parts" if self.parts > 1 else "added"
         if not self.may_have_parts:
             raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
         if self.prepare:
             raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
-        if self.decontaminate != "off" and self.seeded_val_frac is not None:
-            raise ValueError("parts with decontaminate needs val_tokens or a val of upstream, not val_frac, which finds val too late")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
         if problem := added_problem(self.added, has_budgets=not self.has_own_splits and self.seeded_val_frac is None):
             raise ValueError(problem)
-        if self.added and self.parts == 1 and self.decontaminate != "off":
-            raise ValueError("added with decontaminate needs parts above 1, because val must be found again; remove one of them")
+        if self.added and self.decontaminate != "off" and (self.parts == 1 or self.seeded_val_frac is not None):
+            raise ValueError("added with decontaminate needs parts above 1 and val_tokens, so that val stays; remove one of them")
 
     @property
     def has_own_splits(self) -> bool:
@@ -284,6 +266,13 @@ class PretrainSource(Source):
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
         return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
+
+    @property
+    def has_val_part(self) -> bool:
+        """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
+        hash decides. Without parts, a data set that grows has its val in part 0.
+        """
+        return self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
 
     @property
     def builder_shuffle(self) -> int:

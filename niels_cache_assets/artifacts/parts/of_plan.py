@@ -20,6 +20,7 @@ from niels_cache_assets.sources.reading.part_stream import PartStream, part_stre
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
 
@@ -58,7 +59,7 @@ class OfPlan(Pretrain):
 
     @property
     def has_val_part(self) -> bool:
-        """Whether a budget takes val from the heads of the parts."""
+        """Whether val is made before the parts."""
         return self.source.has_val_part
 
     def inputs(self) -> Sequence[str]:
@@ -107,10 +108,13 @@ class OfPlan(Pretrain):
     def _full_name(self) -> str:
         return f"{self.name}/{self.member}"
 
-    def stream_of(self, planned: PlannedPart, *, skip: int = 0) -> PartStream:
-        """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
-        revision, text_field = planned.revision, planned.text_field
-        return part_stream(self.source, planned.files, revision=revision, text_field=text_field, seed=self.build.seed, skip=skip)
+    def stream_of(self, planned: PlannedPart, *, skip: int = 0, only: Split | None = None) -> PartStream:
+        """Return the stream of a part. skip: how many documents at its head to leave out. only: leave out documents of the other split.
+
+        Raises NielsCacheError for a missing file.
+        """
+        revision, text_field, seed = planned.revision, planned.text_field, self.build.seed
+        return part_stream(self.source, planned.files, revision=revision, text_field=text_field, seed=seed, skip=skip, only=only)
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
