@@ -1,6 +1,6 @@
 """The order of all samples of a run: the blend chooses the source, and the source's own order in this epoch chooses the sample.
 
-    global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
+    global sample k --Blend--> source and how many of its samples came before --Epochs--> epoch, place --Order--> sample number
 
 Everything is computed from k: there is no state and no file, and memory is constant. The sources read the samples.
 
@@ -8,6 +8,7 @@ Everything is computed from k: there is no state and no file, and memory is cons
 that a resumed run waits for one batch only.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.steps import Position, Steps
 
@@ -70,18 +72,43 @@ class Mixture:
 
     def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
         self.names = tuple(names)
-        self.samples = np.array(samples, dtype=np.int64)
         self.blend = Blend(names, schedule)
-        self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)] if shuffle else None
+        self.samples = np.array(samples, dtype=np.int64)
+        self._seed, self._shuffle = seed, shuffle
+        self._set_epochs({})
+
+    def grown(self, phases: Mapping[str, Phases]) -> "Mixture":
+        """Return the order of a run in which some sources have grown. phases: those of these sources, by name; see Epochs."""
+        if phases == self.phases:
+            return self
+        changed = copy.copy(self)
+        changed._set_epochs(phases)
+        return changed
+
+    def described(self, name: str) -> dict[str, list[list[int]]]:
+        """Return the entry `phases` in the state of a source that has grown; empty for other sources."""
+        return {"phases": [list(phase) for phase in self.phases[name]]} if name in self.phases else {}
+
+    def _set_epochs(self, phases: Mapping[str, Phases]) -> None:
+        self.phases = dict(phases)
+        self._epochs = [Epochs(phases.get(name, ((0, n),))) for name, n in zip(self.names, self.samples.tolist(), strict=True)]
+        self._grown = [source for source, name in enumerate(self.names) if name in phases]
+        self._orders = [
+            [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else []
+            for name, epochs in zip(self.names, self._epochs, strict=True)
+        ]
 
     def locate(self, samples: NDArray[np.int64]) -> Located:
         """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
+        for source in self._grown:
+            chosen = np.flatnonzero(sources == source)
+            epochs[chosen], numbers[chosen] = self._epochs[source].at(taken[chosen])
         groups = list(Located(sources, epochs, numbers).groups())
-        if self._orders is not None:
+        if self._shuffle:
             for source, epoch, places in groups:
-                numbers[places] = self._orders[source].at(numbers[places], epoch)
+                numbers[places] = self._orders[source][self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
@@ -91,8 +118,8 @@ class Mixture:
         """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
-            whole = epochs * int(self.samples[source])
-            position = self.blend.position(source, (taken // whole + 1) * whole)
+            begun = int(self._epochs[source].at(np.array([taken], dtype=np.int64))[0][0])
+            position = self.blend.position(source, self._epochs[source].start((begun // epochs + 1) * epochs))
             if position is not None:
                 ends.append((position, name))
         if not ends:
