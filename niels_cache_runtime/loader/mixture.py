@@ -2,6 +2,8 @@
 
     global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
 
+With `blocks`, BlendInRounds and BlockOrder take the places of Blend and Order.
+
 Everything is computed from k: there is no state and no file, and memory is constant. The sources read the samples.
 
 `plan_batches` locates thousands of samples at once, so that many batches share the cost of the calls. It begins with a single batch, so
@@ -15,9 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.blend import Blend, BlendInRounds
+from niels_cache_runtime.loader.blocks.order import BlockOrder
+from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
 from niels_cache_runtime.loader.order import Order
-from niels_cache_runtime.loader.steps import Position, Steps
+from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
 
@@ -66,13 +71,31 @@ class Mixture:
 
     names: the names of the sources. samples: the number of samples per epoch of each source. schedule: the weights; see Blend.
     seed: the seed of every source's order. shuffle: with False, the samples of a source come in the order of their numbers.
+    blocks: the blocks of each source, for the order in blocks with `lanes` lanes. None for an order of the whole split.
     """
 
-    def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        samples: Sequence[int],
+        *,
+        schedule: Schedule,
+        seed: int,
+        shuffle: bool,
+        blocks: Sequence[Blocks] | None = None,
+        lanes: int = 1,
+    ) -> None:
         self.names = tuple(names)
         self.samples = np.array(samples, dtype=np.int64)
-        self.blend = Blend(names, schedule)
-        self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)] if shuffle else None
+        self.blend = Blend(names, schedule) if lanes == 1 else BlendInRounds(names, schedule, lanes=lanes)
+        self._blocks = blocks
+        self._orders: list[Order | BlockOrder] | None = None
+        if blocks is not None:
+            self._orders = [
+                BlockOrder(own.samples, seed=seed, name=name, lanes=lanes, shuffle=shuffle) for own, name in zip(blocks, names, strict=True)
+            ]
+        elif shuffle:
+            self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)]
 
     def locate(self, samples: NDArray[np.int64]) -> Located:
         """Return the places of global samples (n,) int64."""
@@ -83,6 +106,16 @@ class Mixture:
             for source, epoch, places in groups:
                 numbers[places] = self._orders[source].at(numbers[places], epoch)
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def visits(self, samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
+        """Yield the blocks that a machine reads after the first `samples` samples of the run; see `block_visits`.
+
+        Raises NielsCacheError for an order of the whole split.
+        """
+        if self._blocks is None:
+            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order='blocks')")
+        orders = [order for order in self._orders or () if isinstance(order, BlockOrder)]
+        return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.
@@ -107,15 +140,16 @@ def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: 
     Its first `done` batches are left out.
     """
     full, last = steps.full(position), steps.last(position)
-    rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)
+    rows = steps.B * steps.world_size
+    own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
     index, block = worker + done * workers, 1
     while full is None or index < full:
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
-        located = mixture.locate((position.samples + batches[:, None] * rows + own).ravel())
+        located = mixture.locate((batches[:, None] * rows + own).ravel())
         for first in range(0, len(located), steps.B):
             yield located.part(first, first + steps.B)
         index += workers * count
         block = max(1, min(2 * block, _PLANNED_SAMPLES // steps.B))
     if index == full and last is not None:
-        yield mixture.locate(np.arange(*last, dtype=np.int64))
+        yield mixture.locate(last)
