@@ -112,14 +112,13 @@ def blocks() -> Figure:
         inset = 0.15 if first < last else -0.15
         panel.annotate("", (last - inset, -3.2), (first + inset, -3.2), arrowprops={"arrowstyle": "->", "linewidth": 1.2})
         panel.text((first + last) / 2, -3.3, f"lane {lane}", ha="center", va="top", fontsize=9)
-    panel.vlines(cuts[1], -3.45, -1.4, color="black", linewidth=1, linestyle=":")
+    panel.vlines([cuts[1]] * 2, [-2.38, -3.45], [-1.42, -2.9], color="black", linewidth=1.2, linestyle=":")
     order = made.at(np.arange(n), 0)
     for machine in range(lanes):
         title(panel, -4.4 - 0.95 * machine, f"machine {machine} reads lane {machine}")
         coloured(-4.4 - 0.95 * machine, order[machine::lanes])
     for step in range(-(-n // (lanes * per_step))):
-        end = min((step + 1) * per_step, -(-n // lanes))
-        panel.text((step * per_step + end) / 2, -6.2, f"step {step}", ha="center", fontsize=9)
+        panel.text((step + 0.5) * per_step, -6.2, f"step {step}", ha="center", fontsize=9)
         if step:
             panel.vlines(step * per_step, -6.25, -3.85, color="black", linewidth=1)
     return figure

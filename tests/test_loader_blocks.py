@@ -149,6 +149,23 @@ def test_resuming_with_other_machines_ranks_and_batch_sizes_reads_each_window_on
     assert sorted(taken) == list(zip(expected.samples.tolist(), expected.dataset_ids.tolist(), expected.numbers.tolist(), strict=True))
 
 
+def test_weights_may_change_within_a_round(sources: dict[str, str]) -> None:
+    weights: list[Any] = [(0, {"notes": 3, "web": 1})]
+    two = {name: sources[name] for name in ("notes", "web")}
+    loader = opened(two, weights=weights, lanes=4, B=3)
+    for later in ({"notes": 1, "web": 1}, {"notes": 0, "web": 1}, {"notes": 1, "web": 0}):
+        before = [loader.trace(step).dataset_ids.tolist() for step in range(loader.step + 1)][:-1]
+        rows(loader, 3)
+        assert loader.samples % 4
+        weights.append((loader.samples, later))
+        state = loader.state_dict()
+        loader = opened(two, weights=weights, lanes=4, B=3)
+        loader.load_state_dict(state)
+        assert [loader.trace(step).dataset_ids.tolist() for step in range(len(before))] == before
+    last = [loader.trace(step).dataset_ids.tolist() for step in range(10, 14)]
+    assert last == [[0, 0, 0]] * 4
+
+
 def test_resuming_at_any_step_goes_on_as_if_never_stopped(notes: str) -> None:
     settings = {"lanes": 4, "machines": 2, "world_size": 2, "rank": 1, "epochs": 2}
     straight = rows(opened(notes, **settings))

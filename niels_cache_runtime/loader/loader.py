@@ -192,11 +192,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             sources = dict.fromkeys(folders, sources)
         folders |= name_sources(sources) if sources else {}
         settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
-        if sizes.machines > 1 and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
-            settings["machines"] = sizes.machines
         if "epochs" in changes:
             del settings["on_exhausted"]  # its saved value depends on the saved epochs
         settings |= changes
+        if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
+            settings["machines"] = sizes.machines
         loader = cls(folders, **settings)
         loader.load_state_dict(state)
         return loader

@@ -25,6 +25,7 @@ from niels_cache_runtime.loader.source import Blocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
+_MOST_LANES = 8
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -88,6 +89,7 @@ class Mixture:
         self.names = tuple(names)
         self.samples = np.array(samples, dtype=np.int64)
         self.blend = Blend(names, schedule) if lanes == 1 else BlendInRounds(names, schedule, lanes=lanes)
+        self.lanes = lanes
         self._blocks = blocks
         self._orders: list[Order | BlockOrder] | None = None
         if blocks is not None:
@@ -141,6 +143,7 @@ def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: 
     """
     full, last = steps.full(position), steps.last(position)
     rows = steps.B * steps.world_size
+    planned = _PLANNED_SAMPLES * min(mixture.lanes // steps.machines, _MOST_LANES)  # each lane is in another block, and costs a call
     own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
     index, block = worker + done * workers, 1
     while full is None or index < full:
@@ -150,6 +153,6 @@ def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: 
         for first in range(0, len(located), steps.B):
             yield located.part(first, first + steps.B)
         index += workers * count
-        block = max(1, min(2 * block, _PLANNED_SAMPLES // steps.B))
+        block = max(1, min(2 * block, planned // steps.B))
     if index == full and last is not None:
         yield mixture.locate(last)

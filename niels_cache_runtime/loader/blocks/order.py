@@ -87,17 +87,24 @@ class BlockOrder:
 
         Raises NielsCacheError for a place outside the epoch, and for an epoch below 0.
         """
-        if places.size and not 0 <= places.min() <= places.max() < self.samples:
+        if not places.size:
+            return places
+        if not 0 <= places.min() <= places.max() < self.samples:
             wrong = places[(places < 0) | (places >= self.samples)][0]
             raise NielsCacheError(f"position {wrong}: there are {self.samples} samples per epoch, from 0")
         row = self.row(epoch)
         cells = self._cells(places, row)
-        slots = row.ends.searchsorted(cells, side="right")
-        blocks = row.blocks[slots]
-        inside = cells - row.ends[slots] + self._sizes[blocks]
-        if self._shuffle and len(blocks):
-            inside = self._shuffled(blocks, inside, epoch)
-        return self.starts[blocks] + inside
+        first, last = row.ends.searchsorted([cells.min(), cells.max()], side="right").tolist()
+        if first == last:
+            return self._samples_at(cells, first, row, epoch)
+        slots = row.ends.searchsorted(cells, side="right").astype(np.min_scalar_type(len(row.ends)))  # numpy sorts short numbers fast
+        found = np.empty_like(cells)
+        by_slot = slots.argsort(kind="stable")
+        edges = np.flatnonzero(np.diff(slots[by_slot], prepend=-1)).tolist()
+        for begin, end in zip(edges, [*edges[1:], len(slots)], strict=True):
+            own = by_slot[begin:end]
+            found[own] = self._samples_at(cells[own], int(slots[own[0]]), row, epoch)
+        return found
 
     def row(self, epoch: int) -> EpochRow:
         """Return the row of an epoch."""
@@ -128,17 +135,14 @@ class BlockOrder:
         lanes %= self.lanes
         return np.where(lanes % 2 == 0, row.cuts[lanes] + numbers, row.cuts[lanes + 1] - 1 - numbers)
 
-    def _shuffled(self, blocks: NDArray[np.int64], inside: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return s(i) for every cell i = `inside` (n,) of its block `blocks` (n,), with one call for each block."""
-        if blocks[0] == blocks[-1] and (blocks == blocks[0]).all():
-            return self._order_in(int(blocks[0])).at(inside, epoch)
-        found = np.empty_like(inside)
-        by_block = blocks.argsort(kind="stable")
-        edges = np.flatnonzero(np.diff(blocks[by_block], prepend=-1)).tolist()
-        for first, last in zip(edges, [*edges[1:], len(blocks)], strict=True):
-            places = by_block[first:last]
-            found[places] = self._order_in(int(blocks[places[0]])).at(inside[places], epoch)
-        return found
+    def _samples_at(self, cells: NDArray[np.int64], slot: int, row: EpochRow, epoch: int) -> NDArray[np.int64]:
+        """Return the sample of each of the `cells` (n,), which are all in one slot of the row: step 1 of the module."""
+        block = int(row.blocks[slot])
+        inside = cells - (row.ends[slot] - self._sizes[block])
+        if self._shuffle:
+            inside = self._order_in(block).at(inside, epoch)
+        inside += self.starts[block]
+        return inside
 
     def _order_in(self, block: int) -> Order:
         order = self._orders.get(block)
