@@ -1,4 +1,4 @@
-"""What the order in blocks costs a model: a tiny GPT learns a corpus that is sorted by source, under several orders.
+"""The cost of the order in blocks for a model: a tiny GPT learns a corpus that is sorted by source, under several orders.
 
     NIELS_CACHE_REAL_DATA=folder python benchmarks/block_order.py [--quick] [--picture FILE]
 

@@ -260,9 +260,9 @@ def test_a_state_names_its_order_and_its_machines(notes: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lanes": 4}, "lanes=4: the state was saved with lanes=2"),
-        ({"block_shards": 5}, "block_shards=5: the state was saved with block_shards=4"),
-        ({"order": "split", "lanes": None, "block_shards": None}, "order='split': the state was saved with order='blocks'"),
+        ({"lanes": 4}, "lanes=4: .*lanes=2"),
+        ({"block_shards": 5}, "block_shards=5: .*block_shards=4"),
+        ({"order": "split", "lanes": None, "block_shards": None}, "order='split': .*order='blocks'"),
         ({"machines": 3, "world_size": 3}, "allowed are 1$|allowed are 1;"),
     ],
 )
@@ -274,7 +274,7 @@ def test_another_order_is_refused(notes: str, changes: dict[str, Any], message: 
 
 def test_a_state_of_todays_order_is_not_continued_in_blocks(notes: str) -> None:
     state = TokenLoader(notes, T=T, B=3, seed=5).state_dict(steps=2)
-    with pytest.raises(NielsCacheError, match="order='blocks': the state was saved with order='split'"):
+    with pytest.raises(NielsCacheError, match=r"order='blocks': .*order='split'"):
         opened(notes).load_state_dict(state)
 
 
@@ -304,7 +304,7 @@ def test_an_edited_state_is_refused(notes: str, edit: dict[str, Any]) -> None:
         ({"lanes": 0}, "lanes=0"),
         ({"lanes": 1.5}, "lanes=1.5"),
         ({"lanes": 4, "machines": 2, "world_size": 3}, "allowed are 1;"),
-        ({"order": "split"}, "block_shards=4: belongs to order='blocks'"),
+        ({"order": "split"}, "block_shards=4: belongs"),
         ({"order": "split", "block_shards": None, "lanes": 2}, "lanes=2: belongs"),
         ({"order": "split", "block_shards": None, "ranks_per_machine": 1}, "ranks_per_machine=1: belongs"),
     ],
