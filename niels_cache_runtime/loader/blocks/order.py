@@ -3,9 +3,9 @@
 A source has N samples. Block b holds the samples w[b] .. w[b+1]-1, which are those whose first token is in the block's shards. So a window
 that crosses into the next block belongs to the earlier block. G is the number of lanes, e the epoch, and p = 0 .. N-1 the place in it.
 
-    1. The row of an epoch.   A permutation of the blocks, from seed, name and e, gives blocks b_0, b_1, ... They lie side by side in a row
-                              of N cells. Block b_j has as many cells as samples, and cell i of block b holds sample w[b] + s(i). s is a
-                              permutation of the block's samples, from seed, name, b and e.
+    1. The row of an epoch.   A permutation of the blocks that have samples, from seed, name and e, gives blocks b_0, b_1, ... They lie side
+                              by side in a row of N cells. Block b_j has as many cells as samples, and cell i of block b holds sample
+                              w[b] + s(i). s is a permutation of the block's samples, from seed, name, b and e.
     2. The lanes.             The row is cut into G runs, one for each lane in turn. The lengths of two runs differ by at most 1.
     3. The place.             c = e*N + p counts the samples of the source over all epochs. Sample c belongs to lane c mod G, and it is
                               number p // G of this lane in this epoch.
@@ -48,9 +48,9 @@ _KEPT_ORDERS = 3  # of blocks, for each lane: the block that ends, the one that 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochRow:
-    """The row of one epoch and its cuts.
+    """The row of one epoch and its cuts. A slot is the place of a block in the row.
 
-    blocks: (blocks,) int64, the block at each slot of the row. ends: (blocks,) int64, the cell after the last one of each slot.
+    blocks: (slots,) int64, the block at each slot. ends: (slots,) int64, the cell after the last one of each slot.
     cuts: (lanes+1,) int64. The run of lane g has the cells cuts[g] .. cuts[g+1]-1.
     first_lane: the lane of place 0.
     """
@@ -68,6 +68,7 @@ class BlockOrder:
     seed, name: as for Order. lanes: the number of lanes. shuffle: with False, blocks and samples keep their order.
     Raises NielsCacheError for values out of range.
 
+    A block without samples changes nothing. So the order follows from the samples' blocks alone.
     Memory is that of `starts`, two permutations of the blocks, and the keys of a few blocks. A sample costs about as much as with Order. A
     new block costs about 0.2 ms.
     """
@@ -78,7 +79,8 @@ class BlockOrder:
         self.lanes = check_whole("lanes", lanes, least=1, most=MAX_LANES)
         self._seed, self._name, self._shuffle = seed, name, shuffle
         self._sizes = np.diff(starts)
-        self._order_of_blocks = Order(len(self._sizes), seed=seed, name=f"{name}\0blocks") if shuffle else None
+        self._used = np.flatnonzero(self._sizes)
+        self._order_of_blocks = Order(len(self._used), seed=seed, name=f"{name}\0blocks") if shuffle else None
         self._rows: dict[int, EpochRow] = {}
         self._orders: dict[int, Order] = {}
 
@@ -116,9 +118,9 @@ class BlockOrder:
         return row
 
     def _make_row(self, epoch: int) -> EpochRow:
-        blocks = np.arange(len(self._sizes))
+        blocks = self._used
         if self._order_of_blocks is not None:
-            blocks = self._order_of_blocks.at(blocks, epoch)
+            blocks = blocks[self._order_of_blocks.at(np.arange(len(blocks)), epoch)]
         first_lane = epoch * self.samples % self.lanes
         firsts = (np.arange(self.lanes) - first_lane) % self.lanes
         runs = self.samples // self.lanes + (firsts < self.samples % self.lanes)

@@ -103,12 +103,9 @@ def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: i
         numbers = (lefts - begin, rights - 1 - begin) if lane % 2 == 0 else (end - rights, end - 1 - lefts)
         start = epoch * order.samples + (lane - row.first_lane) % lanes
         firsts, lasts = (start + lanes * number for number in numbers)
-        for block, size, first, last in zip(
-            row.blocks[slots].tolist(), (rights - lefts).tolist(), firsts.tolist(), lasts.tolist(), strict=True
-        ):
-            if size > 0:
-                known = found.get(block, (first, last))
-                found[block] = min(first, known[0]), max(last, known[1])
+        for block, first, last in zip(row.blocks[slots].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            known = found.get(block, (first, last))
+            found[block] = min(first, known[0]), max(last, known[1])
     return sorted(_Counted(first, last, epoch, block) for block, (first, last) in found.items())
 
 
