@@ -23,10 +23,11 @@ class PartsProject:
         self.folder, self._model = folder, model
         (folder / "texts").mkdir(parents=True)
 
-    def write(self, sizes: Iterable[int], *, first: int = 0) -> None:
+    def write(self, sizes: Iterable[int], *, first: int = 0, folder: str = "texts") -> None:
+        (self.folder / folder).mkdir(exist_ok=True)
         for number, size in enumerate(sizes, start=first):
             lines = [{"id": f"{number}-{row}", "text": text} for row, text in enumerate(sentences(size, seed=number))]
-            path = self.folder / "texts" / f"f{number:03d}.jsonl"
+            path = self.folder / folder / f"f{number:03d}.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def graph(

@@ -200,7 +200,7 @@ def test_visits_are_the_first_and_last_samples_of_each_block(sizes: list[list[in
         expected = [(key, min(own), max(own) + 1) for key, own in needed.items() if max(own) >= samples and max(own) < end]
         visits = takewhile(
             lambda visit: visit.first < end,
-            block_visits(names, blocks, orders, blend, samples=samples, machine=machine, machines=machines),
+            block_visits(names, blocks, [[order] for order in orders], blend, samples=samples, machine=machine, machines=machines),
         )
         found = list(visits)
         assert found
@@ -216,7 +216,7 @@ def test_a_source_that_is_weighed_no_more_ends_its_visits() -> None:
     blend = Blend(names, [(0, {"a": 1, "b": 1}), (10, {"a": 1, "b": 0})])
     orders = [BlockOrder(np.array([0, 3, 6]), seed=0, name=name) for name in names]
     blocks = [Blocks(samples=np.array([0, 3, 6]), files=np.arange(3), tails=np.zeros(2, dtype=np.int64))] * 2
-    visits = block_visits(names, blocks, orders, blend, samples=0, machine=0, machines=1)
+    visits = block_visits(names, blocks, [[order] for order in orders], blend, samples=0, machine=0, machines=1)
     found = [next(visits) for _ in range(10)]
     assert [visit.source for visit in found].count("b") == 2
     assert next(visit.end for visit in reversed(found) if visit.source == "b") > 10

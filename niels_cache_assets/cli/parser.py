@@ -29,7 +29,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "build": {
         "build-all": "build the tokenizer and every data set",
         "prebuild-index": "build the indices of a blend before training",
-        "parts": "remove parts that a complete data set no longer needs",
+        "parts": "let a data set grow by new files, and remove parts that it no longer needs",
     },
     "see the status": {
         "list": "list the configured data sets and their state",
@@ -51,6 +51,10 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "choose a tokenizer": {
         "tokenizer": "compare tokenizers by characters per token",
+    },
+    "share a cache": {
+        "push": "publish a cache in an object store",
+        "pull": "bring a published cache into a cache directory",
     },
     "exchange with other projects": {
         "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",

@@ -19,6 +19,7 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.grown.caches import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
@@ -27,7 +28,6 @@ from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (
     LoaderSettings,
     check_one_tokenizer,
-    check_shares,
     name_sources,
     open_source,
     row_weights,
@@ -38,10 +38,9 @@ from niels_cache_runtime.loader.state import (
     State,
     check_form,
     check_order,
-    check_past_weights,
-    check_same_weights,
     check_settings,
     check_sources,
+    check_weights,
     check_worker,
     make_state,
     read_position,
@@ -178,12 +177,14 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self._maker.check_boundaries()
 
     @classmethod
-    def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
+    def from_state(
+        cls, state: State, sources: str | Mapping[str, str] | None = None, *, grown: bool = False, **changes: Any
+    ) -> "TokenLoader":
         """Return a loader with the settings of a saved state, which continues at the saved position.
 
-        sources: the new folders of the caches, if they have moved. changes: keyword arguments of the constructor that are added to the
-            saved settings or replace them, such as rank, world_size, B, device, weights. Raises NielsCacheError for the reasons that the
-            constructor and `load_state_dict` list.
+        sources: the new folders of the caches, if they have moved. grown: see `load_state_dict`. changes: keyword arguments of the
+            constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Raises
+            NielsCacheError for the reasons that the constructor and `load_state_dict` list.
         """
         check_form(state)
         sizes = read_position(state).batches[-1]
@@ -198,7 +199,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
             settings["machines"] = sizes.machines
         loader = cls(folders, **settings)
-        loader.load_state_dict(state)
+        loader.load_state_dict(state, grown=grown)
         return loader
 
     @property
@@ -258,12 +259,14 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         )
         return state if self._worker is None else state | {"worker": list(self._worker)}
 
-    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
+    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
         B, world_size, machines, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from
         the saved position on.
         allow_changed: names of sources whose files may have changed since the state was saved.
+        grown: whether pretrain caches may have grown by added files since then. The epoch that had begun ends with the samples of the old
+            cache, in their order, and the next epoch has all samples. This reads the document ends of a grown cache once.
 
         Raises NielsCacheError if the state is invalid, or if a cache is missing or changed. Also raises it if a setting that decides the
         samples differs, or if the sources come in a different order.
@@ -274,18 +277,14 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
         for name in allowed:
             check_choice("allow_changed", name, self.names)
-        check_sources(state, self._source_states(), allow_changed=allowed)
+        mixture = self._mixture.grown({})
+        phases = resumed_phases(state, self.names, self._sources, mixture, grown=grown)
+        check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
-        saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
-        if allowed:  # the shares of an old cache cannot be computed any more, so the weights must be the same numbers
-            check_same_weights(state, saved_weights, self._settings.weights)
-        elif saved_weights != self._settings.weights and len(self.names) > 1:
-            known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
-            weights = row_weights(tuple(known), list(known.values()), replace(self._settings, weights=saved_weights))
-            saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
-            check_past_weights(state, self._mixture, saved)
+        check_weights(state, self.names, self._sources, mixture, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), **self._sizes)
+        self._mixture = mixture.grown(phases)
         position = position.resized(**self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
@@ -383,7 +382,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             )
 
     def _source_states(self) -> dict[str, State]:
-        return {name: state_of_source(source) for name, source in zip(self.names, self._sources, strict=True)}
+        return {
+            name: state_of_source(source) | self._mixture.described(name) for name, source in zip(self.names, self._sources, strict=True)
+        }
 
     def _make_maker(self, device: torch.device) -> BatchMaker:
         settings = self._settings

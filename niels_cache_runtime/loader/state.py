@@ -5,19 +5,23 @@ batches.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
+from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
+from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, row_weights
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
 VERSION_OF_BLOCKS = 2  # of a state with order="blocks", so that an earlier release does not continue it in another order
+VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
@@ -32,8 +36,18 @@ def _are_sources(value: Any) -> bool:
         and isinstance(source, Mapping)
         and isinstance(source.get("folder"), str)
         and isinstance(source.get("fingerprint"), str)
+        and _are_phases(source.get("phases"))
         for name, source in value.items()
     )
+
+
+def _are_phases(value: Any) -> bool:
+    if value is None:
+        return True
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in value):
+        return False
+    return all(as_int(number) is not None for pair in value for number in pair) and Epochs.is_valid(value)
 
 
 def _are_names(value: Any) -> bool:
@@ -72,7 +86,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     """Return a state.
 
     settings: the settings that decide the samples, by name. weights: the schedule of weights as the user gave it.
-    sources: name -> {folder, fingerprint, samples}, in the loader's order.
+    sources: name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
 
     A state with order="blocks" also has the version of that order.
     The key `names` of the state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several
@@ -81,7 +95,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     in_blocks = settings.get("order") == "blocks"
     return {
         "format": FORMAT,
-        "version": VERSION_OF_BLOCKS if in_blocks else VERSION,
+        "version": _version(settings, sources),
         "order_version": ORDER_VERSION,
         **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
@@ -90,6 +104,12 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "sources": {name: dict(source) for name, source in sources.items()},
         "names": list(sources),
     }
+
+
+def _version(settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> int:
+    if any("phases" in source for source in sources.values()):
+        return VERSION_OF_GROWN
+    return VERSION_OF_BLOCKS if settings.get("order") == "blocks" else VERSION
 
 
 def state_of_source(source: Source) -> State:
@@ -123,7 +143,7 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS)
+    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS, VERSION_OF_GROWN)
     if known:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
@@ -134,27 +154,18 @@ def check_form(state: Any) -> None:
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
-        if in_blocks != (state["version"] == VERSION_OF_BLOCKS):
+        if state["version"] != _version(state["settings"], state["sources"]):
             raise NielsCacheError(
-                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40}; "
-                f"it was edited"
+                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40} "
+                f"and its sources; it was edited"
             )
         known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
     if not known or state.get("order_version") != ORDER_VERSION:
         of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
-            f"{VERSION} and {VERSION_OF_BLOCKS}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
+            f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
             f"resume with the release that saved it"
-        )
-
-
-def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
-    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
-    samples = max(int(state["samples"]), 1)
-    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
-        raise NielsCacheError(
-            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
         )
 
 
@@ -190,10 +201,12 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
         if name in allow_changed:
             continue
         if saved[name].get("fingerprint") != sources[name]["fingerprint"]:
+            longer = "give grown=True if files were added to it, "
+            is_longer = sources[name]["samples"] > (as_int(saved[name].get("samples")) or 0) > 0
             raise NielsCacheError(
                 f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
                 f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
-                f"restore it, or accept other samples from here on with allow_changed=({name!r},)"
+                f"restore it, {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
             )
 
 
@@ -210,7 +223,34 @@ def check_order(state: State, names: Sequence[str]) -> None:
         )
 
 
-def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
+def check_weights(
+    state: State, names: Sequence[str], sources: Sequence[Source], mixture: Mixture, settings: LoaderSettings, *, allow_changed: bool
+) -> None:
+    """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
+
+    allow_changed: whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then be
+        the same numbers.
+    """
+    saved = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
+    if allow_changed:
+        _check_same_weights(state, saved, settings.weights)
+    elif saved != settings.weights and len(names) > 1:
+        known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
+        weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
+        before = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+        _check_past_weights(state, mixture, before)
+
+
+def _check_same_weights(state: State, saved: Weights, given: Weights) -> None:
+    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
+    samples = max(int(state["samples"]), 1)
+    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
+        raise NielsCacheError(
+            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
+        )
+
+
+def _check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
     """Raise NielsCacheError unless `mixture` and `saved` take the same samples up to the state's position."""
     samples = int(state["samples"])
     if _before(mixture, samples) != _before(saved, samples):

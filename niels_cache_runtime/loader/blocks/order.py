@@ -7,15 +7,15 @@ that crosses into the next block belongs to the earlier block. G is the number o
                               by side in a row of N cells. Block b_j has as many cells as samples, and cell i of block b holds sample
                               w[b] + s(i). s is a permutation of the block's samples, from seed, name, b and e.
     2. The lanes.             The row is cut into G runs, one for each lane in turn. The lengths of two runs differ by at most 1.
-    3. The place.             c = e*N + p counts the samples of the source over all epochs. Sample c belongs to lane c mod G, and it is
-                              number p // G of this lane in this epoch.
+    3. The place.             c = C + p counts the samples of the source over all epochs, and C = e*N is the first of this epoch. Sample
+                              c belongs to lane c mod G, and it is number p // G of this lane in this epoch.
     4. The direction.         An even lane reads its run from left to right, an odd lane from right to left.
 
     row      | b_0 . . . . | b_1 . . . . | b_2 . . | b_3 . . . . | b_4 . . . . |      N cells, 5 blocks, G = 3
     lanes    | 0 ------------------> | <------------------ 1 | 2 ------------> |      at the same time, one sample each in turn
 
-Each sample comes exactly once per epoch. In an epoch, lane g gets the places p with (e*N + p) mod G = g. The first of them is
-f = (g - e*N) mod G, so their number is ceil((N - f) / G). Step 2 gives the lane a run of exactly this length, so steps 2 to 4 map the
+Each sample comes exactly once per epoch. In an epoch, lane g gets the places p with (C + p) mod G = g. The first of them is
+f = (g - C) mod G, so their number is ceil((N - f) / G). Step 2 gives the lane a run of exactly this length, so steps 2 to 4 map the
 places one to one to the cells. Step 1 maps the cells one to one to the samples.
 
 Consequences:
@@ -24,6 +24,7 @@ Consequences:
   to read from other lanes, wait, or leave out windows. The price is that the G - 1 cuts may each divide a block between two lanes.
 * Because of step 4, two lanes that share a block read it at the same time: both at the start of the epoch, or both at its end. So a machine
   needs each block only once per epoch.
+* If a source grows, N and C change at the end of an epoch, and the rest stays as it is.
 * Lane c mod G does not depend on the epoch. With M machines, M a divisor of G, machine m takes the samples with c mod M = m, and these are
   all samples of the lanes m, m+M, m+2M, ... and no others.
 
@@ -66,6 +67,7 @@ class BlockOrder:
 
     starts: (blocks+1,) int64, increasing from 0. Block b has the samples starts[b] .. starts[b+1]-1, and may have none.
     seed, name: as for Order. lanes: the number of lanes. shuffle: with False, blocks and samples keep their order.
+    began: the first sample c of the source that comes in this order, and its epoch. Only a source that has grown has several orders.
     Raises NielsCacheError for values out of range.
 
     A block without samples changes nothing. So the order follows from the samples' blocks alone.
@@ -73,10 +75,13 @@ class BlockOrder:
     new block costs about 0.2 ms.
     """
 
-    def __init__(self, starts: NDArray[np.int64], *, seed: int, name: str = "", lanes: int = 1, shuffle: bool = True) -> None:
+    def __init__(
+        self, starts: NDArray[np.int64], *, seed: int, name: str = "", lanes: int = 1, shuffle: bool = True, began: tuple[int, int] = (0, 0)
+    ) -> None:
         self.starts = starts
         self.samples = check_whole("samples", int(starts[-1]), least=1)
         self.lanes = check_whole("lanes", lanes, least=1, most=MAX_LANES)
+        self.began = began
         self._seed, self._name, self._shuffle = seed, name, shuffle
         self._sizes = np.diff(starts)
         self._used = np.flatnonzero(self._sizes)
@@ -108,6 +113,11 @@ class BlockOrder:
             found[own] = self._samples_at(cells[own], int(slots[own[0]]), row, epoch)
         return found
 
+    def start(self, epoch: int) -> int:
+        """Return the number c of the first sample of an epoch."""
+        sample, first_epoch = self.began
+        return sample + (epoch - first_epoch) * self.samples
+
     def row(self, epoch: int) -> EpochRow:
         """Return the row of an epoch."""
         row = self._rows.get(epoch)
@@ -121,7 +131,7 @@ class BlockOrder:
         blocks = self._used
         if self._order_of_blocks is not None:
             blocks = blocks[self._order_of_blocks.at(np.arange(len(blocks)), epoch)]
-        first_lane = epoch * self.samples % self.lanes
+        first_lane = self.start(epoch) % self.lanes
         firsts = (np.arange(self.lanes) - first_lane) % self.lanes
         runs = self.samples // self.lanes + (firsts < self.samples % self.lanes)
         return EpochRow(

@@ -48,7 +48,7 @@ class _Counted(NamedTuple):
 def block_visits(
     names: Sequence[str],
     blocks: Sequence[Blocks],
-    orders: Sequence[BlockOrder],
+    orders: Sequence[Sequence[BlockOrder]],
     blend: Blend | BlendInRounds,
     *,
     samples: int,
@@ -57,14 +57,15 @@ def block_visits(
 ) -> Iterator[BlockVisit]:
     """Yield the visits of one machine that end after the first `samples` samples of the run, sorted by their `first`.
 
+    orders: the orders of each source, one after the other; a source that never grew has one.
     The visits of the present are those with first <= samples. A machine visits a block once per epoch. If several of its lanes share the
     block, this is one visit. The iterator has no end, unless the weights of all sources end in 0.
     """
     taken = blend.counts(samples).tolist()
 
     def of_source(source: int) -> Iterator[BlockVisit]:
-        order, own = orders[source], blocks[source]
-        for visit in _visits_of_source(order, taken=taken[source], machine=machine, machines=machines):
+        own = blocks[source]
+        for visit in _visits_of_source(orders[source], taken=taken[source], machine=machine, machines=machines):
             first, last = blend.position(source, visit.first), blend.position(source, visit.last)
             if first is None:
                 return
@@ -81,10 +82,12 @@ def block_visits(
     return heapq.merge(*(of_source(source) for source in range(len(names))), key=lambda visit: visit.first)
 
 
-def _visits_of_source(order: BlockOrder, *, taken: int, machine: int, machines: int) -> Iterator[_Counted]:
+def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int, machines: int) -> Iterator[_Counted]:
     """Yield the visits that are not over after `taken` samples of the source, epoch by epoch."""
-    epoch = taken // order.samples
+    order = next(order for order in reversed(orders) if order.began[0] <= taken)
+    epoch = order.began[1] + (taken - order.began[0]) // order.samples
     while True:
+        order = next(order for order in reversed(orders) if order.began[1] <= epoch)
         yield from (visit for visit in _visits_of_epoch(order, epoch, machine=machine, machines=machines) if visit.last >= taken)
         epoch += 1
 
@@ -101,7 +104,7 @@ def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: i
         lefts = np.concatenate([[begin], row.ends[slots[:-1]]])
         rights = np.minimum(row.ends[slots], end)
         numbers = (lefts - begin, rights - 1 - begin) if lane % 2 == 0 else (end - rights, end - 1 - lefts)
-        start = epoch * order.samples + (lane - row.first_lane) % lanes
+        start = order.start(epoch) + (lane - row.first_lane) % lanes
         firsts, lasts = (start + lanes * number for number in numbers)
         for block, first, last in zip(row.blocks[slots].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
             known = found.get(block, (first, last))
