@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from niels_cache_assets.artifacts.parts.adding import check_addition
 from niels_cache_assets.cli.__main__ import main
-from niels_cache_assets.config.editing import add_table
+from niels_cache_assets.config.editing import add_table, added_tables
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.toml import parse_toml
 from niels_cache_assets.sources.hub import data
@@ -167,3 +168,28 @@ def test_files_of_the_hub_are_named_from_the_right(monkeypatch: pytest.MonkeyPat
     for keys, said in (({}, "pinned_revision"), ({"files": ["x"], "parts": 2}, "parquet")):
         with pytest.raises(ValueError, match=said):
             Huggingface.model_validate({"dataset": "owner/pages", "added": grown, **keys})
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_table_for_the_hub_has_the_newest_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(f'[pretrain.web]\nsource = "huggingface"\ndataset = "owner/pages"\nparts = {parts}\n')
+    names = [f"data/2025/{number}.parquet" for number in range(2)], [f"data/2026/{number}.parquet" for number in range(3)]
+    hub(monkeypatch, *names[0], *names[1])
+    monkeypatch.setattr(Huggingface, "revision", lambda source, siblings: source.pinned_revision or "newest")
+    built = {"built": True, "dataset_revision": "first"}
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: built)
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.files_of_lineage", lambda path: set(names[0]))
+    registry = load_registry(config=str(config))
+    wanted = {"files": ["2026/*"], "parts": 2}
+    found = check_addition(registry, tmp_path, "web", [], wanted)
+    assert found is not None
+    assert [file.name for file in found.files] == names[1]
+    assert found.entry == {**wanted, "revision": "newest"}
+    assert found.keys == ({"pinned_revision": "first"} if parts == 1 else {})
+    add_table(config, "web", found.entry, keys=found.keys)
+    grown = load_registry(config=str(config)).pretrain["web"]
+    assert grown.total_parts == parts + 2
+    assert check_addition(registry, tmp_path, "web", added_tables(config, "web"), wanted) is None
+    with pytest.raises(NielsCacheError, match="data/2025/1"):
+        check_addition(registry, tmp_path, "web", [], {"files": ["2025/1.parquet"], "parts": 1})
