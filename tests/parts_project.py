@@ -42,7 +42,7 @@ class PartsProject:
     ) -> Graph:
         config = self.folder / f"{root}.toml"
         config.write_text(
-            f"[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
+            f"[dagster]\nplots = false\n[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
             f'[pretrain.{NAME}]\nsource = "{source}"\nfiles = ["texts/*"]\nparts = {parts}\n{settings}\n'
             f"[build]\nshard_bytes = 1024\nthreads = 1\nseed = 7\n{build}\n",
             encoding="utf-8",

@@ -86,6 +86,33 @@ def test_the_begun_epoch_ends_with_the_old_windows_and_the_next_has_all(
     assert numbers(new, 0, old.samples) == numbers(old, 0, old.samples)
 
 
+@pytest.mark.parametrize("steps", [1, 7, 40])
+def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
+    blocks = {"order": "blocks", "block_shards": 2, "lanes": 3}
+    old = TokenLoader({NAME: caches["old"]}, **SETTINGS, **blocks)
+    before = old.samples_per_epoch[NAME]
+    taken(old, steps)
+    new = TokenLoader.from_state(saved(old), {NAME: caches["new"]}, grown=True)
+    every = new.samples_per_epoch[NAME]
+    end = -(-old.samples // before) * before
+    assert numbers(new, 0, end) == numbers(old, 0, end)
+    for number in range(2):
+        found = numbers(new, end + number * every, end + (number + 1) * every)
+        assert sorted(window for _, window in found) == list(range(every))
+    starts = new._sources[0].blocks(2).samples
+    needed = {}
+    for sample, (epoch, window) in enumerate(numbers(new, 0, end + every)):
+        needed.setdefault((epoch, int(starts.searchsorted(window, side="right")) - 1), []).append(sample)
+    visits = [visit for visit in islice(new.block_visits(), len(needed)) if visit.end <= end + every]
+    assert visits
+    assert [(visit.first, visit.end) for visit in visits] == sorted(
+        (own[0], own[-1] + 1) for own in needed.values() if own[-1] >= old.samples
+    )
+    state = saved(new)
+    assert (state["version"], state["block_order_version"]) == (3, 1)
+    assert all(torch.equal(*pair) for pair in zip(taken(TokenLoader.from_state(state), 9), taken(new, 9), strict=True))
+
+
 def test_at_the_end_of_an_epoch_the_next_one_has_all_windows(caches: Grown) -> None:
     old = TokenLoader(caches["old"], **SETTINGS | {"B": 1}, epochs=1)
     before = old.samples_per_epoch[NAME]

@@ -121,7 +121,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
     if field is None:
         return f": {message}"
     value = table.get(str(path[0]), problem["input"])
-    shown = f" {key} = {_shown(problem['input'])}"
+    shown = f" {key} = {_shown(problem['input'])}" if field.repr else f" {key}"  # `repr=False` marks a value that may be a secret
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
     wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message

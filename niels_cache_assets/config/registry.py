@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.config.publishing import PublishSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -92,6 +93,7 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
+    publish: PublishSettings | None
     origin: str
     profile: str | None
     is_fallback: bool = False
@@ -127,6 +129,13 @@ class Registry:
     def partition_keys(self, family: Family) -> list[str]:
         """Return the names of the data sets that can be built, in order. They are enabled and have all required settings."""
         return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
+
+    def published(self, family: Family) -> list[str]:
+        """Return the names of the data sets that [publish] publishes, in order. The list is empty without that table."""
+        if self.publish is None:
+            return []
+        chosen = self.publish.data_sets
+        return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
 
     def switched_off(self) -> list[str]:
         """Return the names of the data sets with enabled = false, in order."""
@@ -282,6 +291,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
         reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
+        publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
@@ -290,6 +300,9 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
             registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
+    for name in (registry.publish and registry.publish.data_sets) or ():
+        if name not in registry.pretrain and name not in registry.sft:
+            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] data_sets names an unknown data set", name)
     for name in registry.dedup.priority:
         if name not in registry.pretrain:
             where = origin.of("dedup", "priority")

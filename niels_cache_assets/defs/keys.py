@@ -29,10 +29,12 @@ CACHE_REPORT = AssetKey(["reports", "cache"])
 REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
 
 INDEX = AssetKey(["index", "gpt"])
+PUBLISHED_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["published", "pretrain"]), "sft": AssetKey(["published", "sft"])}
 
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
+PUBLISH_JOBS: dict[Family, str] = {"pretrain": "publish_pretrain", "sft": "publish_sft"}
 PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
 REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"

@@ -10,6 +10,7 @@ from typing import Any
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
@@ -19,6 +20,7 @@ from niels_cache_runtime.loader.steps import Position, position_from_state, posi
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
+VERSION_OF_BLOCKS = 2  # of a state with order="blocks", so that an earlier release does not continue it in another order
 VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
@@ -86,19 +88,33 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     settings: the settings that decide the samples, by name. weights: the schedule of weights as the user gave it.
     sources: name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
 
+    A state with order="blocks" also has the version of that order.
     The key `names` of the state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several
     sources are equally due, a blend takes the first of them.
     """
+    in_blocks = settings.get("order") == "blocks"
     return {
         "format": FORMAT,
-        "version": VERSION_OF_GROWN if any("phases" in source for source in sources.values()) else VERSION,
+        "version": _version(settings, sources),
         "order_version": ORDER_VERSION,
+        **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
         "settings": dict(settings),
         "weights": [[first, dict(shares)] for first, shares in weights],
         "sources": {name: dict(source) for name, source in sources.items()},
         "names": list(sources),
     }
+
+
+def _version(settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> int:
+    if any("phases" in source for source in sources.values()):
+        return VERSION_OF_GROWN
+    return VERSION_OF_BLOCKS if settings.get("order") == "blocks" else VERSION
+
+
+def state_of_source(source: Source) -> State:
+    """Return what a state records of a source."""
+    return {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
 
 
 def check_values(state: Any) -> None:
@@ -127,8 +143,8 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    is_known = state.get("version") in (VERSION, VERSION_OF_GROWN)
-    if is_known:
+    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS, VERSION_OF_GROWN)
+    if known:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it was cut or edited")
@@ -137,10 +153,19 @@ def check_form(state: Any) -> None:
             wrong = ["names"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
-    if not is_known or state.get("order_version") != ORDER_VERSION:
+        in_blocks = state["settings"].get("order", "split") == "blocks"
+        if state["version"] != _version(state["settings"], state["sources"]):
+            raise NielsCacheError(
+                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40} "
+                f"and its sources; it was edited"
+            )
+        known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
+    if not known or state.get("order_version") != ORDER_VERSION:
+        of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
-            f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version "
-            f"{VERSION} and {VERSION_OF_GROWN}, order {ORDER_VERSION}: resume with the release that saved it"
+            f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
+            f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
+            f"resume with the release that saved it"
         )
 
 
@@ -156,8 +181,9 @@ def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
     saved = state.get("settings", {})
     for name, value in settings.items():
-        if saved.get(name) != value:
-            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={saved.get(name)!r}; resuming needs the same")
+        of_state = saved.get(name, "split" if name == "order" else None)
+        if of_state != value:
+            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
 
 def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
@@ -234,7 +260,7 @@ def _check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
         )
 
 
-def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int) -> None:
+def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
     """Raise NielsCacheError if a state from a DataLoader worker is loaded by a different worker, or for batches of a different size.
 
     here: (number of the worker that loads the state, number of workers), or None in the main process.
@@ -252,12 +278,16 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
             f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
             f"loader.state_dict(steps=batches taken) in the main process"
         )
-    if position.batches[-1][2:] != (B, world_size):
+    sizes = position.batches[-1]
+    if sizes[2:] != (B, world_size, machines):
         raise NielsCacheError(
-            f"B={B}, world_size={world_size}: a state from workers of a DataLoader resumes only with its own "
-            f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size}; for others, save "
-            f"loader.state_dict(steps=batches taken) in the main process"
+            f"{_shown_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "
+            f"{_shown_sizes(*sizes[2:])}; for others, save loader.state_dict(steps=batches taken) in the main process"
         )
+
+
+def _shown_sizes(B: int, world_size: int, machines: int) -> str:
+    return f"B={B}, world_size={world_size}" + (f", machines={machines}" if machines > 1 else "")
 
 
 def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:

@@ -27,6 +27,11 @@ class Epochs:
         lengths = np.diff(self._firsts)
         self._epochs = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]).astype(np.int64)  # the first epoch of each phase
 
+    @property
+    def first_epochs(self) -> list[int]:
+        """The first epoch of each phase."""
+        return self._epochs.tolist()
+
     @staticmethod
     def is_valid(phases: Sequence[tuple[int, int]]) -> bool:
         """Return whether these numbers can be phases."""
