@@ -26,7 +26,7 @@ from niels_cache_assets.tokenizer.proof import compare_encoded
 BATCHES_PER_CHECK = 64
 TEXTS_PER_CHECK = 8
 
-WORTH_CHARACTERS = 32_000_000  # after so much text, an engine for SentencePiece is loaded
+WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
 
 _EXCERPT = 30  # characters of a text on each side of a difference, in messages
 
