@@ -80,7 +80,7 @@ class Graph:
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
         if isinstance(source, PretrainSource):
-            kind = Pretrain if source.parts == 1 else Sealed
+            kind = Sealed if source.is_in_parts else Pretrain
             return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
@@ -103,7 +103,7 @@ class Graph:
         """Return a part by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
         dataset, _, member = name.rpartition("/")
         sealed = self.sealed(dataset)
-        names = [part_name(number) for number in range(sealed.source.parts)]
+        names = [part_name(number) for number in range(sealed.source.total_parts)]
         if member not in names:
             refuse_choice(self.registry.origin, f"{dataset} has no part", member, names)
         return sealed.part(names.index(member))

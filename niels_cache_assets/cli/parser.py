@@ -29,7 +29,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "build": {
         "build-all": "build the tokenizer and every data set",
         "prebuild-index": "build the indices of a blend before training",
-        "parts": "remove parts that a complete data set no longer needs",
+        "parts": "let a data set grow by new files, and remove parts that it no longer needs",
     },
     "see the status": {
         "list": "list the configured data sets and their state",

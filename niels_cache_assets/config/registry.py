@@ -151,7 +151,7 @@ class Registry:
 
     def in_parts(self) -> list[str]:
         """Return the pretrain data sets that can be built and have several parts, in order."""
-        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].parts > 1]
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].is_in_parts]
 
     def blend_keys(self) -> list[str]:
         """Return the blends whose members can all be built, in order."""

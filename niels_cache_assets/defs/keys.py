@@ -58,7 +58,7 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 
 def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
     """Return for each data set in parts the names of its parts, such as NAME/part-00017. They are the partitions of `pretrain/parts`."""
-    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].parts)] for name in registry.in_parts()}
+    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].total_parts)] for name in registry.in_parts()}
 
 
 def with_val_part(registry: Registry) -> list[str]:
