@@ -9,6 +9,7 @@ from niels_cache_assets.cli.command import Command, at_least, chosen
 from niels_cache_assets.cli.console import PROGRAM, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
+from niels_cache_assets.publish.transfer import THREADS
 from niels_cache_assets.show.wording import file_size
 
 
@@ -21,7 +22,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", required=True, help="the cache directory to put it into, such as cache")
     parser.add_argument("--split", metavar="SPLIT", help="bring train or val only; the other split is empty (default: both)")
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set in DIR")
-    parser.add_argument("--threads", type=at_least(1), metavar="N", default=4, help="number of files to fetch at a time (default: 4)")
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to fetch at a time (default: %(default)s)"
+    )
 
 
 COMMAND = Command(

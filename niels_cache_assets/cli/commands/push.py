@@ -11,6 +11,7 @@ from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, at_least
 from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
+from niels_cache_assets.publish.transfer import THREADS
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -25,7 +26,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
     parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
-    parser.add_argument("--threads", type=at_least(1), metavar="N", default=4, help="number of files to send at a time (default: 4)")
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to send at a time (default: %(default)s)"
+    )
 
 
 COMMAND = Command(
