@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -92,6 +93,7 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
+    cluster: ClusterSettings
     origin: str
     profile: str | None
     is_fallback: bool = False
@@ -282,6 +284,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
         reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
+        cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
