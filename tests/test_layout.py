@@ -52,7 +52,7 @@ ROOMS = {  # what each room may import of its own package
         "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices parts show sources streaming tokenizer",
         "defs": "artifacts build_cache config corpus disk parts show sources streaming tokenizer",
-        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data show sources streaming tokenizer",
+        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts show sources streaming tokenizer",
     },
 }
 
