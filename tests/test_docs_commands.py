@@ -54,6 +54,11 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "dagster asset materialize": "tests/test_dagster_corpus.py runs these assets",
         "niels-cache build-all": "everything there is; tests/test_dagster_corpus.py",
     },
+    "docs/cluster.md": {
+        "niels-cache part": "a data set in parts; tests/test_worker.py",
+        "sbatch": "Slurm's own",
+        "touch": "a part that is being built; tests/test_attempts.py",
+    },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",
     },
@@ -74,6 +79,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache prebuild-index --blend": "the same",
         "torchrun": "Megatron-LM's own, on eight GPUs",
         "from megatron.training import": "Megatron-LM's own; below it is run with what stands for it",
+    },
+    "docs/remote.md": {
+        "pip install": "installs; tests/test_wheel.py",
+        "niels-cache push": "a bucket; tests/test_remote_push.py",
+        "niels-cache pull": "the same; tests/test_remote_pull.py",
+        "niels-cache verify": "the same",
     },
     "docs/tutorial.md": {
         "make .venv/.installed": "installs",

@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -21,7 +23,10 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
@@ -29,6 +34,7 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
+from niels_cache_assets.defs.home.run_files import make_small_run_file
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
@@ -114,7 +120,8 @@ def launch_builds(
     Plans, val parts and parts come before their cache. If one build fails, the remaining builds still run. A cache is skipped if the
     tokenizer or its corpus is missing. A blend is skipped if one of its data sets is missing. The tokenizer is always checked, but trained
     again only on request (`force` without `only`, or with the tokenizer in `only`). An imported tokenizer needs no corpus and comes first.
-    If a different process is building a data set, its build here fails, or waits if `wait` is set.
+    If a different process is building a data set, its build here fails, or waits if `wait` is set. Several processes may share a data set
+    in parts: each takes parts that no one else builds, and at the end waits for the rest, even without `wait`.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
     (sources/inputs.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
@@ -133,8 +140,13 @@ def launch_builds(
         ending_refused_runs(instance, home),
     ):
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
-        for key in order:
-            launcher.launch(found[key], force=retrained if key == found.tokenizer().key else force)
+        for is_part, group in groupby(order, key=lambda key: key.startswith("part/")):
+            steps = [found[key] for key in group]
+            if is_part:
+                launcher.launch_parts(steps, force=force)
+                continue
+            for step in steps:
+                launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
@@ -200,15 +212,20 @@ class _Launcher:
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
-    def launch(self, artifact: Artifact, *, force: bool) -> None:
-        """Build one artifact, or skip it if an input is missing."""
+    def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
+        """Build parts of one data set, except those that other processes build. Those come last."""
+        log = partial(self._listener.logged, parts[0].key.split("/")[1])
+        build_free_parts_first(parts, lambda part: self.launch(part, force=force), log=log)
+
+    def launch(self, artifact: Artifact, *, force: bool) -> bool:
+        """Build one artifact, or skip it if an input is missing. Return False if another process has begun to build this part."""
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
         if kind in ("corpus", "report"):  # the caches of these artifacts report the missing input
             has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
-                return
+                return True
             reasons = []
         elif kind in PART_KINDS:
             pass
@@ -225,10 +242,13 @@ class _Launcher:
         else:
             reasons = []  # a tokenizer is trained on the corpora that exist
         step = _step(artifact)
+        result: LaunchResult | None
         if reasons:
             result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
         else:
             result = self._run(step, force=force)
+        if result is None:
+            return False
         self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
@@ -240,6 +260,7 @@ class _Launcher:
             self._new.add(key)
         if artifact.takes_what_is_there:
             self._new.difference_update(inputs)
+        return True
 
     def _cannot_be_built(self, member: str) -> bool:
         """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
@@ -251,14 +272,21 @@ class _Launcher:
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
-    def _run(self, step: _Step, *, force: bool) -> LaunchResult:
+    def _run(self, step: _Step, *, force: bool) -> LaunchResult | None:
+        """Execute the run of a step. Return None if another process has begun to build this part."""
         started = time.monotonic()
         self._listener.started(step.name, step.family)
-        settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.family != "index" else {}
+        is_part = isinstance(step.artifact, Part)
+        waits = self._wait or isinstance(step.artifact, PartsPlan | OfPlan)  # processes that share parts meet at the plan, val and seal
+        config = {"force": force, "wait": waits and not is_part, **({"pass_over": True} if is_part else {})}
+        settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
         result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
         if run.success:
-            metadata = run.asset_materializations_for_node(step.op)[-1].metadata
+            recorded = run.asset_materializations_for_node(step.op)
+            if not recorded and is_part:
+                return None
+            metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
             record = None if isinstance(step.artifact, PartsPlan) else step.artifact.record
             meta = None if record is None else read_meta(str(step.artifact.directory / record))
@@ -270,6 +298,8 @@ class _Launcher:
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
+        if job == keys.PARTS_JOB:
+            make_small_run_file(self._instance, run_id)
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
             if _was_interrupted(run):
