@@ -20,7 +20,7 @@ from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.parts.plan import CODE_VERSION
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -91,7 +91,9 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         listed = outcome.meta["listed"]
         said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
         metadata = {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["fingerprint"]))
+        # Growth leaves the first parts as they are, so it must not make their partitions stale.
+        version = Plan.of(outcome.meta).first.fingerprint
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
 
     return plan_parts
 
