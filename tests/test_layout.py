@@ -55,7 +55,7 @@ ROOMS = {  # what each room may import of its own package
         "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices parts publish show sources streaming tokenizer",
         "defs": "artifacts build_cache config corpus disk parts show sources streaming tokenizer",
-        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data publish show sources streaming tokenizer",
+        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },
 }
 

@@ -26,6 +26,7 @@ from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
 from niels_cache_assets.config.publishing import PublishSettings
+from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -94,6 +95,7 @@ class Registry:
     reports: ReportsSettings
     dagster: DagsterSettings
     publish: PublishSettings | None
+    cluster: ClusterSettings
     origin: str
     profile: str | None
     is_fallback: bool = False
@@ -292,6 +294,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
+        cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,

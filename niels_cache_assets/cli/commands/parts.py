@@ -1,4 +1,4 @@
-"""`parts add` and `parts prune`: add files to a data set, and remove parts that a complete cache no longer needs."""
+"""`parts add`, `parts seal` and `parts prune`: add files, join the parts, remove parts that a complete cache no longer needs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
 
+_NAMES = ("add", "seal", "prune")
+
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", metavar="ACTION", choices=list(_ACTIONS), help="add or prune")
+    parser.add_argument("action", metavar="ACTION", choices=_NAMES, help="add, seal or prune")
     parser.add_argument("name", metavar="NAME", help="a pretrain data set")
     parser.add_argument("files", metavar="PATTERN", nargs="*", default=[], help="add: new files, as the key `files` would name them")
     parser.add_argument("--parts", type=int, metavar="N", help="add: the number of parts for the new files (default: 1)")
@@ -56,13 +58,17 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     console.print(f"build the new parts: {PROGRAM} build-all --only {name}", soft_wrap=True)
 
 
+def _require_only_a_name(arguments: argparse.Namespace) -> None:
+    for given in (*arguments.files, *(["--parts"] if arguments.parts else []), *(["--train-tokens"] if arguments.train_tokens else [])):
+        raise NielsCacheError(f"command line: parts {arguments.action} takes a name only, and not {given}; leave it out")
+
+
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     """Remove the parts, and print them."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.artifacts.parts.prune import prune_parts
 
-    for given in (*arguments.files, *(["--parts"] if arguments.parts else []), *(["--train-tokens"] if arguments.train_tokens else [])):
-        raise NielsCacheError(f"command line: parts prune takes a name only, and not {given}; leave it out")
+    _require_only_a_name(arguments)
     removed = prune_parts(graph(registry, root), arguments.name)
     if arguments.json:
         print_json({"name": arguments.name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]})
@@ -78,26 +84,35 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
 _ACTIONS: dict[str, Callable[[argparse.Namespace, Registry, Path], None]] = {"add": _add, "prune": _prune}
 
 COMMAND = Command(
-    usage="{add,prune} NAME [PATTERN ...] ",
+    usage="{add,seal,prune} NAME [PATTERN ...] ",
     description="""\
 add: let a data set grow by new files. This writes a table [[pretrain.NAME.added]] into the file of the
 configuration, and keeps everything else in it. The next build reads the new files only: the tokens
 that were there keep their places, and val keeps its documents.
+
+seal: join the finished parts of a data set into its cache, without Dagster. This copies no shard: they
+become hard links. Stdout has the JSON lines of the command `part`.
 
 prune: remove parts of a data set that its complete cache no longer needs: parts of an earlier plan,
 and all parts if the data set is not in parts any more. The parts of the current plan stay, because a
 repair and growth need them. They take little room: their shards are hard links.""",
     examples="""\
   niels-cache parts add web 'CC-MAIN-2026-05/*' --parts 8   add the files of a crawl, as 8 more parts
+  niels-cache parts seal web                                join the parts that `part web 0` and so on have built
   niels-cache parts prune web                               remove the parts of earlier plans""",
     add_options=_add_options,
-    offers={"action": list(_ACTIONS), "name": PRETRAIN},
+    offers={"action": _NAMES, "name": PRETRAIN},
     has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
+    if arguments.action == "seal":
+        from niels_cache_assets.cli.worker import seal
+
+        _require_only_a_name(arguments)
+        return seal(arguments)
     from niels_cache_assets.cli.context import open_registry
 
     registry, root = open_registry(arguments)
