@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -297,7 +298,9 @@ def reference() -> str:
     for title, model, text in SHARED:
         others = [other for _, other, _ in SHARED if other is not model and issubclass(model, other)]
         lines += [f"### {title}", "", text, "", *table(model, PretrainSource, *others), ""]
-    lines += section(BlendSettings) + section(ReportsSettings) + section(DagsterSettings)
+    lines += (
+        section(BlendSettings) + section(ReportsSettings) + section(DagsterSettings) + section(ClusterSettings) + section(NotifySettings)
+    )
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 

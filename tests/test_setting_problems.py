@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from niels_cache_assets.config.problems import explain_problems
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -34,6 +35,8 @@ MODELS: tuple[type[BaseModel], ...] = (
     BlendSettings,
     ReportsSettings,
     DagsterSettings,
+    ClusterSettings,
+    NotifySettings,
 )
 VALUES: tuple[Any, ...] = ("abc", "5", "0.5", "true", 5, -1, 2.5, 1e300, float("nan"), True, ["x"], [5], {"a": 1}, {"a": "0.5"}, [], {})
 

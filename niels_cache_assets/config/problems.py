@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -119,12 +119,13 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
     message = f"{message[0].lower()}{message[1:]}"
     if field is None:
         return f": {message}"
+    is_secret = SecretStr in _members(field.annotation)  # its value is not shown, and not guessed
     value = table.get(str(path[0]), problem["input"])
-    shown = f" {key} = {_shown(problem['input'])}"
+    shown = f" {key}" if is_secret else f" {key} = {_shown(problem['input'])}"
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
     wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message
-    meant = _meant_value(path, value, problem["input"], field, model)
+    meant = None if is_secret else _meant_value(path, value, problem["input"], field, model)
     if meant is not None:
         return f"{shown}: {wanted}; write {spell(str(path[0]), meant)}"
     example = _example(field, model)
@@ -165,6 +166,7 @@ def _described_one(annotation: Any) -> str:
         return f"a table of {_plural(arguments[1])} by name" if arguments and arguments[1] is not Any else "a table"
     return {
         str: "text in quotation marks",
+        SecretStr: "text in quotation marks",
         int: "a whole number",
         float: "a number",
         bool: "true or false",
@@ -289,7 +291,7 @@ def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
 
 
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """Return the default, or the first of a few values that the field accepts."""
+    """Return the default, the example of the field, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     takes = _taking(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
@@ -298,7 +300,21 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
     if isinstance(default, tuple | list):
         default = list(default) or None
-    for value in (default, *choices, *_of_pattern(metadata), True, *least, 1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}):
+    for value in (
+        default,
+        *(field.examples or ()),
+        *choices,
+        *_of_pattern(metadata),
+        True,
+        *least,
+        1_000,
+        1,
+        0.5,
+        "...",
+        ["..."],
+        {"NAME": 0.5},
+        {"NAME": "..."},
+    ):
         if value is not None and takes(value):
             return _toml(value)
     return None

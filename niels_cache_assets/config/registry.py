@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -80,6 +81,7 @@ class Registry:
     origin: the file or profile that messages name.
     profile: the profile whose tables the file overrides; None if there is no profile.
     is_fallback: True if neither a file nor a profile was named, so the default profile is used.
+    is_overridden: True if options of the command line have changed it, so that another process that reads the file has other settings.
     advice: a line for each table that should be more explicit.
     """
 
@@ -92,9 +94,12 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
+    cluster: ClusterSettings
+    notify: NotifySettings
     origin: str
     profile: str | None
     is_fallback: bool = False
+    is_overridden: bool = False
     advice: tuple[str, ...] = ()
 
     @property
@@ -215,7 +220,8 @@ def load_registry(
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
     tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
-    return _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
+    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
+    return replace(registry, is_overridden=bool(overrides))
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -282,6 +288,8 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
         reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
+        cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
+        notify=_validate(NotifySettings, tables.get("notify", {}), origin, "notify"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
