@@ -48,11 +48,12 @@ ROOMS = {  # what each room may import of its own package
         "parts": "disk sources",
         "indices": "config",
         "notify": "config sources",
+        "cluster": "artifacts config parts",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices notify parts show sources streaming tokenizer",
-        "defs": "artifacts build_cache config corpus disk parts show sources streaming tokenizer",
+        "defs": "artifacts build_cache cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data show sources streaming tokenizer",
     },
 }

@@ -8,7 +8,9 @@ the console here.
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -19,8 +21,9 @@ from dagster._core.execution.execute_in_process import merge_run_tags
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI needs these to find the runs
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
@@ -30,8 +33,10 @@ from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, record
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.side_by_side import build_side_by_side
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.show.reports.page import page_path
@@ -39,6 +44,7 @@ from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.reading import available_threads
 
 LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
@@ -56,6 +62,7 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: fami
     "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.STREAM_OPS["sft"]),
     "index": ("index", keys.INDEX_JOB, keys.INDEX.to_python_identifier()),
 }
+_PARTS = "parts"
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
@@ -132,9 +139,14 @@ def launch_builds(
         ending_abandoned_runs(instance),
         ending_refused_runs(instance, home),
     ):
+        limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
-        for key in order:
-            launcher.launch(found[key], force=retrained if key == found.tokenizer().key else force)
+        for are_parts, together in groupby((found[key] for key in order), lambda artifact: isinstance(artifact, Part)):
+            if are_parts:
+                launcher.launch_parts([artifact for artifact in together if isinstance(artifact, Part)], force=force)
+                continue
+            for artifact in together:
+                launcher.launch(artifact, force=retrained if artifact.key == found.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
@@ -165,8 +177,18 @@ class _Nobody(LaunchListener):
 
 
 class _ListenerSink(ProgressSink):
-    def __init__(self, listener: LaunchListener) -> None:
+    """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key."""
+
+    def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
         self._listener = listener
+        self.builds_parts_here = builds_parts_here
+        self.ends: dict[str, Outcome | NielsCacheError] = {}
+
+    def outcome_of(self, key: str) -> Outcome | None:
+        end = self.ends.pop(key, None)
+        if isinstance(end, NielsCacheError):
+            raise end
+        return end
 
     def progressed(self, name: str, progress: HowFar) -> None:
         self._listener.progressed(name, progress)
@@ -197,8 +219,37 @@ class _Launcher:
         self.results: list[LaunchResult] = []
         self._lacking: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
         self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
-        resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
+        cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
+        is_plain = self._at_once == 1 and not cluster.command and not cluster.program
+        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
+        self._started: set[str] = set()  # names of parts that were started ahead of their runs
+        if self._sink.builds_parts_here and not is_plain and registry.in_parts():
+            listener.logged(_PARTS, "WARNING: built here, one at a time, because options of this command change settings of the file")
+        resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
         self._defs = build_defs(resources, registry=registry)
+
+    def launch_parts(self, parts: Sequence[Part], *, force: bool) -> None:
+        """Build parts in children, as many at a time as [cluster] says, and run each part when its child has ended."""
+        if self._sink.builds_parts_here or force:
+            for part in parts:
+                self.launch(part, force=force)
+            return
+        for part in parts:
+            if any(key in self._lacking for key in part.inputs()):
+                self.launch(part, force=False)  # it is skipped
+        ready = {part.key: part for part in parts if not any(key in self._lacking for key in part.inputs())}
+        with closing(build_side_by_side([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
+            for event in events:
+                if event.key not in self._started:
+                    self._started.add(event.key)
+                    self._listener.started(event.key, "parts")
+                if event.progress is not None:
+                    self._listener.progressed(event.key, event.progress)
+                if event.line is not None:
+                    self._listener.logged(event.key, event.line)
+                if event.end is not None:
+                    self._sink.ends[event.key] = event.end
+                    self.launch(ready[event.key], force=False)
 
     def launch(self, artifact: Artifact, *, force: bool) -> None:
         """Build one artifact, or skip it if an input is missing."""
@@ -253,7 +304,8 @@ class _Launcher:
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
         started = time.monotonic()
-        self._listener.started(step.name, step.family)
+        if step.name not in self._started:
+            self._listener.started(step.name, step.family)
         settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
         result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
