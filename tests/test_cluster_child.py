@@ -116,7 +116,7 @@ def test_a_child_that_is_lost_is_started_again(project: PartsProject) -> None:
 
 def test_the_third_child_that_is_lost_is_the_last(project: PartsProject) -> None:
     worker = Worker(project, "print('Connection reset by peer', file=sys.stderr)\nsys.exit(255)")
-    with pytest.raises(LostChildError, match="255.*Connection reset"):
+    with pytest.raises(LostChildError, match=r"255.*Connection reset"):
         worker.build()
     assert len(worker.calls) == TRIES
 

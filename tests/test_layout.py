@@ -47,7 +47,7 @@ ROOMS = {  # what each room may import of its own package
         "build_cache": "config disk sources streaming tokenizer",
         "parts": "disk sources",
         "indices": "config",
-        "notify": "config sources",
+        "notify": "config parts sources",
         "cluster": "artifacts config parts",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",

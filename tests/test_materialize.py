@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, Held
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.sources.errors import SourceUnavailable
@@ -70,7 +70,7 @@ def test_a_build_that_was_overtaken_before_its_lock_looks_again(tmp_path: Path) 
 
     @dataclass(frozen=True, kw_only=True)
     class Overtaken(Line):
-        def lock(self, **settings: Any) -> AbstractContextManager[bool]:
+        def lock(self, **settings: Any) -> AbstractContextManager[Held]:
             assert children.run(build_another, self.folder) == 0
             return super().lock(**settings)
 
@@ -88,8 +88,8 @@ def test_who_has_waited_looks_again_though_nothing_was_built(tmp_path: Path) -> 
             looks.append("")
             return super().identity(revision)
 
-        def lock(self, **settings: Any) -> AbstractContextManager[bool]:
-            return nullcontext(True)
+        def lock(self, **settings: Any) -> AbstractContextManager[Held]:
+            return nullcontext(Held(waited=True))
 
     assert materialize(Waiting(folder=tmp_path / "x")).state == "built"
     assert len(looks) == 2

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
@@ -19,7 +19,8 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
+from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
+from niels_cache_assets.parts.lease import Lease
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
@@ -90,6 +91,21 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
+
+    waited: bool = False
+    lease: Lease | None = None
+
+
+@contextmanager
+def held(lock: AbstractContextManager[bool]) -> Iterator[Held]:
+    """Hold a lock whose value says whether the caller had to wait."""
+    with lock as waited:
+        yield Held(waited=waited)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """The arguments of `Artifact.write`.
 
@@ -99,6 +115,7 @@ class Work:
     made_of: everything that decides the bytes.
     progress: called with the progress of the build. Each kind of artifact passes its own type.
     force: do not resume.
+    lease: the lease of this attempt; None for most artifacts.
     """
 
     directory: Path
@@ -107,6 +124,7 @@ class Work:
     force: bool
     progress: Callable[[Any], None] | None
     log: Log
+    lease: Lease | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -116,7 +134,8 @@ class Work:
     @property
     def resume(self) -> Resume:
         """A request to a builder: keep a journal in this directory, and resume from the journal that is there."""
-        return Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
+        resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
+        return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def open_journal(self, name: str, *, state: type[Any]) -> Journal:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
@@ -239,12 +258,16 @@ class Artifact(ABC):
         """Return the same artifact without cached properties."""
         return dataclasses.replace(self)  # type: ignore[type-var]
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        """Return a context manager that keeps other builds of this artifact out. Its value is True if the caller had to wait for another
-        build.
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
+        """Return a context manager that keeps other builds of this artifact out. It raises Busy if another process builds the artifact, or
+        waits with `wait`.
         """
-        return locked(self.directory, is_ours=self.owns, wait=wait, log=log)
+        return held(locked(self.directory, is_ours=self.owns, wait=wait, log=log))
 
-    def stage(self) -> AbstractContextManager[Path]:
-        """Return a context manager that provides a staging directory, which replaces `directory` at the end."""
+    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
+        """Return a context manager that provides a staging directory, which replaces `directory` at the end. held: what `lock` gave."""
         return staged(self.directory, resumable=self.resumable)
+
+    def sweep(self, *, resumable: bool) -> None:
+        """Remove the files of killed builds, unless a process builds now. resumable: keep an unfinished build that can be resumed."""
+        sweep_leftovers(self.directory, resumable=resumable)

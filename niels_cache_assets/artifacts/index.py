@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.indices.prebuild import BlendPlan, Progress, build_indices, hash_of_all, index_folder, plan_of
@@ -65,10 +65,10 @@ class BlendIndex(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {}
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        return nullcontext(False)
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
+        return nullcontext(Held())
 
-    def stage(self) -> AbstractContextManager[Path]:
+    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)
 
     def write(self, work: Work) -> Written:

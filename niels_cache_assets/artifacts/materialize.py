@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.space import require_room, telling
-from niels_cache_assets.disk.staging import place_of, sweep_beside_hit, sweep_leftovers
+from niels_cache_assets.disk.staging import place_of
 from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.net.network import briefly, patience
@@ -57,25 +56,26 @@ def materialize(
         patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext(),
     ):
         log = watch.log
-        _sweep(artifact.directory, log)
+        _sweep(artifact, log)
         found = _look(artifact, force=force)
         while isinstance(found, _Missing) and waits_its_turn():
             found = _look(artifact, force=force)
         if isinstance(found, _Missing):
             require_room(artifact.directory, found.artifact.need(), log=log)
-            with artifact.lock(wait=wait, log=log) as waited:
+            with artifact.lock(wait=wait, log=log) as held:
                 is_overtaken = place_of(artifact.place) != found.place
-                if is_overtaken and not waited:
+                if is_overtaken and not held.waited:
                     log(f"another build of {artifact.directory} has just ended; checking its result")
-                if is_overtaken or waited:
+                if is_overtaken or held.waited:
                     found = _look(artifact, force=force)
                 if isinstance(found, _Missing):
                     with watch.standstill(on_progress) as on_progress:
-                        found = _build(found, force=force, on_progress=on_progress, log=log)
+                        found = _build(found, held, force=force, on_progress=on_progress, log=log)
             if found.state == "built":
                 watch.done(found.meta)
     if found.state == "cache_hit" and not found.kept:
-        sweep_beside_hit(artifact.directory)
+        with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
+            artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -118,12 +118,20 @@ def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
     return _Missing(artifact=artifact, place=place, revision=revision, made_of=made_of)
 
 
-def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
     """Build a missing artifact. The caller holds its lock."""
     artifact = missing.artifact
-    with telling(artifact.need()), artifact.stage() as staging:
+    with telling(artifact.need()), artifact.stage(held, log=log) as staging:
         written = artifact.write(
-            Work(directory=staging, revision=missing.revision, made_of=missing.made_of, force=force, progress=on_progress, log=log)
+            Work(
+                directory=staging,
+                revision=missing.revision,
+                made_of=missing.made_of,
+                force=force,
+                progress=on_progress,
+                log=log,
+                lease=held.lease,
+            )
         )
         if artifact.record is not None:
             write_meta(str(staging / artifact.record), written.meta)
@@ -138,9 +146,9 @@ def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None]
     )
 
 
-def _sweep(directory: Path, log: Log) -> None:
+def _sweep(artifact: Artifact, log: Log) -> None:
     """Remove files of killed builds that cannot be resumed."""
     try:
-        sweep_leftovers(directory)
+        artifact.sweep(resumable=True)
     except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
         log(str(error))

@@ -179,7 +179,8 @@ class CacheBuild(ABC):
 
     def _keep_differences(self, partial: Path, resume: Resume, uses: Sequence[EngineUse]) -> None:
         now, notes = self.journal_fingerprint(resume), EngineUse.notes([use for use in uses if use.differed])
-        record_only_notes(partial, fingerprint=now.fingerprint, made_of=now.made_of, notes=notes)
+        resume.check()
+        record_only_notes(partial, fingerprint=now.fingerprint, made_of=now.made_of, notes=notes, attempt=resume.attempt)
 
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
         """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.

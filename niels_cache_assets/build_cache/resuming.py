@@ -47,7 +47,8 @@ class Resume:
     `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. A source with the same
     fingerprint must yield the same items in the same order. `afresh`: start from the beginning in any case. `log` is called with each
     message. `made_of`: the values that the fingerprint hashes, for messages about differences. `only_asked`: build nothing; the builder
-    raises JournalFingerprint before it reads or writes anything.
+    raises JournalFingerprint before it reads or writes anything. `attempt`: the number that the records of the journal name. `check`:
+    called before each record; it raises NielsCacheError if this build may not go on.
     """
 
     fingerprint: str
@@ -55,6 +56,8 @@ class Resume:
     afresh: bool = False
     made_of: Mapping[str, Any] | None = None
     only_asked: bool = False
+    attempt: int | None = None
+    check: Callable[[], None] = lambda: None
 
 
 class JournalFingerprint(Exception):
@@ -102,8 +105,15 @@ def open_journal(
     journalled = fingerprint_of_journal(resume, identity, reference=reference)
     parse = TypeAdapter(state).validate_python
     journal = Journal.open(
-        partial, fingerprint=journalled.fingerprint, log=resume.log, afresh=resume.afresh, parse=parse, made_of=journalled.made_of
+        partial,
+        fingerprint=journalled.fingerprint,
+        log=resume.log,
+        afresh=resume.afresh,
+        parse=parse,
+        made_of=journalled.made_of,
+        attempt=resume.attempt,
     )
+    journal.check = resume.check
     if journal.state is not None:
         resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
     return journal

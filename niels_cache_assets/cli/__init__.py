@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     If `argv` is None, use the command line of this process. In this case, an interrupted build ends the process at once.
     """
     loudness: Loudness = "normal"
+    _open_closed_streams()
     try:
         _require_posix()
         if COMPLETION_VARIABLE in os.environ and argv is None:
@@ -80,6 +81,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
         explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
     return code
+
+
+def _open_closed_streams() -> None:
+    """Replace a stream that the parent process has closed. Python has None for it, and everything that prints would fail."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
 
 
 def _require_posix() -> None:

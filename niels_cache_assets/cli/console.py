@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,8 +32,9 @@ _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as 
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr. Line breaks in the message become spaces."""
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    """Print one line on stderr. Line breaks in the message become spaces. If nobody reads stderr any more, the line is lost."""
+    with suppress(BrokenPipeError):
+        print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

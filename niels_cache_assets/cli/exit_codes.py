@@ -6,6 +6,7 @@ DONE = 0
 FAILED = 1
 WRONG_USE = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
+BUSY = 75  # EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports for `niels-cache list | head -1`
 TERMINATED = 143  # 128 + SIGTERM
@@ -16,6 +17,7 @@ MEANINGS = {
     "`doctor` has a problem, or `diff` found a difference",
     WRONG_USE: "wrong use or configuration, or an input that the command needs is missing; nothing was changed",
     BUG: "a bug in niels-cache; a traceback shows its place",
+    BUSY: "another process builds this part (`part --no-wait`); try again later",
     INTERRUPTED: "interrupted by Ctrl-C; finished caches are unchanged",
     BROKEN_PIPE: "the program that reads the output, such as `head`, stopped early",
     TERMINATED: "terminated by SIGTERM; finished caches are unchanged",

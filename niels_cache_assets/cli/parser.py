@@ -29,7 +29,8 @@ COMMANDS: dict[str, dict[str, str]] = {
     "build": {
         "build-all": "build the tokenizer and every data set",
         "prebuild-index": "build the indices of a blend before training",
-        "parts": "remove parts that a complete data set no longer needs",
+        "part": "build one part of a data set, without Dagster, for any scheduler",
+        "parts": "join the parts of a data set, or remove parts that it no longer needs",
     },
     "see the status": {
         "list": "list the configured data sets and their state",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -39,9 +39,6 @@ from niels_cache_assets.cli.console import diagnostics, is_quiet, warnings
 from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
 from niels_cache_assets.show.wording import file_size
 
-if TYPE_CHECKING:
-    from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
-
 _WARNING = "WARNING"
 
 Clock = Callable[[], float]
@@ -49,8 +46,36 @@ OnProgress = Callable[[int, int], None]
 OnStep = Callable[[str, int, int], None]
 
 
+class Ended(Protocol):
+    """The end of one build. `message`: why it failed, or a remark."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def message(self) -> str | None: ...
+
+
+class Listener(Protocol):
+    """A receiver of the progress of builds, as `LaunchListener` of the launcher."""
+
+    def started(self, name: str, family: Any) -> None: ...
+
+    def progressed(self, name: str, progress: HowFar) -> None: ...
+
+    def logged(self, name: str, message: str) -> None: ...
+
+    def finished(self, result: Ended) -> None: ...
+
+
 @contextmanager
-def build_listener(console: Console) -> Iterator[LaunchListener]:
+def build_listener(console: Console) -> Iterator[Listener]:
     """Yield the listener (the receiver of progress) that suits this console. With --quiet, yield the quiet listener."""
     if is_quiet():
         yield QuietListener()
@@ -63,7 +88,7 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
         yield listener
 
 
-def outcome_line(result: LaunchResult) -> str:
+def outcome_line(result: Ended) -> str:
     """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
@@ -112,7 +137,7 @@ class BarListener:
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
-    def finished(self, result: LaunchResult) -> None:
+    def finished(self, result: Ended) -> None:
         if result.name not in self._tasks:
             return  # this build never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
@@ -134,7 +159,7 @@ class QuietListener:
         if message.startswith(_WARNING):
             warnings().print(f"{name}: {message}", soft_wrap=True)
 
-    def finished(self, result: LaunchResult) -> None: ...
+    def finished(self, result: Ended) -> None: ...
 
 
 class LineListener:
@@ -160,7 +185,7 @@ class LineListener:
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
-    def finished(self, result: LaunchResult) -> None:
+    def finished(self, result: Ended) -> None:
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:

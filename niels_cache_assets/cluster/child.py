@@ -22,8 +22,8 @@ from typing import IO, Any
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.cluster.command import PartCommand
-
 from niels_cache_assets.parts.lease import request_stop
+from niels_cache_assets.parts.lease_files import mark_of_stop
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -33,6 +33,7 @@ _PAUSES = (1.0, 15.0)  # seconds before the second and the third try
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
 _SIGHT_SECONDS = 60.0  # how long a shared folder may take to show a file of another machine
+_OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
 _LAST_LINES = 5
 _LONGEST_LINE = 1_000
 
@@ -88,9 +89,10 @@ def _try(part: Part, command: PartCommand, *, on_progress: Callable[[Any], None]
     if code == 0:
         return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
     where = f" on {command.host}" if command.host else ""
-    if heard.error is not None:
+    is_stopped = mark_of_stop(part.directory) is not None  # the next process would ignore it, so none is started
+    if heard.error is not None and (is_stopped or heard.code not in _OF_SIGNALS):
         raise NielsCacheError(f"{heard.error}{f' ({command.host})' if command.host else ''}")
-    said = f": {' '.join(heard.last)}" if heard.last else ""
+    said = f": {heard.error or ' '.join(heard.last)}" if heard.error or heard.last else ""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise LostChildError(f"{part.key}: the process that builds it{where} {how}{said}")
 
@@ -139,12 +141,15 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 class _Heard:
-    """The words of a child. last: its last lines that are not JSON. They may tell why the child was lost."""
+    """The words of a child. code: the exit code that its error announces. last: its last lines that are not JSON. They may tell why the child
+    was lost.
+    """
 
     def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:
         self._on_progress, self._log = on_progress, log
         self.result: Mapping[str, Any] | None = None
         self.error: str | None = None
+        self.code: int | None = None
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
 
     def listen(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
@@ -182,7 +187,7 @@ class _Heard:
         elif event == "result":
             self.result = said
         elif event == "error":
-            self.error = str(said.get("message", ""))
+            self.error, self.code = str(said.get("message", "")), said.get("exit_code")
 
     def _hear_text(self, line: str) -> None:
         if line.strip():

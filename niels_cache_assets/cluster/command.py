@@ -10,6 +10,7 @@ from pathlib import Path
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.running import HOST
+from niels_cache_runtime.format.reading import available_threads
 
 _CLI = "niels_cache_assets.cli"
 _ATTENDED = "niels_cache_assets.processes"
@@ -27,6 +28,15 @@ class PartCommand:
     name: str
     number: int
     host: str | None = None
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of the part: its share of this machine, if it is built here. None leaves the choice to the other machine."""
+        settings = self.registry.cluster
+        if settings.command or self.registry.build.threads is not None:
+            return None
+        cores = available_threads()
+        return max(1, cores // settings.parts_at_once(cores))
 
     @property
     def is_attended(self) -> bool:
@@ -53,6 +63,7 @@ class PartCommand:
             str(self.number),
             "--quiet",
             "--no-notify",
+            *(("--threads", str(self.threads)) if self.threads is not None else ()),
             *("--cache-dir", str(self.root.absolute())),
             *(("--config", str(config.absolute())) if config.is_file() else ()),
             *(("--profile", registry.profile) if registry.profile is not None else ()),

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
@@ -45,7 +46,8 @@ class Recorded(NamedTuple):
     `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
     files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
     documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None in an
-    older journal. `notes`: facts that decide no byte, such as the engines that encoded the text.
+    older journal. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of the attempt that
+    made the record; None for a target without attempts, and in an older journal.
     """
 
     fingerprint: str
@@ -57,6 +59,7 @@ class Recorded(NamedTuple):
     documents: int | None
     made_of: MadeOf | None = None
     notes: dict[str, Any] | None = None
+    attempt: int | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -68,15 +71,19 @@ class Journal:
     """The journal of an unfinished build in a directory.
 
     `state` and `share` come from the latest record; they are None if there is no record. `finished`: the files that were finished at that
-    record. `notes`: the notes of that record. `take_notes`: if it is set, it returns the notes for each new record.
+    record. `notes`: the notes of that record. `take_notes`: if it is set, it returns the notes for each new record. `check`: called before
+    each new record; it raises NielsCacheError if this build may not go on.
     """
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
     SECONDS = 60.0
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
-    def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None) -> None:
-        self._directory, self._fingerprint, self._made_of = directory, fingerprint, made_of
+    def __init__(
+        self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None, attempt: int | None = None
+    ) -> None:
+        self._directory, self._fingerprint, self._made_of, self._attempt = directory, fingerprint, made_of, attempt
+        self.check: Callable[[], None] = lambda: None
         self.state = state
         self.share = latest.share if latest else None
         self.finished = latest.finished if latest else {}
@@ -101,12 +108,14 @@ class Journal:
         afresh: bool = False,
         parse: Callable[[dict[str, Any]], Any] = dict,
         made_of: Mapping[str, Any] | None = None,
+        attempt: int | None = None,
     ) -> Journal:
         """Open the journal of the unfinished build in `directory`. If that build cannot be resumed, log the reason and clear the directory.
 
         `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Each file is cut
         back to its recorded size. Files without an entry in the record are removed. So all files are as they were at the record.
-        Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them.
+        Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them. `attempt`: the number
+        of this attempt, which the journal records too.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
@@ -114,13 +123,13 @@ class Journal:
             try:
                 state = parse(recorded.state) if recorded.state else None  # a record of record_only_notes has no state
                 _restore(directory, recorded.sizes)
-                return cls(directory, fingerprint, recorded, state, now)
+                return cls(directory, fingerprint, recorded, state, now, attempt)
             except ValueError:
                 reason = "the journal of the unfinished build is of another kind of build"
         if any(directory.iterdir()):
             log(f"starting afresh: {reason}")
         clear_directory(directory)
-        return cls(directory, fingerprint, None, None, now)
+        return cls(directory, fingerprint, None, None, now, attempt)
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
@@ -153,34 +162,45 @@ class Journal:
         The next `open` compares the files with `sums`. Without `sums`, bytes that changed in the meantime would be hashed as good. `state`
         holds JSON values. `bytes_written` and the number of finished files are those of the latest call of `due`.
         """
+        self.check()
         named = files.keys() | finished.keys()
         for folder in {(self._directory / name).parent for name in named - self._named}:
             sync(folder)
-        content = {
-            "format": _FORMAT,
-            "fingerprint": self._fingerprint,
-            "state": state,
-            "finished": dict(finished),
-            "files": dict(files),
-            "sums": dict(sums),
-            "share": share,
-            "documents": documents,
-            "made_of": self._made_of,
-        }
-        if notes := self.notes if self.take_notes is None else self.take_notes():
-            content["notes"] = notes
-        write_whole(self._directory / JOURNAL_NAME, _encode(content))
+        notes = self.notes if self.take_notes is None else self.take_notes()
+        recorded = Recorded(
+            self._fingerprint,
+            state,
+            {name: dict(entry) for name, entry in finished.items()},
+            dict(files),
+            dict(sums),
+            share,
+            documents,
+            self._made_of,
+            notes or None,
+            self._attempt,
+        )
+        write_journal(self._directory, recorded)
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller put its files on the disk
         self.recorded = True
 
 
-def record_only_notes(directory: Path, *, fingerprint: str, made_of: MadeOf | None, notes: dict[str, Any]) -> None:
+def write_journal(directory: Path, recorded: Recorded) -> None:
+    """Replace the record in a directory in one step. The files that it names must be on the disk."""
+    said = recorded._asdict()
+    optional = {key: said.pop(key) for key in ("notes", "attempt")}
+    said |= {key: value for key, value in optional.items() if value is not None}
+    write_whole(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
+
+
+def record_only_notes(
+    directory: Path, *, fingerprint: str, made_of: MadeOf | None, notes: dict[str, Any], attempt: int | None = None
+) -> None:
     """Replace the record by one that has these notes, no state and no files, in one step.
 
     The next `open` with the same fingerprint returns the notes. It removes all files that the build has written.
     """
-    journal = Journal(directory, fingerprint, None, None, made_of)
+    journal = Journal(directory, fingerprint, None, None, made_of, attempt)
     journal.notes = notes
     journal.record({}, files={})
 
@@ -245,7 +265,7 @@ def _decode(content: bytes) -> Recorded | str:
         and recorded.sums.keys() <= recorded.files.keys()
     )
     sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
-    sound = sound and (recorded.documents is None or is_count(recorded.documents))
+    sound = sound and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
     sound = sound and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
     return recorded if sound else _NONE
 
@@ -313,8 +333,9 @@ def clear_directory(directory: Path) -> None:
 
 
 def partial_directory(target: str | Path) -> Path:
-    """Return the staging directory of a build of `target`. If the build can be resumed, this directory contains JOURNAL_NAME."""
-    return partial_path(real_path(target))
+    """Return the staging directory of the latest build of `target`. If the build can be resumed, this directory contains JOURNAL_NAME."""
+    target = real_path(target)
+    return next(iter(staged_attempts(target)), partial_path(target))
 
 
 def real_path(target: str | Path) -> Path:

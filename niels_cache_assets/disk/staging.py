@@ -116,9 +116,7 @@ def locked(
 
     with ExitStack() as held:
         try:
-            require_utf8(target, "build into another folder")
-            _refuse_foreign_directory(target, is_ours)
-            _make_parents(target)
+            require_target(target, is_ours)
             held.enter_context(writer_lock(target, wait=wait_for if wait else None))
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, target)}; {_state_of(target)}: {target}") from error
@@ -126,19 +124,26 @@ def locked(
 
 
 @contextmanager
-def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
-    """Yield the directory that will replace `target`. The caller must hold the lock of `target`. See `atomic_directory`."""
+def staged(
+    target: str | Path, *, resumable: bool = False, partial: Path | None = None, check: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
+    """Yield the directory that will replace `target`. The caller must hold the lock of `target`. See `atomic_directory`.
+
+    `partial`: the staging directory of this attempt (attempts.py), instead of the usual one. `check`: called before the directory replaces
+    the target; it raises NielsCacheError if this build may not go on.
+    """
     target = real_path(target)
-    partial = partial_path(target)
+    partial = partial or partial_path(target)
     placed, problem = False, ""
     try:
         try:
-            _clear_leftovers(target, resumable=resumable)
+            _clear_leftovers(target, partial, resumable=resumable)
             partial.mkdir(exist_ok=True)
             if resumable:
                 sync(target.parent)  # after a power loss, a journal is useless without its directory
             yield partial
             _sync_tree(partial)
+            check()
             _take_place(partial, target)
             placed = True
             sync(target.parent)
@@ -183,11 +188,11 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
     `resumable`: whether to keep an unfinished build that can be resumed.
     """
     target = real_path(target)
-    if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
+    if not any(os.path.lexists(path) for path in (partial_path(target), aside_path(target), _spare_journal(target))):
         return
     try:
         with writer_lock(target):
-            _clear_leftovers(target, resumable=resumable)
+            _clear_leftovers(target, partial_path(target), resumable=resumable)
     except Busy:
         return
     except OSError as error:
@@ -196,13 +201,11 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         ) from error
 
 
-def sweep_beside_hit(target: str | Path) -> None:
-    """Remove the files of killed builds beside a cache that is current.
-
-    An unfinished build beside a current cache had different settings, different data or --force.
-    """
-    with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
-        sweep_leftovers(target, resumable=False)
+def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
+    """Create the parent folders of `target`. Raises NielsCacheError for a target that must not be replaced, or that cannot be written."""
+    require_utf8(target, "build into another folder")
+    _refuse_foreign_directory(target, is_ours)
+    _make_parents(target)
 
 
 def _make_parents(target: Path) -> None:
@@ -220,9 +223,9 @@ def _is_resumable(partial: Path, wanted: bool) -> bool:
     return wanted and not partial.is_symlink() and (partial / JOURNAL_NAME).is_file()
 
 
-def _clear_leftovers(target: Path, *, resumable: bool) -> None:
+def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
     """Remove the files of killed builds. The caller holds the lock, so no other build runs here."""
-    partial, aside = partial_directory(target), aside_path(target)
+    aside = aside_path(target)
     if aside.exists() and not target.exists():
         os.rename(aside, target)  # killed between the two renames, on a system without exchange
     remove(aside)

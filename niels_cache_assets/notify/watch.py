@@ -4,7 +4,7 @@ A line names the machine, the data set or part, and the reason:
 
     niels-cache on gpu7: web/part-00017 failed: pages.jsonl: row 12 is not JSON
 
-An interrupt is not a failure: somebody asked for it. So is Busy, because another process builds the same.
+An interrupt is not a failure, because somebody asked for it. The same is true if another process builds the same or has taken over.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from niels_cache_assets.config.running import Event, NotifySettings
 from niels_cache_assets.notify.sending import messenger
+from niels_cache_assets.parts.lease import LeaseLost, Stopped
 from niels_cache_assets.sources.errors import DEBUG, in_one_line
 from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import FAMILIES
@@ -109,7 +110,7 @@ def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> It
     watch = Watch(settings, key, log)
     try:
         yield watch
-    except Busy:
+    except (Busy, LeaseLost, Stopped):
         raise
     except Exception as error:
         watch.failed(in_one_line(error))

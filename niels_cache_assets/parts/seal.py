@@ -6,7 +6,6 @@ joined in blocks. Cost: one system call for each file, and the document ends onc
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_runtime.cache.mmap import map_offsets
@@ -34,7 +34,6 @@ from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # raise this by hand if a seal of the same parts writes different bytes
 _BLOCK_ENDS = 1 << 20
-_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)
 _OF_ALL = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dtype", "tokenizer_sha256", "vocab_size", "dataset_config")
 
 
@@ -127,7 +126,7 @@ class _Links:
             try:
                 os.link(source, link)
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                if error.errno not in NO_LINKS:
                     raise
                 self._copies = True
                 need = Need(bytes=self._left, why="copies of the parts, because this file system has no hard links,", certain=True)

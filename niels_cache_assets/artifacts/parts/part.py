@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain, islice
 
 from niels_cache_assets.artifacts.base import Work, Written
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.leased import Leased, checked
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -24,7 +24,7 @@ from niels_cache_assets.streaming.splits import UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(OfPlan):
+class Part(Leased):
     """A part of a data set."""
 
     number: int
@@ -106,7 +106,7 @@ class Part(OfPlan):
 
     def write(self, work: Work) -> Written:
         require_unchanged(self.stream.files)
-        written = super().write(work)
+        written = super().write(replace(work, progress=checked(work.lease, work.progress)))
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
         part = {"number": self.number, "plan": self.planned.plan, "short": short}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, held
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
@@ -89,11 +89,11 @@ class PartsPlan(Artifact):
         """The command that makes the plan, and everything after it."""
         return f"niels-cache build-all --only {self.name}"
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
-        return locked(self.staged, wait=wait, log=log)
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
+        return held(locked(self.staged, wait=wait, log=log))
 
     @contextmanager
-    def stage(self) -> Iterator[Path]:
+    def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
         partial = partial_path(self.staged)
         remove(partial)
         try:

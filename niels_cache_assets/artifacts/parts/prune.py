@@ -7,17 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.leased import times_of
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.disk.attempts import lease_path, left_attempts
 from niels_cache_assets.disk.space import bytes_below
-from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
+from niels_cache_assets.parts.lease import leased
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import aside_path, lock_path, partial_path, remove
+from niels_cache_runtime.format.commit import aside_path, lock_path, remove
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 
-_BESIDE = re.compile(r"\.(.+)\.(?:lock|partial|old)")  # the files beside a target, see niels_cache_runtime.format.commit
+_BESIDE = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 
 class Pruned(NamedTuple):
@@ -29,7 +32,7 @@ class Pruned(NamedTuple):
     bytes: int
 
 
-def prune_parts(graph: Graph, name: str) -> list[Pruned]:
+def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> list[Pruned]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair. Return them, in order.
 
     The parts of the current plan stay. Raises NielsCacheError if the cache is not complete, or if a part that would be removed is being
@@ -48,12 +51,14 @@ def prune_parts(graph: Graph, name: str) -> list[Pruned]:
     for target in _targets(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == plan):
             continue
-        left = [path for path in (target, partial_path(target), aside_path(target)) if path.exists()]
-        with locked(target):
+        with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
+            attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
+            left = [path for path in (target, *attempts, aside_path(target)) if path.exists()]
             removed += [Pruned(path, bytes_below(path)) for path in left]
             for path in left:
                 remove(path)
-            remove(lock_path(target))  # while it is held: after that, another build could hold it
+            for path in (lease_path(target), lock_path(target)):
+                remove(path)  # while it is held: after that, another build could hold it
     if plan is None:
         remove(folder / PLAN_NAME)
         with suppress(OSError):  # something else lies there

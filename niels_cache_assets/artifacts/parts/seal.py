@@ -16,10 +16,10 @@ from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.parts.lease import builder_of
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import writer_of
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -140,7 +140,7 @@ class Sealed(OfPlan):
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
             stale = 0
-        running = [folder for folder in folders if writer_of(folder) is not None]
+        running = [folder for folder in folders if builder_of(folder) is not None]
         unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
         told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
         more = "".join(f", {count} {what}" for what, count in told.items() if count)

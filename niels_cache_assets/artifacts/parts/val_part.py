@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from niels_cache_assets.artifacts.base import Work, Written
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.leased import Leased, checked
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
@@ -50,7 +50,7 @@ class _State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValPart(OfPlan):
+class ValPart(Leased):
     """The val of a data set with token budgets."""
 
     @property
@@ -72,6 +72,7 @@ class ValPart(OfPlan):
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
         parts, build = self.plan.parts, self._build_of(work)
+        progress = checked(work.lease, work.progress)
         with PretrainWriter(
             work.directory, dtype=build.dtype, shard_bytes=build.shard_bytes, state=state.writer, files=journal.finished
         ) as writer:
@@ -88,8 +89,7 @@ class ValPart(OfPlan):
                     share=len(state.taken) / len(parts),
                     documents=writer.documents("val"),
                 )
-                if work.progress is not None:
-                    work.progress(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
+                progress(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
             if not writer.tokens("val"):
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()

@@ -1,4 +1,4 @@
-"""`parts prune NAME`: remove parts that a complete cache no longer needs."""
+"""`parts seal` and `parts prune`: join the parts of a data set, and remove parts that a complete cache no longer needs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted, file_size
 
+_ACTIONS = ("seal", "prune")
+
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", metavar="prune", choices=["prune"], help="what to do with the parts")
+    parser.add_argument("action", metavar="ACTION", choices=_ACTIONS, help="seal or prune")
     parser.add_argument("name", metavar="NAME", help="a pretrain data set")
 
 
 COMMAND = Command(
-    usage="prune NAME ",
+    usage="{seal,prune} NAME ",
     description="""\
-Remove parts of a data set that its complete cache no longer needs: parts of an earlier plan, and all
-parts if the data set is not in parts any more. The parts of the current plan stay, because a repair
+seal: join the finished parts of a data set into its cache, without Dagster. This copies no shard: they
+become hard links. Stdout has the JSON lines of the command `part`.
+
+prune: remove parts of a data set that its complete cache no longer needs: parts of an earlier plan, and
+all parts if the data set is not in parts any more. The parts of the current plan stay, because a repair
 needs them. They take little room: their shards are hard links.""",
     examples="""\
+  niels-cache parts seal web                           join the parts that `part web 0` and so on have built
   niels-cache parts prune web                          remove the parts of earlier plans""",
     add_options=_add_options,
-    offers={"action": ["prune"], "name": PRETRAIN},
+    offers={"action": _ACTIONS, "name": PRETRAIN},
     has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove the parts, and print them."""
+    """Join or remove the parts, and print the result."""
+    if arguments.action == "seal":
+        from niels_cache_assets.cli.worker import seal
+
+        return seal(arguments)
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.artifacts.parts.prune import prune_parts
     from niels_cache_assets.cli.context import open_registry

@@ -1,0 +1,112 @@
+"""`part NAME [NUMBER]`: build one part of a data set in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.artifacts.base import Artifact
+    from niels_cache_assets.artifacts.graph import Graph
+    from niels_cache_assets.artifacts.parts.seal import Sealed
+    from niels_cache_assets.cli.worker import Lines
+
+NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a pretrain data set in parts")
+    parser.add_argument(
+        "number",
+        metavar="NUMBER",
+        nargs="?",
+        type=at_least(0),
+        help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
+    )
+    parser.add_argument("--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens need it first")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
+    )
+    parser.add_argument("--threads", metavar="N", type=at_least(1), help="threads that encode text; never changes the bytes")
+    parser.add_argument("--no-notify", action="store_true", help="send no message of [notify]; the program that starts this command does")
+
+
+COMMAND = Command(
+    usage="NAME [NUMBER] ",
+    description="""\
+Build one part of a data set in parts, in this process: no Dagster, no database. Any number of machines
+that share the cache directory can do this at the same time, and any scheduler can start it. The first
+command also makes the tokenizer and the plan. A finished part is a hit. If another process builds the
+part, the command waits for it; if that process has died, the command continues its work.
+
+Stdout has one JSON object on each line: log, progress, result or error (docs/cluster.md). At the end,
+`parts seal` joins the parts.""",
+    examples="""\
+  niels-cache part web --val                           build the val of all parts, if the data set has val_tokens
+  niels-cache part web 17
+  niels-cache part web 17 --no-wait
+  niels-cache parts seal web                           join the parts""",
+    add_options=_add_options,
+    offers={"name": PRETRAIN},
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build the part, and print JSON lines."""
+    from niels_cache_assets.cli.worker import work
+
+    return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, tells=not arguments.no_notify)
+
+
+def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
+    """Return the artifact to build. Raises NielsCacheError if there is no such part, or if something is missing that it needs first."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.worker import ready
+
+    number = _number(arguments)
+    registry, root = open_registry(arguments)
+    if arguments.threads is not None:
+        registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
+    found = graph(registry, root)
+    sealed = ready(found, arguments.name, lines)
+    if number is not None:
+        return _part(found, sealed, number)
+    if not sealed.has_val_part:
+        raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val of its own to build, because it has no val_tokens")
+    return sealed.val_part()
+
+
+def _part(found: Graph, sealed: Sealed, number: int) -> Artifact:
+    keys = [key for key in sealed.inputs() if key.startswith("part/")]
+    if number >= len(keys):
+        raise NielsCacheError(f"{WHERE}: {sealed.name} has the parts 0 to {len(keys) - 1}, and no part {number}")
+    part = found[keys[number]]
+    if sealed.has_val_part and part.finished() is None:
+        try:
+            sealed.val_part().current()
+        except NielsCacheError as error:
+            raise NielsCacheError(f"{error}: niels-cache part {sealed.name} --val") from error
+    return part
+
+
+def _number(arguments: argparse.Namespace) -> int | None:
+    """Return the number of the part, or None for the val. Raises NielsCacheError if there is no number, or one too many."""
+    if arguments.val:
+        if arguments.number is not None:
+            raise NielsCacheError(f"{WHERE}: --val builds the val of all parts; leave out the number {arguments.number}")
+        return None
+    if arguments.number is not None:
+        number: int = arguments.number
+        return number
+    for variable in NUMBER_VARIABLES:
+        if text := os.environ.get(variable):
+            if not text.isdecimal():
+                raise NielsCacheError(f"{variable}={text[:40]!r}: is not the number of a part")
+            return int(text)
+    raise NielsCacheError(f"{WHERE}: which part of {arguments.name}? Give its number, --val, or one of {', '.join(NUMBER_VARIABLES)}")

@@ -1,0 +1,211 @@
+"""The work of `part` and `parts seal`: one artifact of a data set in parts, built in this process, without Dagster.
+
+Programs read stdout, one JSON object a line (docs/cluster.md). People read stderr. The build does not end if its readers do: a line that
+nobody can read is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, print_error
+from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
+from niels_cache_assets.processes import Interrupted, stop_on_signals
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.artifacts.base import Artifact, Outcome
+    from niels_cache_assets.artifacts.graph import Graph
+    from niels_cache_assets.artifacts.parts.seal import Sealed
+    from niels_cache_assets.build_cache.base import Progress
+    from niels_cache_assets.cli.progress import Listener
+
+_SECONDS = 1.0  # between two lines of progress
+
+
+class Failed(Exception):
+    """A failure of a build. A NielsCacheError outside of a build is wrong use, a wrong setting, or a missing input."""
+
+
+class Ended(NamedTuple):
+    """The end of a build, for people."""
+
+    name: str
+    state: str
+    seconds: float
+    message: str | None
+
+
+class Lines:
+    """The output of one build: JSON lines on stdout, and the same for people through a listener. `key`: the name of the artifact.
+    `tells`: whether the people whom [notify] names are told.
+    """
+
+    def __init__(self, *, tells: bool = True) -> None:
+        self.tells = tells
+        self.key: str | None = None
+        self.listener: Listener | None = None
+        self._last = -_SECONDS
+
+    def say(self, event: str, **values: Any) -> None:
+        """Print one line on stdout."""
+        line = json.dumps({"event": event, "key": self.key, **values}, default=os.fspath)
+        self._guarded(sys.stdout, lambda: print(line, flush=True))
+
+    def log(self, message: str) -> None:
+        self.say("log", message=message)
+        self._tell("logged", message)
+
+    def progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS:
+            self._last = now
+            self.say("progress", documents=progress.documents, tokens=progress.tokens, share=progress.share)
+        self._tell("progressed", progress)
+
+    def started(self, key: str) -> None:
+        self.key = key
+        self._tell("started", "parts")
+
+    def finished(self, outcome: Outcome) -> None:
+        """Print the result."""
+        from niels_cache_runtime.format.layout import SPLITS
+
+        meta = outcome.meta
+        self.say(
+            "result",
+            state=outcome.state,
+            directory=outcome.directory.absolute(),
+            resumed=outcome.resumed,
+            seconds=round(outcome.seconds, 3),
+            warning=outcome.warning,
+            tokens={split: meta[f"{split}_tokens"] for split in SPLITS},
+            documents=meta["documents"],
+            short=meta["part"]["short"] if "part" in meta else sum(part["short"] for part in meta["parts"]),
+            content_sha256=meta["content_sha256"],
+            meta_sha256=meta["meta_sha256"],
+        )
+        ended, listener = Ended(self.key or "", outcome.state, outcome.seconds, outcome.warning), self.listener
+        if listener is not None:
+            self._guarded(sys.stderr, lambda: listener.finished(ended))
+
+    def failed(self, error: BaseException, code: int) -> int:
+        """Print the error on stdout, and return the exit code."""
+        self.say("error", message=" ".join(str(error).split()), exit_code=code)
+        return code
+
+    def _tell(self, method: str, value: Any) -> None:
+        listener, key = self.listener, self.key or ""
+        if listener is not None:
+            self._guarded(sys.stderr, lambda: getattr(listener, method)(key, value))
+
+    def _guarded(self, stream: Any, write: Callable[[], None]) -> None:
+        """Write. If nobody reads the stream any more, or it cannot be written, send everything that follows to /dev/null."""
+        try:
+            write()
+        except OSError:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+
+
+def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True) -> int:
+    """Build the artifact that `chosen` returns, and return the exit code. wait: wait while another process builds it. tells: as `Lines`.
+
+    Raises NielsCacheError, Interrupted and all unexpected errors after their line on stdout.
+    """
+    from niels_cache_assets.cli.progress import build_listener
+    from niels_cache_assets.parts.lease import LeaseLost, Stopped
+    from niels_cache_runtime.format.commit import Busy
+
+    lines = Lines(tells=tells)
+    try:
+        with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
+            artifact = chosen(lines)
+            lines.started(artifact.key)
+            lines.finished(_built(artifact, lines, wait=wait, progress=lines.progress))
+    except (Busy, LeaseLost, Stopped, Failed) as error:
+        print_error(str(error) if isinstance(error, Stopped) else f"error: {error}")
+        return lines.failed(error, TERMINATED if isinstance(error, Stopped) else FAILED if isinstance(error, Failed) else BUSY)
+    except Interrupted as interrupt:
+        lines.failed(interrupt, interrupt.exit_code)
+        raise
+    except Exception as error:
+        known = isinstance(error, NielsCacheError)
+        lines.failed(error, FAILED if isinstance(error, NotWrittenError) else WRONG_USE if known else BUG)
+        raise
+    return DONE
+
+
+def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
+    from niels_cache_assets.artifacts.materialize import materialize
+    from niels_cache_assets.artifacts.parts.leased import Leased
+    from niels_cache_assets.parts.lease import LeaseLost, Stopped
+    from niels_cache_runtime.format.commit import Busy
+
+    if isinstance(artifact, Leased):
+        artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    while True:
+        try:
+            return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
+        except LeaseLost as lost:
+            if not wait:
+                raise
+            lines.log(str(lost))
+        except (Busy, Stopped):
+            raise
+        except NielsCacheError as error:
+            raise Failed(str(error)) from error
+
+
+def ready(found: Graph, name: str, lines: Lines) -> Sealed:
+    """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
+
+    Raises NielsCacheError for a data set that is unknown, switched off or not in parts, and for a plan of other settings. Raises Failed if
+    the tokenizer or the plan cannot be made.
+    """
+    from niels_cache_assets.sources.inputs import require_inputs
+
+    registry = found.registry
+    if name not in registry.pretrain:
+        registry.refuse_data_set("command line", "no pretrain data set", name, list(registry.pretrain))
+    if name in registry.switched_off():
+        raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
+    sealed = found.sealed(name)
+    sealed.unavailable()
+    tokenizer, plan = found.tokenizer(), sealed.parts_plan
+    if tokenizer.finished() is None:
+        if tokenizer.inputs():
+            first = f"{PROGRAM} build-all --only tokenizer"
+            raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
+        if not tokenizer.is_imported:
+            require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
+        lines.started(tokenizer.key)
+        _built(tokenizer, lines, wait=True)
+    if plan.finished() is None:
+        lines.started(plan.key)
+        _built(plan, lines, wait=True)
+    plan.read()
+    return sealed
+
+
+def seal(arguments: argparse.Namespace) -> int:
+    """Join the finished parts of the data set `arguments.name`, and return the exit code."""
+
+    def chosen(lines: Lines) -> Artifact:
+        from niels_cache_assets.artifacts.graph import graph
+        from niels_cache_assets.cli.context import open_registry
+
+        registry, root = open_registry(arguments)
+        return ready(graph(registry, root), arguments.name, lines)
+
+    return work(chosen, wait=True)

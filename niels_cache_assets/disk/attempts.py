@@ -1,0 +1,74 @@
+"""The names of attempts. A target that several machines may build has one staging directory for each attempt.
+
+    .NAME.lease/attempt-00002.json    who makes attempt 2 (parts/lease.py); the file with the highest number counts
+    .NAME.lease/stop                  a request to stop
+    .NAME.partial.2                   the staging directory of attempt 2
+    .NAME.gone.1                      that of attempt 1, while it is removed
+
+A number is never used twice, so no two processes ever write to the same staging directory. `.NAME.partial` without a number belongs to a
+target without attempts, or to an earlier version of niels-cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from niels_cache_runtime.format.commit import partial_path
+
+STOP_NAME = "stop"
+NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)  # no hard links there
+_RECORD = re.compile(r"attempt-(\d{5,12})\.json")
+
+
+def lease_path(target: Path) -> Path:
+    """Return the path of the folder with the lease of `target`."""
+    return target.parent / f".{target.name}.lease"
+
+
+def attempt_record(target: Path, attempt: int) -> Path:
+    """Return the path of the file that says who makes an attempt."""
+    return lease_path(target) / f"attempt-{attempt:05d}.json"
+
+
+def attempt_path(target: Path, attempt: int) -> Path:
+    """Return the path of the staging directory of an attempt."""
+    partial = partial_path(target)
+    return partial.with_name(f"{partial.name}.{attempt}")
+
+
+def recorded_attempts(target: Path) -> list[int]:
+    """Return the numbers of all attempts that have a file in the folder of the lease, in order."""
+    try:
+        names = os.listdir(lease_path(target))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(found[1]) for found in map(_RECORD.fullmatch, names) if found)
+
+
+def staged_attempts(target: Path) -> list[Path]:
+    """Return the existing staging directories of all attempts up to the latest one, newest first. The one without a number is the last."""
+    latest = max(recorded_attempts(target), default=0)
+    paths = (*(attempt_path(target, number) for number in range(latest, 0, -1)), partial_path(target))
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def highest_number(target: Path) -> int:
+    """Return the highest number of a staging directory of `target`, or 0. Costs one look at each name in the folder of `target`."""
+    prefix = f"{partial_path(target).name}."
+    numbers = [name.removeprefix(prefix) for name in os.listdir(target.parent) if name.startswith(prefix)]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def retired_path(target: Path, attempt: int) -> Path:
+    """Return the path to which the staging directory of an attempt is moved before it is removed. 0: the one without a number."""
+    return target.parent / f".{target.name}.gone.{attempt}"
+
+
+def left_attempts(target: Path, before: int) -> list[tuple[Path, Path]]:
+    """Return the staging directory of each attempt before this number, and where it goes before it is removed, if one of both exists."""
+    found = [(partial_path(target), retired_path(target, 0))]
+    found += [(attempt_path(target, number), retired_path(target, number)) for number in range(1, before)]
+    return [each for each in found if any(os.path.lexists(path) for path in each)]

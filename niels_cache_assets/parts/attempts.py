@@ -1,0 +1,130 @@
+"""The staging directory of one attempt, and what it takes over from the attempt before it.
+
+An earlier attempt may still have files open: its process may be frozen, or cut off. So nothing in its staging directory is changed. The new
+attempt links its finished files, which nobody writes again, and copies its unfinished files up to their recorded size. Then the old
+directory is moved away in one step, before it is removed. After that, the old process can neither record nor commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from niels_cache_assets.disk.attempts import NO_LINKS, attempt_path, left_attempts, recorded_attempts, staged_attempts
+from niels_cache_assets.disk.journal import Recorded, read_journal, real_path, write_journal
+from niels_cache_assets.disk.space import naming, refusal
+from niels_cache_assets.disk.staging import staged, sweep_leftovers
+from niels_cache_assets.parts.lease import Lease, Times, leased
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Busy, remove, sync
+from niels_cache_runtime.format.safe_open import link_problem
+
+_BLOCK_BYTES = 1 << 22
+
+Log = Callable[[str], None]
+
+
+@contextmanager
+def staged_attempt(lease: Lease, *, log: Log) -> Iterator[Path]:
+    """Yield the staging directory of an attempt, with everything that the last attempt has recorded. At the end it replaces the target.
+
+    If the block fails, the directory stays for the next attempt. Raises NielsCacheError for errors of the disk, and LeaseLost if another
+    process has taken over before the end.
+    """
+    target = lease.target
+    partial = attempt_path(target, lease.attempt)
+    try:
+        _take_over(target, partial, lease.attempt, log)
+    except OSError as error:
+        with suppress(OSError):
+            remove(partial)
+        raise NielsCacheError(f"{refusal(error, target)}; the unfinished build is unchanged, and the next run resumes from it") from error
+    with staged(target, resumable=True, partial=partial, check=lease.check):
+        yield partial
+
+
+def sweep_attempts(target: Path) -> None:
+    """Remove the unfinished attempts at a target that is finished, unless a process makes one now."""
+    target = real_path(target)
+    before = max(recorded_attempts(target), default=0) + 1
+    if not left_attempts(target, before):
+        return sweep_leftovers(target, resumable=False)
+    try:
+        with leased(target, times=Times(), wait=False, at_once=True, log=lambda line: None) as lease:
+            _remove_attempts(target, lease.attempt)
+    except Busy:
+        return None
+    except OSError as error:
+        raise NielsCacheError(f"{refusal(error, target)}; files of a killed build cannot be removed") from error
+
+
+def _take_over(target: Path, partial: Path, attempt: int, log: Log) -> None:
+    remove(partial)
+    for source in staged_attempts(target):
+        recorded = read_journal(source)
+        if recorded is not None:
+            _copy_recorded(source, recorded, partial, attempt, log)
+            break
+    _remove_attempts(target, attempt)
+
+
+def _copy_recorded(source: Path, recorded: Recorded, partial: Path, attempt: int, log: Log) -> None:
+    """Link the finished files of a record, copy the unfinished ones, and write the record for the new attempt last."""
+    for name, size in recorded.sizes.items():
+        path = source / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
+            log(f"starting afresh: {name} of the unfinished build is missing or shorter than its journal says")
+            return
+    if leaves := link_problem(source, recorded.sizes):
+        log(f"starting afresh: {leaves[0]} of the unfinished build {leaves[1]}")
+        return
+    for folder in sorted({(partial / name).parent for name in recorded.sizes} | {partial}):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in recorded.finished:
+        _link(source / name, partial / name, recorded.sizes[name])
+    for name, size in recorded.files.items():
+        _copy(source / name, partial / name, size)
+    for folder in sorted({(partial / name).parent for name in recorded.sizes}):
+        sync(folder)
+    sync(partial.parent)
+    write_journal(partial, recorded._replace(attempt=attempt))
+
+
+def _link(source: Path, link: Path, size: int) -> None:
+    try:
+        os.link(source, link)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _copy(source, link, size)
+
+
+def _copy(source: Path, copy: Path, size: int) -> None:
+    """Copy the first `size` bytes of a file, and flush them to the disk."""
+    with open(source, "rb") as old, open(copy, "wb") as new, naming(copy):
+        while size and (block := old.read(min(size, _BLOCK_BYTES))):
+            new.write(block)
+            size -= len(block)
+        new.flush()
+        os.fsync(new.fileno())
+
+
+def _remove_attempts(target: Path, before: int) -> None:
+    """Remove the staging directories of all attempts before this one. Each is moved away first, so that its process cannot commit it."""
+    for partial, gone in left_attempts(target, before):
+        with suppress(OSError):
+            remove(gone)
+        try:
+            os.rename(partial, gone)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            with suppress(OSError):
+                remove(partial)  # something that a process has made again after it was overtaken
+        with suppress(OSError):  # NFS keeps files that another process of this machine has open; the next build removes them
+            remove(gone)

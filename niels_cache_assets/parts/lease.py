@@ -1,0 +1,314 @@
+"""The lease of a part. It decides which process builds the part, also among machines that share no file locks.
+
+    .part-00017.lease/attempt-00002.json    attempt, host, process, count: who makes the latest attempt
+    .part-00017.lease/stop                  a request to stop, for all processes that build the part or wait for it
+
+The holder raises the count every `renew_seconds`. A process that sees the same bytes for `lease_seconds` takes over: it creates the file of
+the next attempt, and only one process can create a file. Each process measures this time by its own clock, and only while it can read. So
+clocks of two machines are never compared, and a server that stands still ends no lease.
+
+A lock (flock) on the file of an attempt only tells sooner that a holder on the same kernel has died. A lock that is held tells nothing,
+because a frozen process keeps its lock. The lock of the target (format/commit.py) is also held if possible: for messages, and to keep out
+programs that know no leases.
+
+A holder that was overtaken learns of it from its thread, from `check`, or when its staging directory is gone. Costs: one small write each
+`renew_seconds`, and one look into a small folder for each record of the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from niels_cache_assets.disk.attempts import STOP_NAME, attempt_record, highest_number, lease_path, recorded_attempts
+from niels_cache_assets.parts.lease_files import LOCK_SECONDS, Holder, Mark, Seen, has_died, holds_lock, latest, mark_of_stop, take_lock
+from niels_cache_assets.processes import Process
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, sync, writer_lock, writer_of
+
+Log = Callable[[str], None]
+
+_MOST_POLL_SECONDS = 1.0
+
+
+class LeaseLost(NielsCacheError):
+    """Another process has taken over the target, because this process did not renew its lease in time."""
+
+
+class Stopped(NielsCacheError):
+    """Somebody has asked the processes that build this target to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """How often a lease is renewed, and how long a process waits for a renewal before it takes over, in seconds."""
+
+    renew_seconds: float = 15.0
+    lease_seconds: float = 120.0
+
+    @property
+    def poll_seconds(self) -> float:
+        """The time between two looks at a lease that another process holds."""
+        return min(_MOST_POLL_SECONDS, self.renew_seconds / 5)
+
+
+class Lease:
+    """The right to make one attempt at a target. `leased` makes it."""
+
+    def __init__(self, target: Path, holder: Holder, descriptor: int, *, waited: bool) -> None:
+        self.target, self.attempt, self.waited = target, holder.attempt, waited
+        self._holder, self._descriptor = holder, descriptor
+        self._count = 0
+        self._is_lost = self._is_stopped = False
+        self._ended = threading.Event()
+        self._writing = threading.Lock()
+
+    def check(self) -> None:
+        """Raise LeaseLost if another process has taken over, and Stopped if somebody has set `stop`. Call this before each record."""
+        self._is_lost = self._is_lost or self._was_overtaken()
+        self.check_quickly()
+
+    def check_quickly(self) -> None:
+        """Do the same as `check` without a look at the disk: raise only what the last renewal has found."""
+        if self._is_lost:
+            raise self.lost()
+        if self._is_stopped:
+            raise stopped(self.target)
+
+    def lost(self) -> LeaseLost:
+        """Return the error for the loss of this lease."""
+        last = None
+        with suppress(OSError):
+            last = latest(self.target)
+        who = UNKNOWN if last is None else last.writer
+        return LeaseLost(
+            f"{self.target}: {who} has taken over, because this process did not renew its lease in time; "
+            f"attempt {self.attempt} stops here, and the other process continues from its last record"
+        )
+
+    def is_lost(self) -> bool:
+        """Return whether another process has taken over. Never raises."""
+        with suppress(OSError):
+            self._is_lost = self._is_lost or self._was_overtaken()
+        return self._is_lost
+
+    def _was_overtaken(self) -> bool:
+        if max(recorded_attempts(self.target), default=0) != self.attempt:
+            return True
+        try:
+            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return True
+
+    def _write(self, *, is_over: bool = False) -> None:
+        with self._writing:
+            record = replace(self._holder, count=self._count, is_over=is_over)
+            os.pwrite(self._descriptor, record.encoded(), 0)
+            os.fsync(self._descriptor)  # other machines do not see it before
+
+    @contextmanager
+    def renewed(self, times: Times, stale_stop: Mark, on_stop: Callable[[], None] | None) -> Iterator[None]:
+        """Renew the lease in the block, by a thread."""
+
+        def renew() -> None:
+            while not self._ended.wait(times.renew_seconds):
+                with suppress(OSError):  # a full or stalled disk: the next time may succeed, and `check` tells if it came too late
+                    if self._was_overtaken():
+                        self._is_lost = True
+                        return
+                    if not self._is_stopped and mark_of_stop(self.target) not in (None, stale_stop):
+                        self._is_stopped = True
+                        if on_stop is not None:
+                            on_stop()
+                    self._count += 1
+                    self._write()
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join(times.renew_seconds)
+            if not thread.is_alive():  # otherwise it hangs in a stalled write, and still needs the descriptor
+                self._end()
+
+    def _end(self) -> None:
+        """Say that this attempt has ended, so that the next process need not wait."""
+        with suppress(OSError):
+            self._write(is_over=True)
+        os.close(self._descriptor)
+
+
+@contextmanager
+def leased(
+    target: Path,
+    *,
+    times: Times,
+    wait: bool,
+    log: Log,
+    on_stop: Callable[[], None] | None = None,
+    at_once: bool = False,
+) -> Iterator[Lease]:
+    """Hold the lease of `target`, whose parent folder must exist, and renew it in the block.
+
+    wait: if another process builds the target, log this and wait until that process ends or its lease runs out. Without `wait`, Busy is
+        raised as soon as it is certain that the other process lives. A lease that may be abandoned is watched until this is known.
+    at_once: raise Busy at once if the lease cannot be taken now.
+    on_stop: called once, by another thread, if somebody sets `stop` while the lease is held. Without it, only the checks raise.
+    Raises LeaseLost from the block if another process has taken over, and Stopped if `stop` is set while this process waits.
+    """
+    stale_stop = mark_of_stop(target)
+    with ExitStack() as held:
+        lease = _Claim(target, times, log, stale_stop).take(held, wait=wait, at_once=at_once)
+        if stale_stop is not None and mark_of_stop(target) == stale_stop:
+            with suppress(OSError):
+                (lease_path(target) / STOP_NAME).unlink()
+        held.enter_context(lease.renewed(times, stale_stop, on_stop))
+        try:
+            yield lease
+        except LeaseLost:
+            raise
+        except Exception as error:  # such as an OSError for a staging directory that the next attempt has moved away
+            if lease.is_lost():
+                raise lease.lost() from error
+            raise
+
+
+def builder_of(target: Path) -> Writer | None:
+    """Return the process that builds `target` on this machine, or by its lease on another machine. Return None if nobody builds it.
+
+    A process on another machine may have died since; only a process that waits for it finds this out.
+    """
+    writer, seen = writer_of(target), latest(real := Path(os.path.realpath(target)))
+    if writer is not None or seen is None or seen.is_over or has_died(real, seen):
+        return writer
+    return seen.writer
+
+
+def request_stop(target: Path) -> None:
+    """Ask all processes that build `target`, or wait for it, to stop. They notice it at their next renewal or look."""
+    folder = lease_path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / STOP_NAME
+    path.touch()
+    sync(folder)
+
+
+def stopped(target: Path) -> Stopped:
+    """Return the error for a request to stop."""
+    return Stopped(f"{target}: stopped by {lease_path(target) / STOP_NAME}; run the same command again to resume")
+
+
+class _Claim:
+    """The way to a lease: watch the latest attempt until it has ended, its holder has died, or its lease has run out."""
+
+    def __init__(self, target: Path, times: Times, log: Log, stale_stop: Mark) -> None:
+        self._target, self._times, self._log, self._stale_stop = target, times, log, stale_stop
+        self._seen: Seen | None = None
+        self._quiet = 0.0  # seconds without a change
+        self._looked: float | None = None
+        self._told: Writer | None = None
+        self._has_changed = False
+
+    def take(self, held: ExitStack, *, wait: bool, at_once: bool) -> Lease:
+        """Return the lease as soon as it can be taken. `held` also gets the lock of the target, if it is free then."""
+        lease_path(self._target).mkdir(exist_ok=True)
+        began, waited = time.monotonic(), False
+        while True:
+            locker: Writer | None = None
+            is_free, why = self._look()
+            if is_free:
+                with ExitStack() as attempted:
+                    locker = self._lock(attempted)
+                    # A lock without a lease belongs to a process that begins just now, or to a program that knows no leases.
+                    lease = self._create(waited=waited, why=why) if locker is None or why is not None else None
+                    if lease is not None:
+                        held.push(attempted.pop_all())
+                        return lease
+            self._tell(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
+            waited = True
+            time.sleep(self._times.poll_seconds)
+            if mark_of_stop(self._target) not in (None, self._stale_stop):
+                raise stopped(self._target)
+
+    def _tell(self, locker: Writer | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
+        """Log which process is waited for, or raise Busy instead of waiting."""
+        seen = self._seen
+        holder = None if seen is None or seen.is_over else seen.holder
+        who = holder.writer if holder is not None else locker or UNKNOWN
+        lives = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
+        if at_once or (not wait and lives and is_certain):
+            raise Busy(self._target, who)
+        if is_certain and who != self._told:
+            self._log(f"waiting for the other build of {self._target}: {who}")
+            self._told = who
+
+    def _lock(self, attempted: ExitStack) -> Writer | None:
+        """Take the lock of the target, if it is free and the file system has locks. Return the process that holds it otherwise."""
+        try:
+            attempted.enter_context(writer_lock(self._target, patience=0))
+        except Busy as busy:
+            return busy.writer
+        except LockRefused as refused:
+            if not refused.no_locks:
+                raise
+        return None
+
+    def _look(self) -> tuple[bool, str | None]:
+        """Return whether the next attempt may begin now. Also return why, if the latest attempt has not ended in an orderly way."""
+        seen, now = latest(self._target), time.monotonic()
+        if self._looked is None or seen != self._seen:
+            self._has_changed = self._looked is not None and seen is not None and not seen.is_over
+            self._quiet, self._seen = 0.0, seen
+        else:
+            self._quiet += min(now - self._looked, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
+        self._looked = now
+        if seen is None or seen.is_over:
+            return True, None
+        who = seen.writer
+        if has_died(self._target, seen):
+            return True, f"{who} has ended without finishing {self._target}; continuing its work"
+        if self._quiet >= self._times.lease_seconds:
+            return True, f"{who} has not renewed its lease of {self._target} for {self._quiet:.0f} s; taking over"
+        return False, None
+
+    def _create(self, *, waited: bool, why: str | None) -> Lease | None:
+        """Create the file of the next attempt. Return None if another process was faster."""
+        target, last = self._target, self._seen
+        number = last.attempt if last is not None else highest_number(target)
+        if last is None and recorded_attempts(target):
+            return None
+        holder = Holder(attempt=number + 1, writer=Writer.here(), token=secrets.token_hex(8), boot=Process.here().boot)
+        path = attempt_record(target, holder.attempt)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            return None
+        try:
+            # The lock comes before the content: a holder that claims to have the lock has it, or has died.
+            holder = replace(holder, is_locked=take_lock(descriptor))
+            lease = Lease(target, holder, descriptor, waited=waited)
+            lease._write()
+            sync(path.parent)
+            attempts = recorded_attempts(target)
+            if attempts[-1:] == [holder.attempt]:
+                for lower in attempts[:-1]:
+                    with suppress(OSError):
+                        attempt_record(target, lower).unlink()
+                if why is not None:
+                    self._log(why)
+                return lease
+        except BaseException:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        path.unlink(missing_ok=True)  # this process has slept over a newer attempt, so the number was used before
+        os.close(descriptor)
+        return None
