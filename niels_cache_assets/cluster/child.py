@@ -141,8 +141,8 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 class _Heard:
-    """The words of a child. code: the exit code that its error announces. last: its last lines that are not JSON. They may tell why the child
-    was lost.
+    """The words of a child. code: the exit code that its error announces. last: its last lines that are not JSON, which may tell why it was
+    lost.
     """
 
     def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:

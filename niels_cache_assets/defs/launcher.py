@@ -222,7 +222,7 @@ class _Launcher:
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
-        self._started: set[str] = set()  # names of parts that were started ahead of their runs
+        self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         if self._sink.builds_parts_here and not is_plain and registry.in_parts():
             listener.logged(_PARTS, "WARNING: built here, one at a time, because options of this command change settings of the file")
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
@@ -241,7 +241,7 @@ class _Launcher:
         with closing(build_side_by_side([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
             for event in events:
                 if event.key not in self._started:
-                    self._started.add(event.key)
+                    self._started[event.key] = time.monotonic()
                     self._listener.started(event.key, "parts")
                 if event.progress is not None:
                     self._listener.progressed(event.key, event.progress)
@@ -303,7 +303,7 @@ class _Launcher:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
-        started = time.monotonic()
+        started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
         settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.family != "index" else {}
