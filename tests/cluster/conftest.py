@@ -1,7 +1,6 @@
 """One Postgres for each process of pytest, with a database for each walk."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,6 +27,3 @@ def database(server: str, request: pytest.FixtureRequest) -> str:
         cursor.execute(f'CREATE DATABASE "{name}"')
     connection.close()
     return f"{server.removesuffix(_PLACE)}{name}"
-
-
-Maker = Callable[[Path], None]

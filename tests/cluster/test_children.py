@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,29 +50,31 @@ def over_ssh(words: list[str]) -> str:
     return f"command = {json.dumps([*words, '{host}'])}\nhosts = {json.dumps(hosts)}\nprogram = {json.dumps(program)}"
 
 
-def test_ssh(tmp_path: Path, tiny_model: Path, database: str) -> None:
-    (tmp_path / "ssh").mkdir()
-    with sshd(tmp_path / "ssh") as words:
-        killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=6, cluster=over_ssh(words)))
+@pytest.fixture
+def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as words:
+        yield words
 
 
-def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, database: str) -> None:
-    (tmp_path / "ssh").mkdir()
-    with sshd(tmp_path / "ssh") as words:
-        walk = Walk(tmp_path, tiny_model, database, parts=3, cluster=over_ssh(words))
-        output = build_all(walk)
-        with running(output):
-            walk.wait_for_records()
-            worker = walk.worker()
-            clients = [pid for pid, line in processes_of(tmp_path).items() if line.startswith(words[0]) and f" {LONG} --quiet" in line]
-            assert len(clients) == 1
-            os.kill(clients[0], signal.SIGKILL)
-            killed = time.monotonic()
-            assert output.find(AGAIN) - killed < NOTICED_SECONDS
-            assert Path(f"/proc/{worker}").exists() or (walk.long / "meta.json").exists()
-            output.wait()
-        last = latest(walk.long)
-        assert last is not None
-        assert last.holder is not None
-        assert last.holder.writer.pid == worker, "the first worker has finished the part"
-        walk.check()
+def test_ssh(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:
+    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=6, cluster=over_ssh(login)))
+
+
+def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:
+    walk = Walk(tmp_path, tiny_model, database, parts=3, cluster=over_ssh(login))
+    output = build_all(walk)
+    with running(output):
+        walk.wait_for_records()
+        worker = walk.worker()
+        clients = [pid for pid, line in processes_of(tmp_path).items() if line.startswith(login[0]) and f" {LONG} --quiet" in line]
+        assert len(clients) == 1
+        os.kill(clients[0], signal.SIGKILL)
+        killed = time.monotonic()
+        assert output.find(AGAIN) - killed < NOTICED_SECONDS
+        assert Path(f"/proc/{worker}").exists() or (walk.long / "meta.json").exists()
+        output.wait()
+    last = latest(walk.long)
+    assert last is not None
+    assert last.holder is not None
+    assert last.holder.writer.pid == worker, "the first worker has finished the part"
+    walk.check()
