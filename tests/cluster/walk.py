@@ -1,5 +1,5 @@
-"""What all walks share: a project with one long part, a Dagster home in Postgres, a kill in the middle of the long part, and what must be
-true afterwards.
+"""The parts that all walks share: a project with one long part, a Dagster home in Postgres, a kill in the middle of the long part, and the
+checks afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -27,7 +28,7 @@ from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 2  # the number of the part that is killed
 _LONG_COPIES = 1_200  # the long part is so many times as long as the others; it takes some seconds
-_PATIENCE_SECONDS = 240.0
+_PATIENCE_SECONDS = 180.0
 _LEASE = "renew_seconds = 0.5\nlease_seconds = 3.0"
 
 
@@ -165,8 +166,8 @@ def build_all(walk: Walk) -> Output:
 
 def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
     """Run tasks in threads, `count` at a time, and raise the first error."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(count) as pool:
-        for future in [pool.submit(task) for task in tasks]:
+        for future in as_completed([pool.submit(task) for task in tasks]):
+            if future.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
             future.result()
