@@ -12,8 +12,9 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.running import HOST
 from niels_cache_runtime.format.reading import available_threads
 
-_CLI = "niels_cache_assets.cli"
-_ATTENDED = "niels_cache_assets.processes"
+_PACKAGE = __name__.partition(".")[0]
+_CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
+_ATTENDED = f"{_PACKAGE}.processes"
 
 
 @dataclass(frozen=True, kw_only=True)
