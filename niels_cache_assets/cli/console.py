@@ -32,7 +32,7 @@ _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as 
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr. Line breaks in the message become spaces. If nobody reads stderr any more, the line is lost."""
+    """Print one line on stderr. Line breaks in the message become spaces. If stderr is a pipe without a reader, the line is dropped."""
     with suppress(BrokenPipeError):
         print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
 """The work of `part` and `parts seal`: one artifact of a data set in parts, built in this process, without Dagster.
 
-Programs read stdout, one JSON object a line (docs/cluster.md). People read stderr. The build does not end if its readers do: a line that
-nobody can read is dropped.
+Programs read stdout, one JSON object a line (docs/cluster.md). People read stderr. If a reader ends, the build continues, and its
+lines are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
     from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.seal import Sealed
-    from niels_cache_assets.build_cache.base import Progress
     from niels_cache_assets.cli.progress import Listener
 
 _SECONDS = 1.0  # between two lines of progress
@@ -65,7 +64,7 @@ class Lines:
         self.say("log", message=message)
         self._tell("logged", message)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Any) -> None:
         now = time.monotonic()
         if now - self._last >= _SECONDS:
             self._last = now
@@ -109,7 +108,7 @@ class Lines:
             self._guarded(sys.stderr, lambda: getattr(listener, method)(key, value))
 
     def _guarded(self, stream: Any, write: Callable[[], None]) -> None:
-        """Write. If nobody reads the stream any more, or it cannot be written, send everything that follows to /dev/null."""
+        """Write. If the stream has lost its reader, or is on a full disk, send everything that follows to /dev/null."""
         try:
             write()
         except OSError:
@@ -145,7 +144,7 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True)
     return DONE
 
 
-def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Progress], None] | None = None) -> Outcome:
+def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
     from niels_cache_assets.artifacts.parts.leased import Leased

@@ -1,7 +1,7 @@
 """The staging directory of one attempt, and what it takes over from the attempt before it.
 
 An earlier attempt may still have files open: its process may be frozen, or cut off. So nothing in its staging directory is changed. The new
-attempt links its finished files, which nobody writes again, and copies its unfinished files up to their recorded size. Then the old
+attempt links its finished files, which no process writes again, and copies its unfinished files up to their recorded size. Then the old
 directory is moved away in one step, before it is removed. After that, the old process can neither record nor commit.
 """
 

@@ -75,7 +75,7 @@ class Lease:
         self.check_quickly()
 
     def check_quickly(self) -> None:
-        """Do the same as `check` without a look at the disk: raise only what the last renewal has found."""
+        """Raise the same errors without a look at the disk, as the last renewal has seen it."""
         if self._is_lost:
             raise self.lost()
         if self._is_stopped:
@@ -182,7 +182,7 @@ def leased(
 
 
 def builder_of(target: Path) -> Writer | None:
-    """Return the process that builds `target` on this machine, or by its lease on another machine. Return None if nobody builds it.
+    """Return the process that builds `target` on this machine, or by its lease on another machine. Return None without such a process.
 
     A process on another machine may have died since; only a process that waits for it finds this out.
     """
@@ -227,8 +227,9 @@ class _Claim:
             if is_free:
                 with ExitStack() as attempted:
                     locker = self._lock(attempted)
-                    # A lock without a lease belongs to a process that begins just now, or to a program that knows no leases.
-                    lease = self._create(waited=waited, why=why) if locker is None or why is not None else None
+                    lease = None
+                    if locker is None or why is not None or self._was_overtaken(locker):
+                        lease = self._create(waited=waited, why=why, locker=locker)
                     if lease is not None:
                         held.push(attempted.pop_all())
                         return lease
@@ -261,6 +262,13 @@ class _Claim:
                 raise
         return None
 
+    def _was_overtaken(self, locker: Writer) -> bool:
+        """Return whether the process that holds the lock of the target is one whose lease has run out. It may be frozen.
+
+        Any other process with the lock begins just now, or is a program that knows no leases.
+        """
+        return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
+
     def _look(self) -> tuple[bool, str | None]:
         """Return whether the next attempt may begin now. Also return why, if the latest attempt has not ended in an orderly way."""
         seen, now = latest(self._target), time.monotonic()
@@ -279,13 +287,19 @@ class _Claim:
             return True, f"{who} has not renewed its lease of {self._target} for {self._quiet:.0f} s; taking over"
         return False, None
 
-    def _create(self, *, waited: bool, why: str | None) -> Lease | None:
+    def _create(self, *, waited: bool, why: str | None, locker: Writer | None = None) -> Lease | None:
         """Create the file of the next attempt. Return None if another process was faster."""
         target, last = self._target, self._seen
         number = last.attempt if last is not None else highest_number(target)
         if last is None and recorded_attempts(target):
             return None
-        holder = Holder(attempt=number + 1, writer=Writer.here(), token=secrets.token_hex(8), boot=Process.here().boot)
+        holder = Holder(
+            attempt=number + 1,
+            writer=Writer.here(),
+            token=secrets.token_hex(8),
+            boot=Process.here().boot,
+            overtaken=None if locker is None else str(locker),
+        )
         path = attempt_record(target, holder.attempt)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

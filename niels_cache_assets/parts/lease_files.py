@@ -26,7 +26,8 @@ class Holder:
     """The process that makes an attempt, as its file says it. count: the number of renewals.
 
     boot: tells whether the holder runs on this kernel. is_locked: whether the holder holds the lock of the file. is_over: whether the
-    attempt has ended in an orderly way. token: differs between any two attempts.
+    attempt has ended in an orderly way. token: differs between any two attempts. overtaken: the process that still held the lock of the
+    target when this attempt began, after its own lease had run out.
     """
 
     attempt: int
@@ -35,6 +36,7 @@ class Holder:
     boot: str
     is_locked: bool = False
     is_over: bool = False
+    overtaken: str | None = None
     count: int = 0
 
     def encoded(self) -> bytes:

@@ -49,8 +49,7 @@ Stdout has one JSON object on each line: log, progress, result or error (docs/cl
     examples="""\
   niels-cache part web --val                           build the val of all parts, if the data set has val_tokens
   niels-cache part web 17
-  niels-cache part web 17 --no-wait
-  niels-cache parts seal web                           join the parts""",
+  niels-cache part web 17 --no-wait""",
     add_options=_add_options,
     offers={"name": PRETRAIN},
 )
