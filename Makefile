@@ -7,6 +7,7 @@
 # TEST_ARGS arguments of pytest                                  make test TEST_ARGS="tests/test_wheel.py -x"
 # TEST_WORKERS processes of pytest: four for two cores, because tests wait for their children
 # TEST_TMPDIR  folder for the files of tests: in memory if 8 GiB are free there, which takes a sixth of the time off
+# RUNS      runs of `make shuffled`; SEEDS repeats orders          make shuffled SEEDS="12 34"
 # MUTANTS_ARGS arguments of the mutation check                   make mutants MUTANTS_ARGS="--seed 2 --lines 20"
 
 PYTHON ?= python3
@@ -15,6 +16,8 @@ PORT ?= 3000
 TEST_ARGS ?=
 MUTANTS_ARGS ?=
 TEST_WORKERS ?= 4
+RUNS ?= 5
+SEEDS ?= $(shell awk 'BEGIN { srand(); for (run = 0; run < $(RUNS); run++) print int(rand() * 1000000) }')
 TEST_TMPDIR ?= $(shell [ "$$(df --output=avail -B1G /dev/shm 2>/dev/null | tail -n 1)" -ge 8 ] 2>/dev/null && echo /dev/shm)
 
 VENV := .venv
@@ -28,12 +31,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
 TEST_ENV := $(if $(TEST_TMPDIR),TMPDIR=$(TEST_TMPDIR))
+RUN_TESTS = $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Keep compiled modules, even if an image sets this variable: the tests start more than a hundred interpreters.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test walks cluster torture mutants olmo lint format bench pictures site
+.PHONY: help cache ui test shuffled walks cluster torture mutants olmo lint format bench pictures site
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -47,7 +51,15 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 	exec $(BIN)/niels-cache ui --port $(PORT)
 
 test: $(DEV)  ## all tests, without the walks and the torture
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	@$(RUN_TESTS) $(TEST_ARGS)
+
+# pytest ends with 2 if it is interrupted.
+shuffled: $(DEV)  ## all tests five times, each time in a new random order
+	@failed=; for seed in $(SEEDS); do \
+	  echo "== random order $$seed"; \
+	  $(RUN_TESTS) --random-order-seed=$$seed $(TEST_ARGS) || { [ $$? -ne 2 ] || exit 2; failed="$$failed $$seed"; }; \
+	done; \
+	[ -z "$$failed" ] || { echo "Tests failed in these random orders:$$failed" >&2; exit 1; }
 
 walks: $(DEV)  ## the long walks: the wheel in a fresh environment, and a small run of benchmarks
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 2 --dist loadfile $(TEST_ARGS)

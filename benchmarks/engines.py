@@ -7,12 +7,14 @@ For each model (a tokenizer.json or a rank file of tiktoken):
 * the seconds to load an engine and to prove it (`tokenizer prove`);
 * with --build: a whole build from Parquet, in a process of its own, without the time that Python takes to import modules: with the engine
   and its proof, and with the engine but without any comparison. Peak memory;
+* with --build --megatron: the speed of Megatron-LM's way from a .jsonl file to its indexed data set, for a tenth of the documents;
 * with --equality N: the ids of N texts. Half of them are documents from NIELS_CACHE_REAL_DATA, cut at random places, and half are made.
 
 Texts: see build.py. Models: --models, or the files in NIELS_CACHE_REAL_DATA/tokenizers. This module is not named tokenizers.py, because a
 script's folder is first on its path, and the name would hide the library `tokenizers`.
 
-    python benchmarks/engines.py [--models FILE ...] [--megabytes 50] [--rounds 3] [--bytes 390 2000] [--build] [--equality 1_000_000]
+    python benchmarks/engines.py [--models FILE ...] [--megabytes 50] [--rounds 3] [--bytes 390 2000] [--build [--megatron]]
+                                 [--equality 1_000_000]
 """
 
 import argparse
@@ -180,8 +182,8 @@ def built(folder: Path, model: str, mode: str) -> dict[str, float]:
     return {**json.loads(process.stdout.read().splitlines()[-1]), "peak": peak}
 
 
-def run_build(model: str, texts: list[str], folder: Path, reference: Speed, rounds: int) -> None:
-    """Print the speed of whole builds. reference: the speed of the bare reference."""
+def run_build(model: str, texts: list[str], folder: Path, reference: Speed, rounds: int) -> Speed:
+    """Print the speed of whole builds, and return that of builds with proof. reference: the speed of the bare reference."""
     write_inputs(folder, texts)
     size = megabytes(texts)
     results: dict[str, list[dict[str, float]]] = {"auto": [], "unchecked": []}
@@ -195,6 +197,19 @@ def run_build(model: str, texts: list[str], folder: Path, reference: Speed, roun
     proof = statistics.median(each["proof"] for each in results["auto"])
     print(f"  comparison while it builds: {speeds['unchecked'].cpu / speed.cpu - 1:+.1%} core-seconds; proof before: {proof:.1f} s")
     print(f"  peak memory: {max(each['peak'] for each in results['auto']):.0f} MB", flush=True)
+    return speed
+
+
+def run_megatron(model: str, tokenizer: HuggingFaceTokenizer, texts: list[str], folder: Path, build: Speed) -> None:
+    """Print the speed of Megatron-LM's preprocessing with two processes. build: the speed of our whole build."""
+    few = texts[: len(texts) // REFERENCE_SHARE]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in few), encoding="utf-8")
+    script = Path(__file__).with_name("peers") / "megatron_preprocess.py"
+    eot = tokenizer.special_tokens["eot"]
+    command = [sys.executable, "-W", "ignore", str(script), str(folder / "texts.jsonl"), model, eot, str(folder / "megatron")]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    speed = megabytes(few) / json.loads(printed.splitlines()[-1])["seconds"]
+    print(f"  Megatron's preprocess_data, 2 processes: {speed:.1f} MB/s ({build.wall / speed:.1f} x)", flush=True)
 
 
 def real_texts(count: int) -> Iterator[str]:
@@ -235,6 +250,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bytes", type=int, nargs="+", default=[390, 2000], help="sizes of documents")
     parser.add_argument("--build", action="store_true", help="also build caches")
+    parser.add_argument("--megatron", action="store_true", help="with --build: also Megatron's preprocess_data (tokenizer.json only)")
     parser.add_argument("--equality", type=int, default=0, metavar="N", help="compare the ids of N texts, and measure nothing")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments: Any = parser.parse_args()
@@ -254,7 +270,9 @@ def main() -> None:
             reference = run_encoding(tokenizer, texts, arguments.rounds)
             if arguments.build:
                 with tempfile.TemporaryDirectory() as temporary:
-                    run_build(model, texts, Path(temporary), reference, arguments.rounds)
+                    speed = run_build(model, texts, Path(temporary), reference, arguments.rounds)
+                    if arguments.megatron and isinstance(tokenizer, HuggingFaceTokenizer):
+                        run_megatron(model, tokenizer, texts, Path(temporary), speed)
 
 
 if __name__ == "__main__":

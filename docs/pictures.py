@@ -1,5 +1,5 @@
 """Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps that tests/ui takes; and draws those of
-docs/runtime.md.
+docs/runtime.md and of data sets in parts.
 
 make pictures            two minutes, in a temporary folder; nothing is asked of the network
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator
 
-from docs import runtime_pictures
+from docs import parts_picture, runtime_pictures
 from tests.dagster_tools import Project
 from tests.ui.browser import browser_page
 from tests.ui.person import Person
@@ -158,6 +158,7 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     runtime_pictures.main(IMAGES)
+    parts_picture.main(IMAGES)
     folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
     if folder.exists():
         sys.exit(f"{folder} is there already: another run makes pictures, or one was killed; then remove it")

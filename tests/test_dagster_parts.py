@@ -64,6 +64,28 @@ def test_assets_of_parts_exist_only_with_parts(project: PartsProject) -> None:
     assert keys.VAL_PART in assets(project.graph(2, "val_tokens = 60"))
 
 
+MOST_BYTES = 60_000  # of Dagster's database for one part: a data set may have thousands
+
+
+def test_a_part_adds_little_to_the_database(project: PartsProject) -> None:
+    project.write([3] * 4, first=4)
+    sizes: list[int] = []
+
+    class Weighing(Recorder):
+        def finished(self, result: LaunchResult) -> None:
+            if result.name.startswith("part/"):
+                sizes.append(database_bytes(project.folder / "home"))
+
+    found = project.graph(8)
+    launch_builds(found.registry, root=found.root, listener=Weighing())
+    assert len(sizes) == 8
+    assert 1_000 < (sizes[-1] - sizes[0]) / 7 <= MOST_BYTES
+
+
+def database_bytes(home: Path) -> int:
+    return sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+
+
 def assets(found: Graph) -> set[dg.AssetKey]:
     return set(build_defs(registry=found.registry).get_repository_def().asset_graph.get_all_asset_keys())
 

@@ -75,6 +75,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "torchrun": "Megatron-LM's own, on eight GPUs",
         "from megatron.training import": "Megatron-LM's own; below it is run with what stands for it",
     },
+    "docs/remote.md": {
+        "pip install": "installs; tests/test_wheel.py",
+        "niels-cache push": "a bucket; tests/test_remote_push.py",
+        "niels-cache pull": "the same; tests/test_remote_pull.py",
+        "niels-cache verify": "the same",
+    },
     "docs/tutorial.md": {
         "make .venv/.installed": "installs",
         ". .venv/bin/activate": "for the reader's shell",

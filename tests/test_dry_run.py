@@ -400,6 +400,20 @@ def test_parts_without_a_plan_are_estimated_as_the_plan_would_divide_them(parts:
     assert set(actions(forecast(found)).values()) == {"cache_hit"}
 
 
+def test_a_val_that_a_hash_chooses_before_the_parts_reads_all_text_once(parts: PartsProject) -> None:
+    found = parts.graph(3, 'val_frac = 0.2\ndecontaminate = "exact"')
+    steps = by_name(forecast(found))
+    estimate = steps[f"val_part/{NAME}"].estimate
+    assert estimate is not None
+    assert estimate.bytes_to_read == sum(path.stat().st_size for path in (parts.folder / "texts").iterdir())
+    assert "decontaminate" in estimate.basis
+    outcomes = build(found)
+    assert estimate.tokens == pytest.approx(0.2 * sum(outcomes[NAME_KEY].meta[f"{split}_tokens"] for split in ("train", "val")), rel=0.15)
+
+
+NAME_KEY = f"pretrain/{NAME}"
+
+
 def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     found = parts.graph(3)
     build(found)

@@ -70,6 +70,7 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=80_000_000_000))
+    monkeypatch.setenv("HERE", str(folder))
     monkeypatch.chdir(folder)
     yield folder
     shutil.rmtree(place)

@@ -34,6 +34,7 @@ ROOMS = {  # what each room may import of its own package
         "samplers": "format cache loader",  # a sampler checks a state as the loader does
         "verify": "format cache catalog_text",
         "megatron": "format cache",
+        "remote": "format",
     },
     "niels_cache_assets": {
         "config": "sources",  # a data set's table is the schema of its source
@@ -49,12 +50,13 @@ ROOMS = {  # what each room may import of its own package
         "indices": "config",
         "notify": "config parts sources",
         "cluster": "artifacts config parts",
+        "publish": "config disk",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
         "artifacts": "build_cache cleaning config corpus dedup disk indices notify parts show sources streaming tokenizer",
         "defs": "artifacts build_cache cluster config corpus disk notify parts show sources streaming tokenizer",
-        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts show sources streaming tokenizer",
+        "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },
 }
 

@@ -15,10 +15,12 @@ import torch
 from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.build_cache import resuming
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.show.lineage import Lineage, read_lineage
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -28,6 +30,7 @@ from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.verify import verify_cache
 from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.test_cache_determinism import digests
+from tests.tokenizer_files import EOT, WORDS_PATTERN, write_ranks
 
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 
@@ -97,7 +100,10 @@ def test_a_loader_reads_the_same_batches_as_from_one_build(project: PartsProject
     assert count > 20
 
 
-@pytest.mark.parametrize("settings", ["val_frac = 0.2\nshuffle_buffer = 10", BUDGETS])
+HASHED = 'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "exact"'
+
+
+@pytest.mark.parametrize("settings", ["val_frac = 0.2\nshuffle_buffer = 10", BUDGETS, HASHED])
 def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, settings: str) -> None:
     build(project.graph(5, settings))
     expected = digests(project.cache())
@@ -175,13 +181,14 @@ def test_parts_skip_exactly_what_val_has_taken(project: PartsProject, val_tokens
     assert sealed_meta(project)["val_tokens"] == val_tokens
 
 
-def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -> None:
+@pytest.mark.parametrize("settings", ["val_tokens = 60", HASHED])
+def test_documents_that_encoding_drops_are_counted_once(project: PartsProject, settings: str) -> None:
     path = project.folder / "texts" / "f000.jsonl"
     rows = path.read_text().splitlines()
     bad = json.dumps({"id": "bad", "text": "a \ud800 b"})
     path.write_text("\n".join([bad, rows[0], bad, rows[1], bad, *rows[2:]]) + "\n")
     build(project.graph(1, root="one"))
-    build(project.graph(3, "val_tokens = 60"))
+    build(project.graph(3, settings))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
 
 
@@ -230,6 +237,39 @@ def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenize
     assert not splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
     assert "dropped" in meta
     assert sealed_meta(project)["dropped"] == {}
+
+
+@pytest.mark.parametrize("kind", ["exact", "near"])
+def test_every_part_is_compared_with_a_val_that_a_hash_chooses(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
+    rule = HashRule(val_frac=0.2, seed=7)
+    chosen = [(file, row) for file in (2, 3) for row in range(14) if rule.is_val(f"f{file:03d}.jsonl", row)]
+    assert len(chosen) > 2
+    copies(project, *chosen)
+    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not rule.is_val("f007.jsonl", row)]
+    assert in_train
+    settings = f'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
+    outcomes = build(project.graph(3, settings))
+    meta, val = sealed_meta(project), lineage(project.cache(), "val")
+    assert meta["dropped"] == {"in_val": len(in_train)}
+    assert outcomes[f"val_part/{NAME}"].meta["documents"] == {"train": 0, "val": len(val)}
+    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert verify_cache(project.folder / "cache") == []
+    build(project.graph(3, settings.replace(kind, "off"), root="off"))
+    assert not splits_disjoint(project.cache("off"), tokenizer, threshold=None).disjoint
+    assert {(each.file, each.row) for each in val} == {(each.file, each.row) for each in lineage(project.cache("off"), "val")}
+
+
+def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: PartsProject) -> None:
+    found = project.graph(3, HASHED)
+    build(found)
+    expected = digests(project.cache())
+    path = found[f"val_part/{NAME}"].directory / "val_texts/part-00001.parquet"
+    path.write_bytes(bytes(path.stat().st_size))
+    shutil.rmtree(found[f"part/{NAME}/part-00002"].directory)
+    with pytest.raises(NielsCacheError, match=r"val_texts.part-00001.*build-all --only pages --force"):
+        build(found)
+    build(project.graph(3, HASHED, build='verify_parts = "sha256"'))
+    assert digests(project.cache()) == expected
 
 
 def test_every_part_is_compared_with_the_val_of_upstream(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
@@ -298,10 +338,16 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize("key", [f"part/{NAME}/part-00001", f"val_part/{NAME}"])
-def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        (f"part/{NAME}/part-00001", "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"),
+        (f"val_part/{NAME}", "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"),
+        (f"val_part/{NAME}", HASHED),
+    ],
+)
+def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
     project.write([400, 300, 500, 300], first=8)
-    settings = "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"
     build(project.graph(3, settings))
     expected = digests(project.cache())
     monkeypatch.setenv(BYTES_VARIABLE, "1")
@@ -321,6 +367,31 @@ def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: st
     outcomes = build(found)
     assert outcomes[key].resumed > 0
     assert digests(project.cache("stopped")) == expected
+
+
+@pytest.mark.parametrize("library", ["tiktoken", "tokenizers"])
+def test_a_val_part_does_not_resume_with_another_version_of_the_library_that_defines_its_ids(
+    project: PartsProject, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = json.dumps(str(write_ranks(tmp_path / "x.tiktoken")))
+    tokenizer = f"model = {ranks}\npattern = '{WORDS_PATTERN[3:]}'\nspecial_tokens = {{ eot = {json.dumps(EOT)} }}"
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nprepare = ["clean"]\n'
+    found = project.graph(3, f"val_tokens = 300\n{mixture}", tokenizer=tokenizer)
+    key, said = f"val_part/{NAME}", list[str]()
+    build(found, ["tokenizer", f"plan/{NAME}"])
+
+    def stop(progress: object) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        materialize(found[key], on_progress=stop)
+    installed = resuming._version
+    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    outcome = materialize(found[key], log=said.append)
+    assert (outcome.resumed == 0) == (library == "tiktoken")
+    assert any("tiktoken" in line and "99" in line for line in said) == (library == "tiktoken")
+    versions = found["corpus/mix"].journal(None).made_of["versions"]  # type: ignore[index]
+    assert ("tiktoken" in versions, "tokenizers" in versions) == (True, False)
 
 
 Damage = Callable[[Path], None]

@@ -147,7 +147,6 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     ("settings", "said"),
     [
         ('prepare = ["clean"]', "prepare"),
-        ('decontaminate = "exact"\nval_frac = 0.1', "decontaminate"),
         ("train_tokens = 1\nval_tokens = 5", "train_tokens = 1"),
     ],
 )

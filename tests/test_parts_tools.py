@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.encoded_again import encode_again
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import Member, seal
+from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
@@ -28,6 +30,7 @@ from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, json_lines, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.test_cache_determinism import digests
 from tests.test_parts import lineage
 from tests.tiny import sentences
 
@@ -165,10 +168,33 @@ def test_a_mixture_reads_a_member_of_the_hub_as_its_parts_do(project: PartsProje
     assert read == train
 
 
-def test_a_mixture_over_a_member_in_parts_with_budgets_is_refused(project: PartsProject) -> None:
-    mixture = 'val_tokens = 30\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
-    with pytest.raises(NielsCacheError, match=r"pages.*in parts"):
-        build(project.graph(3, mixture), ["tokenizer", "pretrain/mix"])
+@pytest.mark.parametrize("rule", ["", 'decontaminate = "exact"\n', "shuffle_buffer = 30\n"])
+def test_a_mixture_keeps_out_the_val_that_the_parts_of_a_member_give_whatever_is_built_first(project: PartsProject, rule: str) -> None:
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    found = project.graph(3, f"val_tokens = 120\n{rule}{mixture}")
+    mixed = project.cache().with_name("mix")
+    build(found, ["tokenizer", "pretrain/mix"])
+    before = digests(mixed)
+    build(found)
+    materialize(found["pretrain/mix"], force=True)
+    assert digests(mixed) == before
+    val, train = ({(each.file, each.row) for each in lineage(project.cache(), split)} for split in ("val", "train"))
+    read = {(each.file.removeprefix(f"{NAME}/"), each.row) for split in SPLITS for each in lineage(mixed, split)}
+    assert len({file for file, _ in val}) == 3
+    assert read == train
+
+
+def test_a_mixture_reads_a_member_in_parts_at_the_revision_of_its_plan(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = 'val_tokens = 60\n[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
+    found = project.graph(3, mixture)
+    build(found)
+
+    def asked(*args: object, **settings: object) -> None:
+        raise AssertionError("a mixture asks the source, although there is a plan")
+
+    monkeypatch.setattr(Jsonl, "revision", asked)
+    monkeypatch.setattr(Jsonl, "list_files", asked)
+    assert materialize(found["pretrain/mix"], force=True).state == "built"
 
 
 def test_sft_data_sets_have_no_parts(tmp_path: Path) -> None:
@@ -192,8 +218,10 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     root.mkdir()
     (root / "tokenizer").symlink_to(tiny_model.parent)
     table = {"source": "huggingface", "dataset": "owner/pages", "val_frac": 0.0, "shuffle_buffer": 0}
-    (one, joined), _ = build_from(hub, root, [Build(table, name="one"), Build({**table, "parts": 3}, name="joined")])
+    whole, parts, nothing = Build(table, name="one"), Build({**table, "parts": 3}, name="joined"), Build({**table, "dataset": "owner/none"})
+    (one, joined, _, again, _), _ = build_from(hub, root, [whole, parts, nothing, parts, nothing])
     assert "error" not in joined, joined
+    assert again == {**joined, "log": again["log"]}
     same = ("train_doc_ends.npy", "val_doc_ends.npy")
     assert {name: joined["files"][name] for name in same} == {name: one["files"][name] for name in same}
     keys = ("train_tokens", "documents", "dataset_revision", "characters")
@@ -204,8 +232,10 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     assert [file["name"] for file in plan["listed"]] == sorted(files)
     assert [file["bytes"] for file in plan["listed"]] == [len(files[name]) for name in sorted(files)]
     assert plan["dataset_revision"] == hub.commit("owner/pages")
-    listed = [number for number, (_, path, _) in enumerate(hub.requests) if "paths-info" in path or "/tree/" in path]
-    assert listed
+    paths = [path for _, path, _ in hub.requests]
+    assert any("paths-info" in path or "/tree/" in path for path in paths)
+    after = paths[next(number for number, path in enumerate(paths) if "owner/none" in path) :]
+    assert not [path for path in after if "owner/pages" in path], "a second build reads the plan and asks the hub for nothing"
 
 
 def test_upstreams_own_splits_stay(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:

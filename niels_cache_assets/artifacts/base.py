@@ -116,6 +116,7 @@ class Work:
     progress: called with the progress of the build. Each kind of artifact passes its own type.
     force: do not resume.
     lease: the lease of this attempt; None for most artifacts.
+    reference: see `Artifact.reference`.
     """
 
     directory: Path
@@ -125,6 +126,7 @@ class Work:
     progress: Callable[[Any], None] | None
     log: Log
     lease: Lease | None = None
+    reference: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -141,7 +143,7 @@ class Work:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
         `state`.
         """
-        journal = open_journal(self.directory, self.resume, name=name, identity={}, state=state)
+        journal = open_journal(self.directory, self.resume, name=name, identity={}, state=state, reference=self.reference)
         assert journal is not None
         return journal
 
@@ -196,6 +198,13 @@ class Artifact(ABC):
         registry = getattr(self, "registry", None)
         return NotifySettings() if registry is None else registry.notify
 
+    @property
+    def reference(self) -> str | None:
+        """The library that defines the ids of the tokenizer. The journal of a build records its version. It is None if the build does not
+        use a tokenizer, or if the library counts for every build.
+        """
+        return None
+
     def inputs(self) -> Sequence[str]:
         """Return the keys of the artifacts that this artifact is built from. The graph takes its edges only from this method. Upstream is
         not an artifact.
@@ -217,6 +226,10 @@ class Artifact(ABC):
     def keeps(self) -> str | None:
         """Return why the existing build stays even if a new build is needed, or None if it does not stay."""
         return None
+
+    def is_settled(self, meta: Meta) -> bool:
+        """Return whether the existing build with this record stays, without a question to upstream."""
+        return False
 
     def revision(self) -> str | None:
         """Return the revision of upstream. Raises SourceUnavailable if upstream is not available now."""
@@ -241,7 +254,8 @@ class Artifact(ABC):
     def journal(self, revision: str | None) -> JournalFingerprint:
         """Return the fingerprint that the journal of a build would have now. Writes nothing and does not ask upstream."""
         made_of = self.identity(revision)
-        return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), {})
+        resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
+        return fingerprint_of_journal(resume, {}, reference=self.reference)
 
     def current(self) -> Meta:
         """Return the record of the existing build, if the build is current. The revision of upstream counts as unchanged.

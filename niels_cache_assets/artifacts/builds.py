@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.base import Artifact, Log, Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.build_cache import OnProgress
 from niels_cache_assets.config.registry import Registry
+from niels_cache_runtime.format.commit import Busy
 
 
 def _silent(message: str) -> None: ...
@@ -79,13 +82,30 @@ def build_dataset(
     progress: OnProgress | None = None,
     log: Log = _silent,
 ) -> Outcome:
-    """Build the cache of one data set under `root`. If it is in parts, first build its plan and its parts, one after the other.
+    """Build the cache of one data set under `root`. If it is in parts, first build its plan and its parts, one after the other. A part that
+    another process builds comes last, and this function waits for it even without `wait`.
 
     run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
     keeps the value of the registry.
     Raises NielsCacheError if the build fails, and if the folder holds a different data set but `force` is off.
     """
     cache = graph(registry, root).cache(name, run_settings)
-    for step in cache.steps() if isinstance(cache, Sealed) else ():
-        materialize(step, force=force, wait=wait, on_progress=progress, log=log)
-    return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)
+    if not isinstance(cache, Sealed):
+        return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)
+
+    def build(step: Artifact, *, wait: bool = True) -> Outcome:
+        return materialize(step, force=force, wait=wait, on_progress=progress, log=log)
+
+    def build_part(part: Artifact) -> bool:
+        try:
+            build(part, wait=False)
+        except Busy:
+            return False
+        return True
+
+    steps = cache.steps()
+    for step in steps:
+        if not isinstance(step, Part):
+            build(step)
+    build_free_parts_first([step for step in steps if isinstance(step, Part)], build_part, log=log)
+    return build(cache)

@@ -43,6 +43,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.streaming.in_flight import map_in_processes
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -94,6 +95,10 @@ class Corpus(Artifact):
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
         return corpus_tokenizer(self.registry, self.name, root=self.root)
+
+    @property
+    def reference(self) -> str | None:
+        return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
         members = [name for name in self.registry.prepared() if name in getattr(self.source, "members", ())]

@@ -30,6 +30,7 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.checked import EngineDiffers
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
@@ -84,6 +85,10 @@ class Dataset(Artifact):
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
         return load_tokenizer(self.registry, self.root)
+
+    @property
+    def reference(self) -> str | None:
+        return reference_of(self.tokenizer)
 
     @property
     def token_bytes(self) -> int:

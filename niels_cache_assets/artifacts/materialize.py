@@ -1,6 +1,6 @@
 """The only way to build an artifact. The steps are:
 
-    1  ask for upstream's revision  if upstream is not available, keep a finished build and warn
+    1  ask for upstream's revision  unless the build is settled; if upstream is not available, keep a finished build and warn
     2  compute the fingerprint      of everything that decides the bytes
     3  look for a cache hit         without a lock, so a cache in a read-only folder can be a hit
     4  wait for a turn              and check the disk space, before anything is written
@@ -104,6 +104,8 @@ def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
     reason = None if force else artifact.keeps()
     if reason is not None:
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
+    if there is not None and artifact.is_settled(there):
+        return outcome(there, artifact.warning())
     try:
         with briefly(there is not None and bool(there.get("built"))):
             revision = artifact.revision()
@@ -122,17 +124,17 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
     """Build a missing artifact. The caller holds its lock."""
     artifact = missing.artifact
     with telling(artifact.need()), artifact.stage(held, log=log) as staging:
-        written = artifact.write(
-            Work(
-                directory=staging,
-                revision=missing.revision,
-                made_of=missing.made_of,
-                force=force,
-                progress=on_progress,
-                log=log,
-                lease=held.lease,
-            )
+        work = Work(
+            directory=staging,
+            revision=missing.revision,
+            made_of=missing.made_of,
+            force=force,
+            progress=on_progress,
+            log=log,
+            lease=held.lease,
+            reference=artifact.reference,
         )
+        written = artifact.write(work)
         if artifact.record is not None:
             write_meta(str(staging / artifact.record), written.meta)
     return Outcome(

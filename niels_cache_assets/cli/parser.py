@@ -53,6 +53,10 @@ COMMANDS: dict[str, dict[str, str]] = {
     "choose a tokenizer": {
         "tokenizer": "compare tokenizers by characters per token",
     },
+    "share a cache": {
+        "push": "publish a cache in an object store",
+        "pull": "bring a published cache into a cache directory",
+    },
     "exchange with other projects": {
         "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
         "import": "make a cache from tokens of Megatron-LM",

@@ -124,6 +124,8 @@ class BarListener:
         self._tasks: dict[str, tuple[TaskID, Pace]] = {}
 
     def started(self, name: str, family: str) -> None:
+        if name in self._tasks:  # a part that was passed over before
+            self.bars.remove_task(self._tasks[name][0])
         self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
 
     def progressed(self, name: str, progress: HowFar) -> None:

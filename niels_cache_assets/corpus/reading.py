@@ -11,6 +11,8 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.parts.member import PlanOfMember
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
@@ -58,9 +60,14 @@ def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
     """Return all pretrain tables by name, for `siblings` of a StreamContext. If a table has a corpus, a reader of this corpus replaces the
-    table.
+    table. A table in parts gets its plan.
     """
-    return {
-        name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if source.prepare else source
-        for name, source in registry.pretrain.items()
-    }
+
+    def sibling(name: str, source: PretrainSource) -> PretrainSource:
+        if source.prepare:
+            return PreparedMember.of(partial(open_prepared, registry, name, root=root))
+        if source.parts == 1:
+            return source
+        return source.with_plan(PlanOfMember(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
+
+    return {name: sibling(name, source) for name, source in registry.pretrain.items()}

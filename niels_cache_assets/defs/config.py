@@ -27,6 +27,10 @@ class CorpusConfig(_BuildConfig):
     force: bool = Field(False, description="Make it again, even if it is current")
 
 
+class PartConfig(CorpusConfig):
+    pass_over: bool = Field(False, description="If another process is building the part, end without it, neither waiting nor failing")
+
+
 class FamilyConfig(_BuildConfig):
     force: bool = Field(False, description="Build again, even if the cache is current")
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")

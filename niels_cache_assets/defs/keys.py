@@ -60,5 +60,5 @@ def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
 
 
 def with_val_part(registry: Registry) -> list[str]:
-    """Return the data sets in parts with a token budget for val."""
-    return [name for name in registry.in_parts() if registry.pretrain[name].val_tokens]
+    """Return the data sets in parts whose val is made before their parts."""
+    return [name for name in registry.in_parts() if registry.pretrain[name].has_val_part]

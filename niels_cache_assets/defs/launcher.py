@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -23,8 +24,10 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
@@ -32,11 +35,12 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
+from niels_cache_assets.defs.home.run_files import make_small_run_file
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.side_by_side import build_side_by_side
+from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.show.reports.page import page_path
@@ -62,7 +66,6 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: fami
     "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.STREAM_OPS["sft"]),
     "index": ("index", keys.INDEX_JOB, keys.INDEX.to_python_identifier()),
 }
-_PARTS = "parts"
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
@@ -121,7 +124,8 @@ def launch_builds(
     Plans, val parts and parts come before their cache. If one build fails, the remaining builds still run. A cache is skipped if the
     tokenizer or its corpus is missing. A blend is skipped if one of its data sets is missing. The tokenizer is always checked, but trained
     again only on request (`force` without `only`, or with the tokenizer in `only`). An imported tokenizer needs no corpus and comes first.
-    If a different process is building a data set, its build here fails, or waits if `wait` is set.
+    If a different process is building a data set, its build here fails, or waits if `wait` is set. Several processes may share a data set
+    in parts: each takes parts that no one else builds, and at the end waits for the rest, even without `wait`.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
     (sources/inputs.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
@@ -141,12 +145,13 @@ def launch_builds(
     ):
         limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
-        for are_parts, together in groupby((found[key] for key in order), lambda artifact: isinstance(artifact, Part)):
-            if are_parts:
-                launcher.launch_parts([artifact for artifact in together if isinstance(artifact, Part)], force=force)
+        for is_part, group in groupby(order, key=lambda key: key.startswith("part/")):
+            steps = [found[key] for key in group]
+            if is_part:
+                launcher.launch_parts(steps, force=force)
                 continue
-            for artifact in together:
-                launcher.launch(artifact, force=retrained if artifact.key == found.tokenizer().key else force)
+            for step in steps:
+                launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
@@ -224,42 +229,36 @@ class _Launcher:
         self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         if self._sink.builds_parts_here and not is_plain and registry.in_parts():
-            listener.logged(_PARTS, "WARNING: built here, one at a time, because options of this command change settings of the file")
+            listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
         self._defs = build_defs(resources, registry=registry)
 
-    def launch_parts(self, parts: Sequence[Part], *, force: bool) -> None:
-        """Build parts in children, as many at a time as [cluster] says, and run each part when its child has ended."""
+    def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
+        """Build parts of one data set: in children, several at a time ([cluster]), or here. Then those of other processes come last."""
         if self._sink.builds_parts_here or force:
-            for part in parts:
-                self.launch(part, force=force)
+            log = partial(self._listener.logged, parts[0].key.split("/")[1])
+            build_free_parts_first(parts, lambda part: self.launch(part, force=force), log=log)
             return
+        ready: dict[str, Part] = {}
         for part in parts:
-            if any(key in self._lacking for key in part.inputs()):
+            if isinstance(part, Part) and self._lacking.keys().isdisjoint(part.inputs()):
+                ready[part.key] = part
+            else:
                 self.launch(part, force=False)  # it is skipped
-        ready = {part.key: part for part in parts if not any(key in self._lacking for key in part.inputs())}
         with closing(build_side_by_side([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
-            for event in events:
-                if event.key not in self._started:
-                    self._started[event.key] = time.monotonic()
-                    self._listener.started(event.key, "parts")
-                if event.progress is not None:
-                    self._listener.progressed(event.key, event.progress)
-                if event.line is not None:
-                    self._listener.logged(event.key, event.line)
-                if event.end is not None:
-                    self._sink.ends[event.key] = event.end
-                    self.launch(ready[event.key], force=False)
+            for key, end in told_to(self._listener, events, self._started):
+                self._sink.ends[key] = end
+                self.launch(ready[key], force=False)
 
-    def launch(self, artifact: Artifact, *, force: bool) -> None:
-        """Build one artifact, or skip it if an input is missing."""
+    def launch(self, artifact: Artifact, *, force: bool) -> bool:
+        """Build one artifact, or skip it if an input is missing. Return False if another process has begun to build this part."""
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
         if kind in ("corpus", "report"):  # the caches of these artifacts report the missing input
             has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
-                return
+                return True
             reasons = []
         elif kind in PART_KINDS:
             pass
@@ -276,10 +275,13 @@ class _Launcher:
         else:
             reasons = []  # a tokenizer is trained on the corpora that exist
         step = _step(artifact)
+        result: LaunchResult | None
         if reasons:
             result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
         else:
             result = self._run(step, force=force)
+        if result is None:
+            return False
         self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
@@ -291,6 +293,7 @@ class _Launcher:
             self._new.add(key)
         if artifact.takes_what_is_there:
             self._new.difference_update(inputs)
+        return True
 
     def _cannot_be_built(self, member: str) -> bool:
         """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
@@ -302,15 +305,22 @@ class _Launcher:
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
-    def _run(self, step: _Step, *, force: bool) -> LaunchResult:
+    def _run(self, step: _Step, *, force: bool) -> LaunchResult | None:
+        """Execute the run of a step. Return None if another process has begun to build this part."""
         started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
-        settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.family != "index" else {}
+        is_part = isinstance(step.artifact, Part)
+        waits = self._wait or isinstance(step.artifact, PartsPlan | OfPlan)  # processes that share parts meet at the plan, val and seal
+        config = {"force": force, "wait": waits and not is_part, **({"pass_over": True} if is_part else {})}
+        settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
         result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
         if run.success:
-            metadata = run.asset_materializations_for_node(step.op)[-1].metadata
+            recorded = run.asset_materializations_for_node(step.op)
+            if not recorded and is_part:
+                return None
+            metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
             record = None if isinstance(step.artifact, PartsPlan) else step.artifact.record
             meta = None if record is None else read_meta(str(step.artifact.directory / record))
@@ -322,6 +332,8 @@ class _Launcher:
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
+        if job == keys.PARTS_JOB:
+            make_small_run_file(self._instance, run_id)
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
             if _was_interrupted(run):

@@ -39,12 +39,14 @@ class ProgressSink:
 
 
 @contextmanager
-def readable_failures() -> Iterator[None]:
+def readable_failures(passes_on: tuple[type[NielsCacheError], ...] = ()) -> Iterator[None]:
     """Turn NielsCacheError into a failure that shows only the message of the error, and is never retried. All other errors keep their
-    traceback.
+    traceback. Errors of the types `passes_on` stay as they are.
     """
     try:
         yield
+    except passes_on:
+        raise
     except NielsCacheError as error:
         raise dg.Failure(description=str(error), allow_retries=False) from None
 

@@ -6,10 +6,11 @@ finds the outcome of its child and records it.
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.part import Part
@@ -17,7 +18,18 @@ from niels_cache_assets.cluster.child import build_apart
 from niels_cache_assets.cluster.command import PartCommand
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.notify.watch import watched
+from niels_cache_assets.show.progress import HowFar
 from niels_cache_runtime.errors import NielsCacheError
+
+
+class Listens(Protocol):
+    """The part of a listener (launcher.py) that follows builds."""
+
+    def started(self, name: str, family: Literal["parts"]) -> None: ...
+
+    def progressed(self, name: str, progress: HowFar) -> None: ...
+
+    def logged(self, name: str, message: str) -> None: ...
 
 
 class Event(NamedTuple):
@@ -94,3 +106,17 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
         finally:
             stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def told_to(listener: Listens, events: Iterable[Event], started: dict[str, float]) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
+    """Pass the events to a listener, and yield the key and the end of each part. started: gets the times when the parts began."""
+    for event in events:
+        if event.key not in started:
+            started[event.key] = time.monotonic()
+            listener.started(event.key, "parts")
+        if event.progress is not None:
+            listener.progressed(event.key, event.progress)
+        if event.line is not None:
+            listener.logged(event.key, event.line)
+        if event.end is not None:
+            yield event.key, event.end

@@ -27,6 +27,7 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKENIZER_MODEL_NAMES,
     TOKENIZER_SIDE_NAMES,
+    VAL_TEXTS,
     doc_ends_name,
     documents_folder,
     documents_name,
@@ -40,7 +41,7 @@ from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, examples_name)
 _TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
-_CACHE_NAMES = {META_NAME, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+_CACHE_NAMES = {META_NAME, VAL_TEXTS, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 
 def is_cache_name(name: str) -> bool:

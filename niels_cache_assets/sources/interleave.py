@@ -18,7 +18,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.reading.part_stream import PartStream, stream_of_all_parts
+from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, stream_of_all_parts
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import split_by_fraction
@@ -58,7 +58,9 @@ class Interleave(PretrainSource):
         return self._digest(siblings, self._revisions(siblings))
 
     def _revisions(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
-        return {name: member.revision(siblings) for name, member in self._sources(siblings).items()}
+        """Return the revision of each member. A member in parts is read at the revision of its plan, like its parts."""
+        planned = {name: member.plan.revision() for name, member in self._sources(siblings).items() if member.plan is not None}
+        return {name: planned.get(name) or member.revision(siblings) for name, member in self._sources(siblings).items()}
 
     def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
@@ -112,11 +114,6 @@ class Interleave(PretrainSource):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
                 raise NielsCacheError(f"interleave: members: the weight of {name!r} is {weight}; weights must be above 0")
-            if siblings[name].parts > 1 and siblings[name].val_tokens:
-                raise NielsCacheError(
-                    f"interleave: members: {name!r} is in parts with val_tokens, and a mixture cannot leave out such a val yet; "
-                    "give it val_frac instead, or remove parts from it"
-                )
             sources[name] = siblings[name]
         return sources
 
@@ -163,7 +160,19 @@ class _Member:
         context = self._context
         if context.held_out is not None:
             documents = lambda: self._documents(SourceReport())  # noqa: E731
-            context.held_out.find(self._name, revision=context.revisions[self._name], documents=documents, log=context.log)
+            heads = self._heads if self._source.parts > 1 and self._source.val_tokens else None
+            context.held_out.find(self._name, revision=context.revisions[self._name], documents=documents, heads=heads, log=context.log)
+
+    def _heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
+        """Yield for each part of this member the number of tokens that its head gives to val, and its documents."""
+        context = self._own_context(SourceReport())
+        for val_tokens, stream in heads_of_parts(self._source, revision=context.revision, seed=context.seed):
+            yield val_tokens, chain.from_iterable(stream.documents(replace(context, report=SourceReport())))
+
+    def _own_context(self, report: SourceReport) -> StreamContext:
+        """Return the context in which the member's own build reads."""
+        seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
+        return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
 
     def _sorted(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
         if self._context.held_out is not None:
@@ -172,11 +181,10 @@ class _Member:
 
     def _documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the split that the member's own build gives them before it tokenizes."""
-        seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
-        context = replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
+        context = self._own_context(report)
         if self._source.parts > 1:  # the rows of a file have the numbers that the parts give them, and these decide about val
             if self._in_parts is None:
-                self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=seed)
+                self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=context.seed)
             return chain.from_iterable(self._in_parts.documents(context))
         batches = self._source.documents(context)
         if not self._source.seeded_val_frac:

@@ -9,18 +9,31 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
+from niels_cache_assets.sources.reading.held_out import HeldOut
+from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
+from niels_cache_assets.sources.reading.listed import MemberPlan
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.layout import Family
 
 if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.files import SourceFile
@@ -52,20 +65,6 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
 
 
-class HeldOut(Protocol):
-    """The val documents of the members of a mixture. `streaming.held_out` finds these documents before the mixture is read."""
-
-    @property
-    def seed(self) -> int:
-        """The seed with which the members' own builds shuffle and split."""
-
-    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find the val documents of one member. Call this for all members before `sort`."""
-
-    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Yield each document of a member with the reason to leave it out, or with None to keep it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamContext:
     """The inputs of one pass over a source.
@@ -89,19 +88,6 @@ class StreamContext:
     held_out: HeldOut | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
-
-
-class ListedFile(NamedTuple):
-    """A file of a data set in parts, as its plan lists it.
-
-    name: its name in the cache. bytes: its size, 0 if unknown. digest: changes with its content (a sha256, a git hash or an ETag).
-    split: the split that upstream gives to its documents, or None.
-    """
-
-    name: str
-    bytes: int
-    digest: str
-    split: Split | None
 
 
 class Source(BaseModel):
@@ -240,6 +226,19 @@ class PretrainSource(Source):
     )
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
 
+    _plan: MemberPlan | None = PrivateAttr(None)
+
+    @property
+    def plan(self) -> MemberPlan | None:
+        """The plan of a data set in parts, if a mixture reads this table; otherwise None."""
+        return self._plan
+
+    def with_plan(self, plan: MemberPlan) -> Self:
+        """Return a copy for the mixtures that read this table, which is in parts."""
+        copy = self.model_copy()
+        copy._plan = plan
+        return copy
+
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
         if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
@@ -262,8 +261,6 @@ class PretrainSource(Source):
             raise ValueError(f"parts needs a list of files, which the source {self.source} does not have; remove parts")
         if self.prepare:
             raise ValueError("parts cannot be combined with prepare yet; remove one of them")
-        if self.decontaminate != "off" and self.seeded_val_frac is not None:
-            raise ValueError("parts with decontaminate needs val_tokens or a val of upstream, not val_frac, which finds val too late")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
@@ -282,6 +279,13 @@ class PretrainSource(Source):
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
         return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
+
+    @property
+    def has_val_part(self) -> bool:
+        """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
+        hash decides.
+        """
+        return bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac))
 
     @property
     def builder_shuffle(self) -> int:

@@ -4,6 +4,7 @@ They are found before the mixture is read. Neither train nor val of the mixture 
 
     how a member is split       which of its documents are held out
     upstream's split, val_frac  the documents that the member's stream puts into val; for val_frac, the seed of the configuration chooses
+    token budgets, in parts     the head of each part, as its plan divides the budget, tokenized once more
     token budgets               the documents in val_documents.parquet of the member's cache, if a build now would make this same cache;
                                 otherwise the member's stream is tokenized, in the order of its own build, until val's budget is met
 
@@ -19,8 +20,9 @@ of its val. With decontaminate, also the memory of streaming/val_index.py. All o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -75,20 +77,32 @@ class HeldOut:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
+    def find(
+        self,
+        name: str,
+        *,
+        revision: str | None,
+        documents: Callable[[], Iterable[Document]],
+        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None = None,
+        log: Callable[[str], None],
+    ) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
         Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream at
-        `revision`. Each document of that stream has the split that it has before tokenization.
+        `revision`. Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
+        val_tokens, a function that opens its parts; it yields the number of tokens that a part gives to val, and the stream of the part.
         """
         if name in self._keys:
             return
         member = self._registry.pretrain[name]
         compared = member.decontaminate != "off"
-        keys = self._built_keys(name, revision) if member.val_tokens and not compared else None
+        keys = self._built_keys(name, revision) if member.val_tokens and heads is None and not compared else None
         if keys is None and (member.val_tokens or compared):
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
-            if member.val_tokens:
+            val: Iterable[Document]
+            if heads is not None:
+                val = chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())
+            elif member.val_tokens:
                 val = self._within_budget(name, documents())
             else:
                 val = (document for document in documents() if document.split == "val")
@@ -177,11 +191,23 @@ class HeldOut:
 
         No document after these is yielded.
         """
-        member, view = self._registry.pretrain[name], view_tokenizer(self._needed_tokenizer(name))
-        splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=member.val_tokens or 0, eot=view.eot)
+        member = self._registry.pretrain[name]
+        is_full = yield from self._first_tokens(name, documents, member.val_tokens or 0, shuffle_buffer=member.builder_shuffle)
+        if not is_full:
+            raise NielsCacheError(
+                f"{name}: its source ends before val has its {member.val_tokens:,} tokens, so no document is left to mix; lower its"
+                " val_tokens"
+            )
+
+    def _first_tokens(
+        self, name: str, documents: Iterable[Document], tokens: int, *, shuffle_buffer: int = 0
+    ) -> Generator[Document, None, bool]:
+        """Yield the documents that fill a budget of val of a member. Return whether the budget is met."""
+        view = view_tokenizer(self._needed_tokenizer(name))
+        splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=tokens, eot=view.eot)
         stream = as_documents(in_lists(documents))
-        if member.builder_shuffle:
-            stream = shuffled(stream, buffer_size=member.builder_shuffle, seed=self.seed)
+        if shuffle_buffer:
+            stream = shuffled(stream, buffer_size=shuffle_buffer, seed=self.seed)
         encoded = encode_documents(
             stream,
             view,
@@ -197,10 +223,8 @@ class HeldOut:
                 yield from batch.documents[is_val]
                 splitter.place(batch)
                 if splitter.val_is_full:
-                    return
-        raise NielsCacheError(
-            f"{name}: its source ends before val has its {member.val_tokens:,} tokens, so no document is left to mix; lower its val_tokens"
-        )
+                    return True
+        return False
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents of a member's val, and index their texts. `sort` compares the documents of all members with this index."""

@@ -35,6 +35,7 @@ MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"
+VAL_TEXTS = "val_texts"  # folder of the texts of a val that the parts of a data set are compared with; only the val part has it
 TOKENIZER_MODEL_NAME = "spm.model"
 TOKENIZER_MODEL_NAMES = {  # by the kind of model
     "sentencepiece": TOKENIZER_MODEL_NAME,

@@ -107,11 +107,17 @@ def load_meta(path: str) -> Meta:
     """Read a meta.json in the same way as `read_meta`, but without a warning. Callers report unverifiable caches themselves."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
-        meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return parse_meta(content, path)
+
+
+def parse_meta(content: bytes, path: str) -> Meta:
+    """Return the bytes of a meta.json as a mapping, after the checks of `load_meta`. `path` is for messages."""
+    try:
+        meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
     except NielsCacheError:
         raise
     except ValueError as error:

@@ -74,8 +74,12 @@ class PretrainWindows:
         self.examples: int | None = None
         self.packs = False
         self._reader = WindowReader(split.tokens, length=T + 1)
-        self._gaps = split.tokens.shard_starts - self._stream_starts  # place in memory minus place in the stream
         self._back_to_back = split.tokens.stream is not None
+        # In each shard, windows begin in a first range of starts, where they lie inside the shard, and then in a range where they cross its
+        # end. `_shifts` has the place in memory minus the place in the stream for the first ranges, and -1 for the others.
+        last = np.maximum(self._stream_ends - T, self._stream_starts)
+        self._range_ends = np.stack([last, self._stream_ends], axis=1).ravel()
+        self._shifts = np.stack([split.tokens.shard_starts - self._stream_starts, np.full_like(last, -1)], axis=1).ravel()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -138,15 +142,15 @@ class PretrainWindows:
         """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
         if self._back_to_back:
             return self._reader.read(starts)
-        shards = self._stream_ends.searchsorted(starts, side="right")
-        crosses = starts + self.T >= self._stream_ends[shards]
-        if not crosses.any():
-            return self._reader.read(starts + self._gaps[shards])
+        ranges = self._range_ends.searchsorted(starts, side="right")
+        shifts = self._shifts.take(ranges)
+        if not len(starts) or np.minimum.reduce(shifts) >= 0:
+            return self._reader.read(starts + shifts)
         rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
-        inside = ~crosses
-        rows[inside] = self._reader.read((starts + self._gaps[shards])[inside])
-        for row in np.flatnonzero(crosses).tolist():
-            self._copy_pieces(rows[row], int(starts[row]), int(shards[row]))
+        inside = shifts >= 0
+        rows[inside] = self._reader.read((starts + shifts)[inside])
+        for row in np.flatnonzero(~inside).tolist():
+            self._copy_pieces(rows[row], int(starts[row]), int(ranges[row]) // 2)
         return rows
 
     def _copy_pieces(self, row: Tokens, start: int, shard: int) -> None:

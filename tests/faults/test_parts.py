@@ -98,9 +98,19 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     return project
 
 
-@pytest.mark.parametrize("key", [f"part/{NAME}/part-00001", f"val_part/{NAME}", f"plan/{NAME}"])
-def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: str) -> None:
-    settings = "train_tokens = 1200\nval_tokens = 150"
+BUDGETS, HASHED = "train_tokens = 1200\nval_tokens = 150", 'val_frac = 0.2\ndecontaminate = "exact"'
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        (f"part/{NAME}/part-00001", BUDGETS),
+        (f"val_part/{NAME}", BUDGETS),
+        (f"plan/{NAME}", BUDGETS),
+        (f"val_part/{NAME}", HASHED),
+    ],
+)
+def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: str, settings: str) -> None:
     build(project.graph(3, settings, root="sound"))
     found = project.graph(3, settings)
     order = found.order()

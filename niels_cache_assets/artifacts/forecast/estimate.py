@@ -47,6 +47,13 @@ class Volume:
         file_bytes, text_bytes = (None if size is None else round(size * share) for size in (self.file_bytes, self.text_bytes))
         return replace(self, file_bytes=file_bytes, text_bytes=text_bytes)
 
+    @property
+    def read_seconds(self) -> float:
+        """The time to read all text, 0 if it is unknown."""
+        if self.sample is None or self.text_bytes is None:
+            return 0.0
+        return self.text_bytes / self.sample.text_bytes * self.sample.read_seconds
+
     def basis(self, *, budget: int | None) -> str:
         """Return in words where an estimate of this volume comes from. budget: the token budget, or None."""
         if self.sample is None:

@@ -192,7 +192,7 @@ class _Walk:
             self._volumes.make_plan(artifact)
             return None
         if isinstance(artifact, ValPart):
-            return self._of_cache(artifact, self._volumes.of_source(artifact.name), artifact.source.val_tokens)
+            return self._of_val_part(artifact)
         if isinstance(artifact, Part):
             return self._of_part(artifact)
         if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:
@@ -215,6 +215,15 @@ class _Walk:
             threads=artifact.build.threads or available_threads(),
             counts_first=counts_first,
         )
+
+    def _of_val_part(self, artifact: ValPart) -> Estimate:
+        volume, share = self._volumes.of_source(artifact.name), artifact.source.seeded_val_frac
+        if share is None:
+            return self._of_cache(artifact, volume, artifact.source.val_tokens)
+        remark = "decontaminate needs val first, so all text is read once to find the val_frac"
+        found = self._of_cache(artifact, replace(volume.scaled(share), remark=remark), None)
+        seconds = None if found.seconds is None else found.seconds + (1 - share) * volume.read_seconds
+        return replace(found, bytes_to_read=volume.file_bytes, seconds=seconds)
 
     def _of_part(self, part: Part) -> Estimate | None:
         plan = self._volumes.plan(part.name)

@@ -20,6 +20,7 @@ from niels_cache_assets.sources.reading.part_stream import PartStream, part_stre
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
 
@@ -53,8 +54,8 @@ class OfPlan(Pretrain):
 
     @property
     def has_val_part(self) -> bool:
-        """Whether a budget takes val from the heads of the parts."""
-        return bool(self.source.val_tokens)
+        """Whether val is made before the parts."""
+        return self.source.has_val_part
 
     def inputs(self) -> Sequence[str]:
         return ["tokenizer", f"plan/{self.name}"]
@@ -102,10 +103,13 @@ class OfPlan(Pretrain):
     def _full_name(self) -> str:
         return f"{self.name}/{self.member}"
 
-    def stream_of(self, planned: PlannedPart, *, skip: int = 0) -> PartStream:
-        """Return the stream of a part. skip: how many documents at its head to leave out. Raises NielsCacheError for a missing file."""
-        plan = self.plan
-        return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=self.build.seed, skip=skip)
+    def stream_of(self, planned: PlannedPart, *, skip: int = 0, only: Split | None = None) -> PartStream:
+        """Return the stream of a part. skip: how many documents at its head to leave out. only: leave out documents of the other split.
+
+        Raises NielsCacheError for a missing file.
+        """
+        plan, seed = self.plan, self.build.seed
+        return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=seed, skip=skip, only=only)
 
     def difference(self, meta: Meta) -> str:
         """Return why the part with this meta.json does not belong to the plan."""

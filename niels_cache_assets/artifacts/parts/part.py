@@ -45,20 +45,32 @@ class Part(Leased):
     @cached_property
     def stream(self) -> PartStream:
         """The stream of the part, without the documents that the val part has taken."""
-        return self.stream_of(self.planned, skip=self._taken[self.number])
+        val = self._val_part
+        return self.stream_of(self.planned, skip=self._taken[self.number], only="train" if val is not None and val.is_hashed else None)
+
+    @cached_property
+    def _val_part(self) -> ValPart | None:
+        """The val part. Raises NielsCacheError if it does not exist as configured."""
+        if not self.has_val_part:
+            return None
+        val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        val.current()
+        return val
 
     @cached_property
     def _taken(self) -> list[int]:
         """How many documents the val part has taken from the head of each part."""
-        if not self.has_val_part:
+        if self._val_part is None:
             return [0] * len(self.plan.parts)
-        val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
-        taken: list[int] = val.current()["part"]["taken"]
+        taken: list[int] = self._val_part.current()["part"]["taken"]
         return taken
 
     def _val_documents(self, context: StreamContext) -> Iterator[Document]:
         """Yield the documents of val of all parts, to compare the train documents of this part with them."""
         context.log("reading val, to keep its documents out of train")
+        if self._val_part is not None and self._val_part.is_hashed:
+            yield from self._val_part.documents()
+            return
         for planned, taken in zip(self.plan.parts, self._taken, strict=True):
             files = tuple(file for file in planned.files if file.split == "val" or taken)
             if files:

@@ -63,6 +63,17 @@ class PartsPlan(Artifact):
             return None
         return meta
 
+    def is_settled(self, meta: Meta) -> bool:
+        """Return whether the plan has these settings and lists files of other machines. Such files are listed only once, because everybody
+        reads the plan.
+        """
+        return self._lists_other_machines and self.is_made_of(meta, self.identity(meta.get("dataset_revision")))
+
+    @property
+    def _lists_other_machines(self) -> bool:
+        patterns = getattr(self.source, "files", None)
+        return not patterns or any("://" in pattern for pattern in patterns)
+
     def revision(self) -> str | None:
         return self.source.revision(self.registry.pretrain)
 

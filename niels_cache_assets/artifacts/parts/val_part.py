@@ -1,42 +1,65 @@
-"""The val of a data set in parts with token budgets: the head of each part, before any shuffle, `pretrain/.parts/NAME/val`.
+"""The val of a data set in parts, if val must be known before the parts, `pretrain/.parts/NAME/val`.
 
-Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each part, and the parts leave
-out exactly these. At most twice `val_tokens` is encoded, by the reference. A killed build resumes at the part that it was reading.
+With token budgets, val is the head of each part, before any shuffle. Each part gives its share of `val_tokens`. meta.json records how many
+documents were taken from the head of each part, and the parts leave out exactly these. At most twice `val_tokens` is encoded.
+
+With `val_frac` and `decontaminate`, val is what a hash chooses from all files, so all text is read once. Its texts are kept beside its
+tokens, because every part is compared with them. The parts leave out what the hash chooses.
+
+The reference encodes. A killed build resumes at the part that it was reading.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.parts.leased import Leased, checked
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.disk.space import Need, pretrain_need
+from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.documents import Document
 from niels_cache_assets.parts.layout import VAL_NAME
 from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.show.contents import budget_rule
-from niels_cache_assets.sources.reading.part_stream import require_unchanged
+from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
+from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import VAL_TEXTS
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.format.reading import available_threads
+
+_TEXTS_AT_A_TIME = 256
+_GROUP_CHARACTERS = 1 << 21
 
 
 class _How(TypedDict):
     dtype: np.dtype
     append_eot: bool
     raise_on_collision: bool
+
+
+def _how(build: PretrainBuild) -> _How:
+    return {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
+
+
+def _texts_name(planned: PlannedPart) -> str:
+    """Return the relative path of the file with the texts that one part gives to a hashed val."""
+    return f"{VAL_TEXTS}/{planned.name}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +74,7 @@ class _State:
 
 @dataclass(frozen=True, kw_only=True)
 class ValPart(Leased):
-    """The val of a data set with token budgets."""
+    """The val of a data set in parts that is made before the parts."""
 
     @property
     def member(self) -> str:
@@ -61,12 +84,37 @@ class ValPart(Leased):
     def key(self) -> str:
         return f"val_part/{self.name}"
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether a hash decides which documents are val, and not a token budget."""
+        return not self.source.val_tokens
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        return Artifact.journal(self, revision)
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the texts of a hashed val. Raises NielsCacheError for a damaged file."""
+        import pyarrow
+        import pyarrow.parquet
+
+        for planned in self.plan.parts:
+            path = self.directory / _texts_name(planned)
+            try:
+                with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+                    for batch in parquet.iter_batches(batch_size=_TEXTS_AT_A_TIME, columns=["text"]):
+                        yield from map(Document, batch["text"].to_pylist())
+            except (pyarrow.ArrowException, OSError) as error:
+                again = f"niels-cache build-all --only {self.name} --force"
+                raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {again}") from error
+
     def need(self) -> Need | None:
+        if self.is_hashed:
+            return None
         val_tokens = self.source.val_tokens
         return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.token_bytes, text_bytes=None, exact=False)
 
     def split_rule(self) -> str:
-        return budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
+        return super().split_rule() if self.is_hashed else budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
 
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
@@ -78,7 +126,8 @@ class ValPart(Leased):
         ) as writer:
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
-                state = self._take_head(planned, state, writer, build, work)
+                take = self._take_hashed if self.is_hashed else self._take_head
+                state = take(planned, state, writer, build, work)
                 on_disk, sizes = writer.checkpoint()
                 journal.record(
                     asdict(replace(state, writer=on_disk)),
@@ -90,10 +139,10 @@ class ValPart(Leased):
                     documents=writer.documents("val"),
                 )
                 progress(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
-            if not writer.tokens("val"):
+            if not writer.tokens("val") and not self.is_hashed:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
-            short = (self.source.val_tokens or 0) - writer.tokens("val")
+            short = 0 if self.is_hashed else (self.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
                 **build.meta(self.split_rule()),
                 "append_eot": True,
@@ -125,23 +174,47 @@ class ValPart(Leased):
             provenance=self.provenance(work.revision, work.fingerprint),
         )
 
+    def _encoded(self, stream: PartStream, build: PretrainBuild, work: Work) -> Generator[EncodedDocuments]:
+        feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
+        threads = self.build.threads or available_threads()
+        return encode_documents(as_documents(feed.open()), build.view, feed, threads=threads, **_how(build))
+
+    def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
+        """Write the documents of one part that belong to val, with their texts, and return the state after it."""
+        dropped, stream = Counter(state.dropped), self.stream_of(planned, only="val")
+        splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
+        (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
+        table = TableFile(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
+        with closing_table(table), closing(self._encoded(stream, build, work)) as batches:
+            texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
+            characters = 0
+            for batch in batches:
+                dropped.update(batch.dropped)
+                if len(batch.documents):
+                    writer.write({"val": splitter.place(batch)["val"]})
+                    texts += batch.documents.text.tolist()
+                    characters += int(batch.documents.characters.sum())
+                if characters >= _GROUP_CHARACTERS:
+                    table.write_group([texts])
+                    texts, characters = [], 0
+            table.write_group([texts])
+        require_unchanged(stream.files)
+        return _State(taken=[*state.taken, 0], cut=[], dropped=dict(dropped), writer=None)
+
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the share of one part, and return the state after it."""
         taken, cut, dropped = 0, [*state.cut], Counter(state.dropped)
         if planned.val_tokens:
             stream = self.stream_of(planned)
             last = ""  # the name of the file with the last document that was taken
-            feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
-            how: _How = {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
-            threads = self.build.threads or available_threads()
-            with closing(encode_documents(as_documents(feed.open()), build.view, feed, threads=threads, **how)) as batches:
+            with closing(self._encoded(stream, build, work)) as batches:
                 for batch in batches:
                     alone = [batch]
                     if int(batch.lengths.sum()) >= splitter.remaining["val"]:
                         # The share may end here, so each document is taken alone. Documents after the end belong to the part.
                         documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-                        alone = list(encode_apart(replace(batch, chunks=documents), build.view, **how))
+                        alone = list(encode_apart(replace(batch, chunks=documents), build.view, **_how(build)))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
                         last = next((chunk.file[-1] for chunk, _ in reversed(each.chunks) if len(chunk)), last)

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cli.command import CACHES, Command, at_least, draw_seed, refuse, whole_number
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, at_least, draw_seed, refuse, whole_number
 from niels_cache_assets.cli.console import explain, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
@@ -22,7 +24,12 @@ _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off":
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, tokenizer or duplicates (default: the whole cache directory)")
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help="data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
+    )
     parser.add_argument("--quick", action="store_true", help="compare only names and sizes; read no file")
     parser.add_argument(
         "--threads", type=whole_number, metavar="N", help="number of files to read at a time (default: the number of cores)"
@@ -39,6 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME); this finds a changed file even if the "
         "hashes in meta.json were updated",
     )
+    parser.add_argument("--download", action="store_true", help="with an ADDRESS: read and hash the content of every object")
 
 
 COMMAND = Command(
@@ -51,6 +59,9 @@ unverifiable: if another program wrote the meta.json of a cache, there are no ha
 note reports this, and verify checks the tokens against that meta.json only. The exit code depends on
 findings only. With --json, `unverifiable` lists such caches; a script can test that the list is empty.
 
+an ADDRESS, such as s3://bucket/prefix: verify compares the sizes and the recorded hashes of a published
+cache with its meta.json. Only --download reads the content, and proves it.
+
 not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot,
 Dagster's home (.dagster) with its logs, exports, and any other file in the cache directory""",
     examples="""\
@@ -59,6 +70,7 @@ Dagster's home (.dagster) with its logs, exports, and any other file in the cach
   niels-cache verify --quick            only names and sizes; no file is read
   niels-cache verify --tokens 100       also encode 100 documents of each data set again
   niels-cache verify --against-dagster  also compare with Dagster's records of the builds
+  niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 
 on training machines, without the dependencies of this package: python -m niels_cache_runtime.verify cache/""",
     add_options=_add_options,
@@ -72,10 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
     from niels_cache_assets.cli.progress import transfer_progress
+    from niels_cache_runtime.remote.store import is_address
     from niels_cache_runtime.verify import find_folders, notes, verify_folders
     from niels_cache_runtime.verify.folder import VerifiedFolder
     from niels_cache_runtime.verify.table import COLUMNS, NUMBERS, results, summary
 
+    if any(map(is_address, arguments.names)):
+        return _verify_address(arguments)
+    if arguments.download:
+        raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
     names = arguments.names or None
     known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*", "pretrain/.parts/*/*") for path in root.glob(pattern))]
@@ -129,6 +146,47 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if findings else DONE
 
 
+def _verify_address(arguments: argparse.Namespace) -> int:
+    """Check one published cache."""
+    from niels_cache_assets.cli.progress import transfer_progress
+    from niels_cache_assets.processes import stop_on_signals
+    from niels_cache_assets.publish.check import check
+    from niels_cache_runtime.remote.store import check_address
+
+    for option in ("quick", "tokens", "against_dagster"):
+        if getattr(arguments, option):
+            raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: not for an address; pull the cache, and verify it then")
+    if len(arguments.names) > 1:
+        raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
+    address = check_address(arguments.names[0])
+    given = {} if arguments.threads is None else {"threads": arguments.threads}
+    with stop_on_signals(), transfer_progress("verifying") as progress:
+        checked = check(address, download=arguments.download, progress=progress, **given)
+    published, findings = checked.published, checked.findings
+    if arguments.json:
+        print_json(
+            {
+                "address": address,
+                "data_set": f"{published.family}/{published.name}",
+                "content_sha256": published.meta["content_sha256"],
+                "files": len(published.files),
+                "is_proven": checked.is_proven,
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
+        return FAILED if findings else DONE
+    console = output()
+    for finding in findings:
+        console.print(str(finding), soft_wrap=True)
+    size = file_size(sum(file.size for file in published.files))
+    compared = "the content of every object was read" if checked.is_proven else "sizes and recorded hashes were compared"
+    files, found = counted(len(published.files), "file"), counted(len(findings), "finding")
+    console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}", soft_wrap=True)
+    if not checked.is_proven:
+        console.print("note: only --download reads the content, and proves it", style="dim", soft_wrap=True)
+    return FAILED if findings else DONE
+
+
 def _encoded_again(registry: Registry, root: Path, folders: Sequence[Path], count: int) -> tuple[list[Finding], list[str]]:
     """Encode documents of each data set again. Return the findings, and one note for each data set.
 
@@ -136,7 +194,6 @@ def _encoded_again(registry: Registry, root: Path, folders: Sequence[Path], coun
     """
     from niels_cache_assets.artifacts.encoded_again import encode_again
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_runtime.errors import NielsCacheError
     from niels_cache_runtime.format.layout import FAMILIES, META_NAME
     from niels_cache_runtime.verify import Finding
 

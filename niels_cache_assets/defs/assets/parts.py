@@ -7,7 +7,7 @@ The step of a part starts `niels-cache part` as a child, here or on another mach
 the step had done the work.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -20,7 +20,7 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
-from niels_cache_assets.defs.config import CorpusConfig
+from niels_cache_assets.defs.config import CorpusConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.places import limit_parts
@@ -30,6 +30,8 @@ from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.parts.plan import CODE_VERSION
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import SPLITS
 
 _GROUP = "pretrain"
@@ -43,8 +45,10 @@ import json
 json.load(open("cache/pretrain/.parts/<data set>/plan.json"))["parts"]
 ```"""
 
-_VAL = """The val of a data set in parts with token budgets: the head of each part, before any shuffle.
+_VAL = """The val of a data set in parts, if val must be known before the parts.
 
+With token budgets, it is the head of each part, before any shuffle.
+With val_frac and decontaminate, it is what a hash chooses from all files.
 `pretrain/.parts/<data set>/val`, in the layout of a data set. meta.json says how many documents the head of each part gave.
 
 ```python
@@ -137,21 +141,27 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         kinds={"numpy"},
         code_version=CODE_VERSIONS["pretrain"],
         pool=keys.PARTS_POOL,
+        output_required=False,
         description=_PARTS,
     )
     def build_part(
         context: dg.AssetExecutionContext,
-        config: CorpusConfig,
+        config: PartConfig,
         cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
-    ) -> dg.MaterializeResult:
+    ) -> Iterator[dg.MaterializeResult]:
         artifact = graph(registry, cache_root.path)[f"part/{context.partition_key}"]
         assert isinstance(artifact, Part)
-        if progress_sink.builds_parts_here or config.force:
-            outcome = _built(context, artifact, config, progress_sink, keys.PARTS)
-        else:
-            outcome = _built_apart(context, artifact, progress_sink)
-        return dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        try:
+            if progress_sink.builds_parts_here or config.force:
+                passes_on = (Busy,) if config.pass_over else ()
+                outcome = _built(context, artifact, config, progress_sink, keys.PARTS, passes_on=passes_on)
+            else:
+                outcome = _built_apart(context, artifact, progress_sink)
+        except Busy as busy:
+            context.log.info(f"passed over: {busy}")
+            return
+        yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return build_part
 
@@ -161,11 +171,17 @@ def _to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
 
 
 def _built(
-    context: dg.AssetExecutionContext, artifact: Artifact, config: CorpusConfig, progress_sink: ProgressSink, key: dg.AssetKey
+    context: dg.AssetExecutionContext,
+    artifact: Artifact,
+    config: CorpusConfig,
+    progress_sink: ProgressSink,
+    key: dg.AssetKey,
+    *,
+    passes_on: tuple[type[NielsCacheError], ...] = (),
 ) -> Outcome:
-    """Build an artifact, and report its progress, its warning and its result."""
+    """Build an artifact, and report its progress, its warning and its result. `passes_on`: errors that are no failures of the run."""
     reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
-    with readable_failures():
+    with readable_failures(passes_on):
         outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
     if outcome.warning:
         reporter.warn(outcome.warning)

@@ -25,7 +25,7 @@ class PartStream:
     """The stream of one part, or of several parts.
 
     files: the files as the plan lists them, with their addresses. rule: divides documents without a split; None if budgets or upstream
-    decide. skip: the number of documents at the head of the stream that val has taken.
+    decide. skip: the number of documents at the head of the stream that val has taken. only: leave out documents of the other split.
     """
 
     reader: FileReader
@@ -33,6 +33,7 @@ class PartStream:
     text_field: str | None
     rule: HashRule | None = None
     skip: int = 0
+    only: Split | None = None
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         """Yield the documents in batches, from the place where `context` begins. Raises NielsCacheError for files that cannot be read."""
@@ -48,10 +49,13 @@ class PartStream:
                 report.place = None  # the reader need not report a place for the next batch
                 left_out = min(skip, len(batch))
                 skip -= left_out
-                if left_out == len(batch):
+                batch = self._with_split(batch[left_out:] if left_out else batch, split)
+                if self.only is not None:
+                    batch = batch[batch.split == SPLITS.index(self.only)]
+                if not len(batch):
                     continue
                 report.place = None if place is None else {"group": number, "place": place}
-                yield self._with_split(batch[left_out:] if left_out else batch, split)
+                yield batch
                 report.place = None
 
     def files_through(self, name: str) -> Sequence[tuple[ListedFile, SourceFile]]:
@@ -68,9 +72,18 @@ class PartStream:
 
 
 def part_stream(
-    source: PretrainSource, files: Sequence[ListedFile], *, revision: str | None, text_field: str | None, seed: int, skip: int = 0
+    source: PretrainSource,
+    files: Sequence[ListedFile],
+    *,
+    revision: str | None,
+    text_field: str | None,
+    seed: int,
+    skip: int = 0,
+    only: Split | None = None,
 ) -> PartStream:
-    """Return the stream of these files of a data set in parts. `seed`: of [build]. Raises NielsCacheError for a missing file."""
+    """Return the stream of these files of a data set in parts. `seed`: of [build]. `skip`, `only`: see PartStream. Raises NielsCacheError
+    for a missing file.
+    """
     val_frac = source.seeded_val_frac
     return PartStream(
         reader=source.file_reader([file.name for file in files]),
@@ -78,13 +91,26 @@ def part_stream(
         text_field=text_field,
         rule=HashRule(val_frac=val_frac, seed=seed) if val_frac else None,
         skip=skip,
+        only=only,
     )
 
 
 def stream_of_all_parts(source: PretrainSource, *, revision: str | None, seed: int) -> PartStream:
-    """Return the stream of all files of a data set in parts, without a plan. Lists the files, and reads the field of the text."""
-    files = source.list_files(revision)
-    return part_stream(source, files, revision=revision, text_field=planned_text_field(source, files, revision), seed=seed)
+    """Return the stream of all files of a data set in parts. Without a plan, list the files, and read the field of the text."""
+    if source.plan is not None:
+        files, text_field, _ = source.plan.files(revision)
+        return part_stream(source, files, revision=revision, text_field=text_field, seed=seed)
+    listed = source.list_files(revision)
+    return part_stream(source, listed, revision=revision, text_field=planned_text_field(source, listed, revision), seed=seed)
+
+
+def heads_of_parts(source: PretrainSource, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
+    """Yield for each part that gives tokens to val how many it gives, and its stream. The source must have its plan."""
+    assert source.plan is not None
+    _, text_field, parts = source.plan.files(revision)
+    for files, val_tokens in parts:
+        if val_tokens:
+            yield val_tokens, part_stream(source, files, revision=revision, text_field=text_field, seed=seed)
 
 
 def planned_text_field(source: PretrainSource, files: Sequence[ListedFile], revision: str | None) -> str | None:
@@ -98,4 +124,5 @@ def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
         if file.url.startswith("hf://"):
             continue
         if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
-            raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again")
+            again = "niels-cache build-all --force" if "://" in file.url else "niels-cache build-all"  # only local plans look again
+            raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")

@@ -1,0 +1,98 @@
+"""The command `push NAME ADDRESS`. It publishes a cache in an object store."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from niels_cache_assets.cli.command import DATA_SETS, Command, at_least
+from niels_cache_assets.cli.console import output, print_json
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.processes import stop_on_signals
+from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
+
+if TYPE_CHECKING:
+    from niels_cache_assets.publish.push import Pruned, Pushed
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a built data set")
+    parser.add_argument("address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az:// or file:///PATH")
+    parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
+    parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", default=4, help="number of files to send at a time (default: 4)")
+
+
+COMMAND = Command(
+    usage="NAME ADDRESS ",
+    description="""\
+Publish a cache and its tokenizer in an object store. Needs obstore: pip install "niels-cache[remote]".
+
+Credentials and endpoint come from the environment, as obstore takes them, such as AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. Only s3:// is tested with a server; gs:// and az://
+are untested.
+
+push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
+this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
+missing files. With --replace, only the record is exchanged. The old build stays until --prune, because
+a job may still read it.""",
+    examples="""\
+  niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
+  niels-cache push wikitext s3://bucket/caches/wikitext --replace  exchange it by the newer build
+  niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there""",
+    add_options=_add_options,
+    offers={"name": DATA_SETS},
+    has_json=True,
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Push the cache, and prune if --prune is given."""
+    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.cli.progress import transfer_progress
+    from niels_cache_assets.publish.push import local_build, prune, push
+    from niels_cache_runtime.remote.store import check_address
+
+    address = check_address(arguments.address)
+    registry, root = open_registry(arguments)
+    place = find_place(registry, root, arguments.name, kinds=("pretrain", "sft"))
+    build = local_build(place.directory)
+    with stop_on_signals(), transfer_progress(f"pushing {place.name}") as progress:
+        pushed = push(build, address, replace_other=arguments.replace, threads=arguments.threads, progress=progress)
+        pruned = prune(address) if arguments.prune else None
+    if arguments.json:
+        print_json(_as_json(address, pushed, pruned))
+        return DONE
+    console = output()
+    for line in _lines(address, pushed, pruned):
+        console.print(line, soft_wrap=True)
+    return DONE
+
+
+def _as_json(address: str, pushed: Pushed, pruned: Pruned | None) -> dict[str, Any]:
+    record = pushed.record
+    return {
+        "address": address,
+        "data_set": f"{record.family}/{record.name}",
+        "content_sha256": record.content_sha256,
+        "state": pushed.state,
+        "files": pushed.files,
+        "sent": pushed.sent,
+        "sent_bytes": pushed.sent_bytes,
+        "pruned": None if pruned is None else asdict(pruned),
+    }
+
+
+def _lines(address: str, pushed: Pushed, pruned: Pruned | None) -> Iterator[str]:
+    record = pushed.record
+    yield f"{address}: {record.family}/{record.name}, build {record.content_sha256[:SHORT_SHA256]}: {pushed.state}"
+    yield f"{counted(pushed.sent, 'file')} of {pushed.files:,} sent, {file_size(pushed.sent_bytes)}; the others were there"
+    if record.previous and pruned is None:
+        yield f"older builds there: {listed([each[:SHORT_SHA256] for each in record.previous])}; --prune deletes them"
+    if pruned is not None:
+        yield f"{counted(len(pruned.builds), 'older build')} deleted: {counted(pruned.objects, 'object')}, {file_size(pruned.bytes)}"
+        if pruned.kept:
+            names = listed([each[:SHORT_SHA256] for each in pruned.kept])
+            yield f"kept, because a push may be running or was cut less than a day ago: {names}"

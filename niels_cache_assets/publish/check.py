@@ -1,0 +1,86 @@
+"""Check: a published build against its own record.
+
+Without `download`, only the sizes and the hashes that the store recorded are compared. That finds missing, cut and exchanged objects, but
+an object may have other content than its recorded hash says. With `download`, every byte is read and hashed, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from niels_cache_assets.publish.pieces import pieces
+from niels_cache_assets.publish.published import Published, read_published
+from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.store import MissingError, Store, open_store
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFinding:
+    """One problem of a published build. `object`: the address of the object."""
+
+    object: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.problem}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The result of a check. `is_proven`: whether the content of all objects was read."""
+
+    published: Published
+    findings: Sequence[RemoteFinding]
+    is_proven: bool
+
+
+def check(address: str, *, download: bool = False, threads: int = THREADS, progress: Progress | None = None) -> Checked:
+    """Compare the objects of a published build with its record.
+
+    Raises NielsCacheError if nothing is published at the address, or if its record or meta.json is damaged. Raises RemoteError if the store
+    refuses or does not answer.
+    """
+    store = open_store(address)
+    published = read_published(store)
+    folder = published.files[-1].key.partition("/")[0]
+    sizes = {each.key: each.size for each in store.list(folder)}
+    problems: dict[RemoteFile, str] = {}
+    tally = Tally(sum(file.size for file in published.files), progress)
+
+    def look(file: RemoteFile) -> None:
+        problem = _problem(store, file, sizes.get(file.key))
+        if problem is None and download:
+            problem = _content_problem(store, file, tally)
+        else:
+            tally.add(file.size)
+        if problem is not None:
+            problems[file] = problem
+
+    at_once(look, published.files, threads=threads, tally=tally)
+    findings = [RemoteFinding(object=store.name_of(file.key), problem=problems[file]) for file in published.files if file in problems]
+    return Checked(published=published, findings=findings, is_proven=download)
+
+
+def _problem(store: Store, file: RemoteFile, size: int | None) -> str | None:
+    if size is None:
+        return "is missing"
+    if size != file.size:
+        return f"has {size} bytes, but {META_NAME} says {file.size}"
+    try:
+        recorded = store.head(file.key).sha256
+    except MissingError:  # deleted after it was listed
+        return "is missing"
+    if recorded is None:
+        return "has no recorded sha256; push the cache again"
+    return None if recorded == file.sha256 else f"its recorded sha256 is not the one in {META_NAME}"
+
+
+def _content_problem(store: Store, file: RemoteFile, tally: Tally) -> str | None:
+    digest = hashlib.sha256()
+    for piece in pieces(store, file, start=0, tally=tally):
+        digest.update(piece)
+    return None if digest.hexdigest() == file.sha256 else f"its content does not have the sha256 in {META_NAME}"

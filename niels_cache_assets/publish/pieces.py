@@ -1,0 +1,49 @@
+"""The content of a remote file, piece by piece. After a failure, the rest of the file is requested again, with growing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from niels_cache_assets.publish.transfer import Tally
+from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.store import MissingError, RemoteError
+
+_MOST_FAILURES = 6  # without a byte between them
+_FIRST_WAIT_SECONDS = 0.1
+
+
+class Source(Protocol):
+    """The place of remote files, such as a store."""
+
+    def name_of(self, key: str) -> str:
+        """Return the address of a file, for messages."""
+
+    def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+        """Yield the content of a file from the byte `start` on."""
+
+
+def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:
+    """Yield the content of a file from the byte `start` on, and count it in `tally`. At most `file.size` bytes are expected.
+
+    Raises MissingError if the file is gone, and RemoteError if the source refuses, or fails again and again.
+    """
+    size, failures = start, 0
+    while size < file.size:
+        before, failure = size, None
+        try:
+            for piece in source.stream(file.key, start=size):
+                size += len(piece)
+                yield piece
+                tally.add(len(piece))
+        except MissingError:
+            raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
+        except RemoteError as error:
+            if not error.is_transient:
+                raise
+            failure = error
+        failures = 0 if size > before else failures + 1
+        if failures > _MOST_FAILURES:
+            raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
+        if size < file.size:
+            tally.wait(_FIRST_WAIT_SECONDS * 2**failures)

@@ -1,0 +1,226 @@
+"""Pull: a published build becomes a local cache, with its tokenizer, below a cache root.
+
+    1. read the record and the cache's meta.json
+    2. fetch the files into a staging directory, several at once; each is hashed while it is written, and renamed when its hash is right
+    3. write meta.json; then the staging directory takes the place of the cache in one step
+
+A pull that was cut keeps its staging directory. The next pull of the same build fetches only the missing bytes. A pull of another
+build starts from the beginning. Memory: one piece for each thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
+from niels_cache_assets.disk.space import Need, naming, require_room
+from niels_cache_assets.disk.staging import finished_meta, locked, staged
+from niels_cache_assets.publish.one_split import only_split
+from niels_cache_assets.publish.pieces import Source, pieces
+from niels_cache_assets.publish.published import Published, read_published
+from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_runtime.cache.opening import short_sha256
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import remove
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, sha256_text, write_meta
+from niels_cache_runtime.format.safe_open import read_regular
+from niels_cache_runtime.remote.record import TOKENIZER, RemoteFile
+from niels_cache_runtime.remote.store import RemoteError, open_store
+
+State = Literal["pulled", "replaced", "already there"]
+PART = ".part"  # the end of the name of an unfinished file
+_BLOCK_BYTES = 1 << 22
+_MOST_JOURNAL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """The result of a pull.
+
+    directory: the cache. state: "replaced" if another build of the data set was there. meta: of the cache.
+    fetched_bytes: the bytes that this pull fetched; the others were there.
+    """
+
+    directory: Path
+    state: State
+    meta: Meta
+    fetched_bytes: int
+
+
+def pull(
+    address: str,
+    out: Path,
+    *,
+    split: Split | None = None,
+    replace_other: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Bring a published cache into the cache root `out`. After an error or a kill, call it again: it goes on where it stopped.
+
+    split: bring one split; the other split of the result is empty. replace_other: whether to replace another build of this data set.
+
+    Raises NielsCacheError if nothing is published at the address, if `out` has another build or another tokenizer, and if an object does
+    not have the recorded hash. Raises RemoteError if the store refuses or does not answer.
+    """
+    store = open_store(address)
+    published = read_published(store)
+    return place(published, store, out, split=split, replace_other=replace_other, threads=threads, progress=progress)
+
+
+def place(
+    published: Published,
+    source: Source,
+    out: Path,
+    *,
+    split: Split | None,
+    replace_other: bool,
+    threads: int,
+    progress: Progress | None,
+) -> Pulled:
+    """Fetch the files of a published build into the cache root `out`. See `pull`."""
+    target = dataset_dir(out, published.family, published.name)
+    meta, files = published.meta, published.data
+    empty: Mapping[str, bytes] = {}
+    if split is not None:
+        meta, empty = only_split(meta, split)
+        files = [file for file in files if file.path in meta["files"] and file.path not in empty]
+    tally = Tally(sum(file.size for file in (*files, *published.tokenizer)), progress)
+    fetch = _Fetch(source, tally, threads)
+    _place_tokenizer(published, out, fetch)
+    if (found := finished_meta(target)) is not None and found.get("files") == meta["files"]:
+        return Pulled(directory=target, state="already there", meta=found, fetched_bytes=fetch.bytes)
+    is_there = (target / META_NAME).exists()
+    if is_there and not replace_other:
+        raise NielsCacheError(f"{target}: holds another build, or a damaged one; --replace exchanges it, or choose another --out")
+    _refuse_unfinished_build(target)
+    require_room(target, Need(bytes=tally.total, why="the published files", certain=True), log=lambda line: None)
+    with locked(target), staged(target, resumable=True) as folder:
+        _begin(folder, meta)
+        for each in SPLITS if published.family == "pretrain" else ():
+            (folder / each).mkdir(exist_ok=True)
+        fetch.all({file: folder / file.path for file in files})
+        for path, content in empty.items():
+            (folder / path).write_bytes(content)
+        if split is None:
+            (folder / META_NAME).write_bytes(published.meta_content)
+        else:
+            write_meta(str(folder / META_NAME), meta)
+    return Pulled(
+        directory=target,
+        state="replaced" if is_there else "pulled",
+        meta=load_meta(str(target / META_NAME)),
+        fetched_bytes=fetch.bytes,
+    )
+
+
+def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
+    """Bring the tokenizer of a cache into the cache root, unless the root has it."""
+    folder, files = tokenizer_dir(out), published.tokenizer
+    if not files:
+        return
+    wanted = published.meta["tokenizer_sha256"]
+    if (folder / META_NAME).exists():
+        found = load_meta(str(folder / META_NAME)).get("sha256")
+        if found != wanted:
+            raise NielsCacheError(
+                f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(wanted)}; choose another --out"
+            )
+        fetch.skip(files)
+        return
+    with locked(folder), staged(folder) as partial:
+        fetch.all({file: partial / file.path.removeprefix(TOKENIZER) for file in files})
+        if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
+            raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
+
+
+def _refuse_unfinished_build(target: Path) -> None:
+    """Raise NielsCacheError if the staging directory holds a build. A pull would remove it."""
+    journal = partial_directory(target) / JOURNAL_NAME
+    if journal.exists() and _pulled_before(journal) is None:
+        raise NielsCacheError(f"{journal.parent}: holds an unfinished build; finish it, or remove it, or choose another --out")
+
+
+def _pulled_before(journal: Path) -> str | None:
+    """Return the hash of the files that an unfinished pull fetches. Return None for the journal of a build."""
+    try:
+        said = json.loads(read_regular(journal, most_bytes=_MOST_JOURNAL_BYTES))
+        return said["pulled"] if isinstance(said["pulled"], str) else None
+    except (NielsCacheError, OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _begin(folder: Path, meta: Meta) -> None:
+    """Keep the files of an unfinished pull of the same files. Remove all others, and write the journal."""
+    journal, own = folder / JOURNAL_NAME, sha256_text(canonical_json(meta["files"]))
+    if journal.exists() and _pulled_before(journal) == own:
+        return
+    for path in folder.iterdir():
+        remove(path)
+    temporary = folder / f"{JOURNAL_NAME}.new"
+    temporary.write_text(canonical_json({"pulled": own}), encoding="utf-8")
+    os.replace(temporary, journal)
+
+
+class _Fetch:
+    """Fetches files. `bytes`: how many came through the network so far."""
+
+    def __init__(self, source: Source, tally: Tally, threads: int) -> None:
+        self._source, self._tally, self._threads = source, tally, threads
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def skip(self, files: Iterable[RemoteFile]) -> None:
+        """Count files that need not be fetched as done."""
+        self._tally.add(sum(file.size for file in files))
+
+    def all(self, places: Mapping[RemoteFile, Path]) -> None:
+        """Fetch files to their places, unless they are there. A file at its place is complete and on the disk."""
+        for folder in {path.parent for path in places.values()}:
+            folder.mkdir(parents=True, exist_ok=True)
+        at_once(lambda file: self._one(file, places[file]), places, threads=self._threads, tally=self._tally)
+
+    def _one(self, file: RemoteFile, path: Path) -> None:
+        if path.exists():
+            self._tally.add(file.size)
+            return
+        part = path.with_name(path.name + PART)
+        with naming(part):
+            if self._content(file, part) != file.sha256:
+                part.unlink()
+                self._tally.add(-file.size)
+                if self._content(file, part) != file.sha256:  # once more, because the network may have changed a byte
+                    part.unlink()
+                    raise RemoteError(
+                        f"{self._source.name_of(file.key)}: its content has another sha256 than recorded; push the cache again"
+                    )
+            os.replace(part, path)
+
+    def _content(self, file: RemoteFile, part: Path) -> str:
+        """Fetch what the file `part` lacks. Return the sha256 of all its bytes, which are then on the disk."""
+        digest = hashlib.sha256()
+        with open(part, "a+b") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            if size > file.size:
+                opened.truncate(0)
+                size = 0
+            opened.seek(0)
+            while block := opened.read(_BLOCK_BYTES):
+                digest.update(block)
+            self._tally.add(size)
+            for piece in pieces(self._source, file, start=size, tally=self._tally):
+                opened.write(piece)
+                digest.update(piece)
+                with self._lock:
+                    self.bytes += len(piece)
+            opened.flush()
+            os.fsync(opened.fileno())
+        return digest.hexdigest()

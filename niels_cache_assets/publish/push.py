@@ -1,0 +1,289 @@
+"""Push: a local cache becomes a published build at an address. Prune: builds that the address no longer names are deleted.
+
+    1. read the record at the address, and ask the store for conditional PUT
+    2. list the build's folder; skip what is there with the same size and hash
+    3. hash each other file, compare it with meta.json, and send it: one PUT for each, several at once
+    4. list again; then write the record, on the condition that it is unchanged since step 1
+
+A reader follows the record, so it sees the old build or the new one. A push that was cut leaves no record, and the next push sends the
+files that are missing. Keys depend on content, so two pushes at once do not disturb each other. Memory does not grow with the cache: files
+are mapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_runtime.cache.opening import (
+    check_sizes,
+    current_tokenizer_sha256,
+    listed_files,
+    open_one_build,
+    read_build,
+    tokenizer_problem,
+)
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, content_sha256, load_meta, sha256_file
+from niels_cache_runtime.format.meta_keys import check_form
+from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
+from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, mapped, open_store
+
+State = Literal["published", "replaced", "already there"]
+UNFINISHED = timedelta(days=1)  # how long a build without a record counts as one that somebody still pushes
+_BLOCK_BYTES = 1 << 22
+_MOST_LOOKS = 5
+_BUILD = re.compile(r"([0-9a-f]{64})/")
+_DELETED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """The result of a push.
+
+    record: of the build that the address names now. state: "replaced" if the address named another build before.
+    files: of the build. sent, sent_bytes: the part of the files that this push sent; the others were there.
+    """
+
+    record: Record
+    state: State
+    files: int
+    sent: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """The builds that a prune deleted, by content_sha256, with the number of their objects and bytes. `kept`: builds that may be in use."""
+
+    builds: Sequence[str]
+    objects: int
+    bytes: int
+    kept: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBuild:
+    """A cache on disk that can be pushed. `paths`: the path of each file of the record."""
+
+    directory: Path
+    meta: Meta
+    record: Record
+    paths: dict[str, Path]
+
+    @property
+    def files(self) -> list[RemoteFile]:
+        return self.record.files(self.meta)
+
+
+def local_build(directory: Path) -> LocalBuild:
+    """Return the cache in `ROOT/FAMILY/NAME` with the tokenizer of its root. Only sizes are compared with meta.json.
+
+    Raises NielsCacheError if the cache is not whole, is not one that niels-cache built, or lacks its tokenizer.
+    """
+    return open_one_build(directory, lambda: _local_build(directory))
+
+
+def push(
+    build: LocalBuild, address: str, *, replace_other: bool = False, threads: int = THREADS, progress: Progress | None = None
+) -> Pushed:
+    """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
+
+    replace_other: whether to exchange the record if the address names another build of this data set.
+
+    Raises NielsCacheError if the address holds something else, or if a file of the cache is damaged. Raises RemoteError if the store
+    refuses or does not answer.
+    """
+    store = open_store(address, make=True)
+    found, e_tag = _record_at(store)
+    _check_may_push(build, found, store, replace_other=replace_other)
+    store.require_conditional_put()
+    total = sum(file.size for file in build.files)
+    sent = _send_missing(build, store, threads=threads, tally=Tally(total, progress), by_hash=True)
+    record, is_new = build.record, not build.record.is_same_build(found)
+    if found is not None:
+        older = dict.fromkeys([found.content_sha256, *found.previous])
+        record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
+    if is_new:
+        _write_record(store, record, found, e_tag)
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)  # a prune may have deleted some
+    state: State = "already there" if not is_new else "published" if found is None else "replaced"
+    return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
+
+
+def prune(address: str) -> Pruned:
+    """Delete the builds that the record does not name any more.
+
+    A build that the record named before is deleted. A build that it never named may belong to a running push, so it is deleted only if
+    nothing was written to it for UNFINISHED. Raises MissingError if nothing is published at the address.
+    """
+    store = open_store(address)
+    record, _ = read_record(store)
+    builds: dict[str, list[Listed]] = {}
+    for each in store.list():
+        if match := _BUILD.match(each.key):
+            builds.setdefault(match[1], []).append(each)
+    current = builds.pop(record.content_sha256, [])
+    now = max((each.modified for each in [*current, *(each for found in builds.values() for each in found)]), default=None)
+    deleted: list[str] = []
+    kept: list[str] = []
+    for build, found in builds.items():
+        is_old = build in record.previous or (now is not None and now - max(each.modified for each in found) > UNFINISHED)
+        (deleted if is_old else kept).append(build)
+    for build in deleted:
+        keys = [each.key for each in builds[build]]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            if read_record(store)[0].content_sha256 == build:  # a push has published it again
+                raise NielsCacheError(f"{address}: build {build[:12]} was published again during the prune; push it once more")
+            store.delete(keys[start : start + _DELETED_AT_ONCE])
+    objects = [each for build in deleted for each in builds[build]]
+    return Pruned(builds=deleted, objects=len(objects), bytes=sum(each.size for each in objects), kept=kept)
+
+
+def _local_build(directory: Path) -> LocalBuild:
+    path = directory / META_NAME
+    meta = check_form(load_meta(str(path)), path)
+    if is_foreign(meta):
+        raise NielsCacheError(f"{path}: {UNVERIFIABLE}; push needs a cache that niels-cache built or imported")
+    check_place(meta, directory)
+    if meta.get("built") is False:
+        raise NielsCacheError(f"{path}: this data set is switched off and has no files; switch it on and build it")
+    files = listed_files(meta, directory)
+    check_sizes(directory, files, {name: (directory / name).stat().st_size for name in files if (directory / name).is_file()})
+    if content_sha256(files) != meta.get("content_sha256"):
+        raise NielsCacheError(f"{path}: content_sha256 does not follow from `files`; rebuild this data set")
+    paths = {name: directory / name for name in (*files, META_NAME)}
+    paths |= {f"{TOKENIZER}{found.name}": found for found in _tokenizer_files(directory, meta)}
+    family = next(family for family in FAMILIES if family == meta["kind"])
+    beside = {name: _entry(paths[name]) for name in paths if name not in files}
+    record = Record(
+        family=family,
+        name=directory.absolute().name,
+        content_sha256=meta["content_sha256"],
+        meta_sha256=meta["meta_sha256"],
+        beside=beside,
+    )
+    return LocalBuild(directory=directory, meta=meta, record=record, paths=paths)
+
+
+def _tokenizer_files(directory: Path, meta: Meta) -> list[Path]:
+    """Return the files of the tokenizer in the cache root. The list is empty for imported tokens, whose tokenizer is unknown."""
+    if meta.get("tokenizer_sha256") is None:
+        return []
+    folder = tokenizer_dir(directory.absolute().parent.parent)
+    current = current_tokenizer_sha256(directory)
+    problem = "it is missing" if current is None else tokenizer_problem(meta, current)
+    if problem:
+        raise NielsCacheError(f"{folder}: push sends the tokenizer with the cache, but {problem}")
+    path = folder / META_NAME
+    files = listed_files(load_meta(str(path)), folder)
+    check_sizes(folder, files, {name: (folder / name).stat().st_size for name in files if (folder / name).is_file()}, verify="sha256")
+    return [*(folder / name for name in sorted(files)), path]
+
+
+def _entry(path: Path) -> dict[str, int | str]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+
+
+def _record_at(store: Store) -> tuple[Record | None, str | None]:
+    try:
+        return read_record(store)
+    except MissingError:
+        return None, None
+
+
+def _check_may_push(build: LocalBuild, found: Record | None, store: Store, *, replace_other: bool) -> None:
+    if found is None or build.record.is_same_build(found):
+        return
+    if (found.family, found.name) != (build.record.family, build.record.name):
+        raise NielsCacheError(f"{store.address}: holds {found.family}/{found.name}; push to another address")
+    if not replace_other:
+        raise NielsCacheError(f"{store.address}: holds another build ({found.content_sha256[:12]}) of {found.name}; --replace exchanges it")
+
+
+def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally, by_hash: bool) -> set[RemoteFile]:
+    """Send the files that the store does not have. Return them.
+
+    by_hash: compare the recorded hash of each object too, not only its size.
+    """
+    sizes = {each.key: each.size for each in store.list(build.record.content_sha256)}
+    sent: set[RemoteFile] = set()
+
+    def send(file: RemoteFile) -> None:
+        is_there = sizes.get(file.key) == file.size and (not by_hash or store.head(file.key).sha256 == file.sha256)
+        if not is_there:
+            try:
+                _check_content(build.paths[file.path], file, tally)
+                store.put(file.key, build.paths[file.path], sha256=file.sha256)
+            except OSError as error:
+                raise _unusable(build, file, f"cannot be read: {error.strerror or error}") from error
+            except _OtherContent as error:
+                raise _unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set") from error
+            sent.add(file)
+        tally.add(file.size)
+
+    at_once(send, build.files, threads=threads, tally=tally)
+    return sent
+
+
+class _OtherContent(Exception):
+    """The hash of a local file is not the one in meta.json."""
+
+
+def _check_content(path: Path, file: RemoteFile, tally: Tally) -> None:
+    """Hash a local file before it is sent, so that no object has a recorded hash that its content does not have."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as opened, mapped(opened) as content:
+        for start in range(0, len(content), _BLOCK_BYTES):
+            digest.update(content[start : start + _BLOCK_BYTES])
+            tally.add(0)
+    if digest.hexdigest() != file.sha256:
+        raise _OtherContent
+
+
+def _unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
+    now = read_build(build.directory)
+    if now is None or hashlib.sha256(now).hexdigest() != build.record.beside[META_NAME]["sha256"]:
+        return NielsCacheError(f"{build.directory}: was rebuilt during the push; push it again")
+    return NielsCacheError(f"{build.paths[file.path]}: {problem}")
+
+
+def _write_record(store: Store, record: Record, found: Record | None, e_tag: str | None) -> None:
+    """Write the record if it is unchanged since it was read.
+
+    Such a request is not repeated blindly, because it may have succeeded although its answer was lost. So the record is read first.
+    """
+    for seconds in (0.2, 1.0, 5.0, None):
+        try:
+            if found is None:
+                store.create(META_NAME, record.content())
+            else:
+                store.exchange(META_NAME, record.content(), e_tag=e_tag)
+            return
+        except RemoteError as error:
+            has_lost = isinstance(error, ConflictError | MissingError)
+            if not has_lost and not error.is_transient:
+                raise
+            current, _ = _record_at(store)
+            if record.is_same_build(current):  # by another push of this build, or by this one
+                return
+            if not has_lost and seconds is None:
+                raise
+        if current != found:
+            named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
+            raise RemoteError(
+                f"{store.address}: another process changed this address during the push; it names {named} now, and this push changed "
+                "nothing; look at it, and push again"
+            )
+        time.sleep(seconds or 0)
+    raise RemoteError(f"{store.name_of(META_NAME)}: another process is writing this object; push again")

@@ -1,0 +1,59 @@
+"""Work on many files at once, with one progress. The first error ends the work on all files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from niels_cache_runtime.errors import NielsCacheError
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Item = TypeVar("Item")
+THREADS = 4  # more gain nothing on one machine, and each may hold a shard
+
+
+class Stopped(Exception):
+    """The work of another thread failed, so this thread must end too."""
+
+
+class Tally:
+    """The bytes that are done, over all threads. `add` raises Stopped if the work of another thread failed."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self.total, self._progress = 0, total, progress
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if self._progress is not None:
+                self._progress(self._done, self.total)
+        if self._stopped.is_set():
+            raise Stopped
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait. Raises Stopped as soon as the work of another thread failed."""
+        if self._stopped.wait(seconds):
+            raise Stopped
+
+
+def at_once(work: Callable[[Item], None], items: Iterable[Item], *, threads: int, tally: Tally) -> None:
+    """Call `work` for each item, on several threads, in order. Raises the first error, after all threads have ended."""
+    if threads < 1:
+        raise NielsCacheError(f"threads={threads}: must be at least 1")
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        try:
+            futures = [pool.submit(work, item) for item in items]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            errors = [error for future in done if (error := future.exception()) is not None]
+            for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+                raise error
+        except BaseException:
+            tally.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

@@ -1,0 +1,357 @@
+"""A bucket or a folder behind an address such as `s3://bucket/prefix`: the only module that imports obstore.
+
+obstore is imported when a store is opened, not before. It takes the endpoint and the credentials from the environment. A message names the
+address, the object, and the code of the store's answer. It never quotes an answer or an address with a password, because both may hold
+credentials. For the same reason, no error has obstore's error as its cause.
+
+A request that fails for a short time is sent again, with growing waits. Memory: `put` maps one file, or holds a few pieces of a large one;
+`stream` holds one piece. `record` defines the objects of a cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+from urllib.parse import unquote
+
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
+from niels_cache_runtime.format.safe_open import name_problem
+
+SCHEMES = ("s3", "gs", "az", "file")
+PIECE_BYTES = 4 << 20  # of a download
+SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
+_MOST_PARTS = 9_000  # S3 allows 10,000
+_LEAST_PART_BYTES = 16 << 20
+_VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # how the names of obstore's variables begin
+_CLIENT_KEYS = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "proxy_url",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "timeout",
+)
+_HASH_KEY = "sha256"
+_RETRIES, _HASTY_RETRIES = 8, 3
+_PROBE = "conditional-put.txt"
+_PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
+_NO_E_TAG = '"00000000000000000000000000000000"'
+
+_EXPIRED = "the credentials have expired; renew them, and run the same command again"
+_REFUSED = "the store does not accept the credentials; check the variables of the environment that hold them"
+_DENIED = "access is denied; check the rights of these credentials"
+_NO_BUCKET = "there is no such bucket or container; check the address"
+_SAID = {
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "RequestExpired": _EXPIRED,
+    "InvalidAccessKeyId": _REFUSED,
+    "InvalidToken": _REFUSED,
+    "InvalidClientTokenId": _REFUSED,
+    "SignatureDoesNotMatch": _REFUSED,
+    "AuthFailure": _REFUSED,
+    "AccessDenied": _DENIED,
+    "AllAccessDisabled": _DENIED,
+    "NoSuchBucket": _NO_BUCKET,
+    "ContainerNotFound": _NO_BUCKET,
+    "PermanentRedirect": "the bucket is in another region; set its region in the environment",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set its region in the environment",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong; set it, and run the same command again",
+    "QuotaExceeded": "the quota of the store is used up; raise it, or make room",
+}
+_BY_CLASS = {
+    "UnauthenticatedError": _REFUSED,
+    "PermissionDeniedError": _DENIED,
+    "NotImplementedError": "the store does not support this request",
+    "NotSupportedError": "the store does not support this request",
+}
+_BY_WORDS = (
+    ("scheme is not allowed", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
+    ("BadScheme", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
+    ("169.254.169.254", "no credentials were found; set them in the environment, as the store's documentation says"),
+    ("metadata endpoint", "no credentials were found; set them in the environment, as the store's documentation says"),
+    ("Region", "the region of the bucket is unknown; set it in the environment"),
+    ("timed out", "the store does not answer; check the endpoint and the network"),
+    ("error sending request", "the store cannot be reached; check the endpoint and the network"),
+    ("connect", "the store cannot be reached; check the endpoint and the network"),
+)
+
+
+class RemoteError(NotWrittenError):
+    """A request that a store refused or did not answer. The message holds no credentials.
+
+    code: the code in the store's answer, or its HTTP status, or an empty text. is_transient: whether the same request may succeed later.
+    """
+
+    def __init__(self, message: str, *, code: str = "", is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.is_transient = code, is_transient
+
+
+class MissingError(RemoteError):
+    """There is no such object, or no such bucket."""
+
+
+class ConflictError(RemoteError):
+    """The condition of a PUT was not met: the object is there already, or it changed since the caller read it."""
+
+
+class Found(NamedTuple):
+    """An object of a store. `sha256`: the recorded hash of its content, or None."""
+
+    size: int
+    sha256: str | None
+
+
+class Listed(NamedTuple):
+    """An object in a list of objects. `modified`: the time of its last change, by the clock of the store."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is meant as an address (`s3://bucket/prefix`) and not as a path or a name."""
+    return "://" in text
+
+
+def check_address(text: str) -> str:
+    """Return an address without a slash at its end. Raises NielsCacheError for an address that no store can have.
+
+    An address with a user name, a password, a query or a fragment is refused, and the message does not quote it.
+    """
+    scheme, _, rest = text.partition("://")
+    place, _, prefix = rest.rstrip("/").partition("/")
+    if "@" in place or "?" in text or "#" in text:
+        raise NielsCacheError(
+            "the address holds a user name, a password or a query; give SCHEME://BUCKET/PREFIX, and set credentials in the environment"
+        )
+    if scheme not in SCHEMES:
+        raise NielsCacheError(f"{text!r:.200}: is no address of a store; it begins with {', '.join(f'{each}://' for each in SCHEMES)}")
+    if scheme == "file" and place:
+        raise NielsCacheError(f"{text}: is not an absolute path; give file:///PATH")
+    if scheme != "file" and not place:
+        raise NielsCacheError(f"{text}: has no bucket; give {scheme}://BUCKET/PREFIX")
+    if not prefix:
+        raise NielsCacheError(f"{text}: has no prefix; give {scheme}://BUCKET/PREFIX, so that the bucket can hold more than one cache")
+    if problem := name_problem(unquote(prefix)):
+        raise NielsCacheError(f"{text!r:.200}: its prefix {problem}; give {scheme}://BUCKET/PREFIX")
+    return text.rstrip("/")
+
+
+def open_store(address: str, *, make: bool = False) -> Store:
+    """Open the store of an address. No request is sent.
+
+    make: whether to make the folder of a file:// address. Raises NielsCacheError for a wrong address, and if obstore is not installed.
+    """
+    address = check_address(address)
+    try:
+        import obstore
+        from obstore import exceptions as errors
+        from obstore import store as stores
+    except ImportError as error:
+        raise NielsCacheError(f'{address}: needs obstore; install it: pip install "niels-cache[remote]"') from error
+    refusals = (errors.BaseError, FileNotFoundError)  # obstore raises the second if an object or a bucket is missing
+    if address.startswith("file://"):
+        folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
+        if not make and not folder.is_dir():
+            raise MissingError(f"{address}: there is no such folder; check the address")
+        with _told(address, refusals):
+            return FolderStore(address, obstore, refusals, stores.LocalStore(folder, mkdir=True), folder=folder)
+
+    prefix, open_any = _VARIABLES[address.partition("://")[0]], cast(Any, stores.from_url)
+    client = {"timeout": "6 hours", "connect_timeout": "20 seconds"}  # obstore's own limit of 30 seconds is too short for a shard
+    client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # client options hide these variables
+
+    def connect(retries: int) -> Any:
+        waits = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=20), "base": 2}
+        retry = {"max_retries": retries, "backoff": waits, "retry_timeout": timedelta(minutes=10)}
+        return open_any(address, retry_config=retry, client_options=client)
+
+    with _told(address, refusals):
+        return Store(address, obstore, refusals, connect(_RETRIES), hasty=connect(_HASTY_RETRIES))
+
+
+class Store:
+    """The objects below one address. A key is relative to the address, with slashes.
+
+    Every method raises RemoteError if the store refuses a request or does not answer. Several threads may use one store.
+    """
+
+    def __init__(self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, hasty: Any) -> None:
+        self.address, self._obstore, self._refusals = address, obstore, refusals
+        self._remote, self._hasty = remote, hasty
+
+    def name_of(self, key: str) -> str:
+        """Return the address of one object, for messages."""
+        return f"{self.address}/{key}"
+
+    def head(self, key: str) -> Found:
+        """Return the size and the recorded hash of an object. Raises MissingError if there is no such object."""
+        with self._told(key):
+            result = self._obstore.get(self._remote, key, options={"head": True})
+            return Found(result.meta["size"], result.attributes.get(_HASH_KEY))
+
+    def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
+        """Return the content and the ETag of a small object. Raises MissingError if there is no such object."""
+        with self._told(key):
+            result = self._obstore.get(self._remote, key)
+            if result.meta["size"] > most_bytes:
+                raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
+            return bytes(result.bytes()), result.meta["e_tag"]
+
+    def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+        """Yield the content of an object from the byte `start` on, in pieces. Raises MissingError if there is no such object."""
+        options = {"range": {"offset": start}} if start else {}
+        with self._told(key):
+            for piece in self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=PIECE_BYTES):
+                yield memoryview(piece)
+
+    def put(self, key: str, path: Path, *, sha256: str) -> None:
+        """Write a file as one object, with its sha256 in the metadata. The object appears whole or not at all.
+
+        A file of at most SINGLE_PUT_BYTES is one request. Raises OSError if the file cannot be read.
+        """
+        with open(path, "rb") as file, mapped(file) as content, self._told(key):
+            if len(content) <= SINGLE_PUT_BYTES:
+                self._put(key, content, attributes=self._attributes(sha256), use_multipart=False)
+            else:
+                part = max(_LEAST_PART_BYTES, -(-len(content) // _MOST_PARTS))
+                self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
+
+    def create(self, key: str, content: bytes) -> None:
+        """Write a small object that does not exist yet. Raises ConflictError if it exists."""
+        with self._told(key):
+            self._put(key, content, mode="create", use_multipart=False)
+
+    def exchange(self, key: str, content: bytes, *, e_tag: str | None) -> None:
+        """Replace a small object if its ETag is still `e_tag`. Raises ConflictError if it is not."""
+        with self._told(key):
+            self._put(key, content, mode={"e_tag": e_tag or ""}, use_multipart=False)
+
+    def list(self, folder: str = "") -> Iterator[Listed]:
+        """Yield the objects in a folder, and in the folders below."""
+        with self._told(folder):
+            for chunk in self._obstore.list(self._remote, folder or None, chunk_size=1000):
+                for each in chunk:
+                    yield Listed(each["path"], each["size"], each["last_modified"])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects. An object that does not exist counts as deleted."""
+        with suppress(MissingError), self._told(keys[0]):
+            self._obstore.delete(self._remote, list(keys))
+
+    def require_conditional_put(self) -> None:
+        """Raise RemoteError, which names the address, if the store refuses or ignores the conditions of a PUT.
+
+        This costs two or three requests with a small object, which stays: pushes at the same time would disturb each other by deleting it.
+        """
+        ignores_create = self._is_written("create") and self._is_written("create")
+        if ignores_create or self._is_written({"e_tag": _NO_E_TAG}):
+            raise self._no_conditions()
+
+    def _is_written(self, mode: Any) -> bool:
+        for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
+            try:
+                with self._told(_PROBE):
+                    self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
+                return True
+            except ConflictError:
+                return False
+            except RemoteError as error:
+                if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                    raise self._no_conditions() from None
+                if seconds is None or not error.is_transient:
+                    raise
+                time.sleep(seconds)
+        raise AssertionError("the last try returns or raises")
+
+    def _no_conditions(self) -> RemoteError:
+        return RemoteError(
+            f"{self.address}: this bucket does not support conditional PUT (If-None-Match and If-Match), so two pushes could mix; "
+            "choose a bucket that supports it"
+        )
+
+    def _put(self, key: str, content: Any, **options: Any) -> None:
+        self._obstore.put(self._remote, key, content, **options)
+
+    def _attributes(self, sha256: str) -> dict[str, str]:
+        return {_HASH_KEY: sha256}
+
+    def _told(self, key: str) -> AbstractContextManager[None]:
+        return _told(self.name_of(key) if key else self.address, self._refusals)
+
+
+class FolderStore(Store):
+    """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
+
+    def __init__(self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, folder: Path) -> None:
+        super().__init__(address, obstore, refusals, remote, hasty=remote)
+        self._folder = folder
+
+    def head(self, key: str) -> Found:
+        found = super().head(key)
+        return Found(found.size, sha256_file(str(self._folder / key)))
+
+    def exchange(self, key: str, content: bytes, *, e_tag: str | None) -> None:
+        with writer_lock(self._folder / key, doing="push"):
+            if self.read(key, most_bytes=MOST_META_BYTES)[1] != e_tag:
+                raise ConflictError(f"{self.name_of(key)}: changed since it was read")
+            with self._told(key):
+                self._put(key, content, use_multipart=False)
+
+    def require_conditional_put(self) -> None:
+        """Do nothing: `create` and `exchange` of a folder are safe on every file system with locks."""
+
+    def _attributes(self, sha256: str) -> dict[str, str]:
+        return {}
+
+
+@contextmanager
+def mapped(file: BinaryIO) -> Iterator[memoryview]:
+    """Yield the bytes of an open file without a copy."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:  # an empty file cannot be mapped
+        yield memoryview(b"")
+        return
+    content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        yield content
+    finally:
+        with suppress(BufferError):  # after an error, its traceback may still hold a slice; then the map ends with the slice
+            content.release()
+
+
+@contextmanager
+def _told(name: str, refusals: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise RemoteError for an error of obstore in the block. `name`: the address in the message."""
+    try:
+        yield
+    except refusals as error:
+        raise _refusal(name, error) from None
+
+
+def _refusal(name: str, error: Exception) -> RemoteError:
+    """Return the error to raise. Only the code of the answer and known words are taken from obstore's text, which may hold credentials."""
+    kind, text = type(error).__name__, str(error)
+    code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "") or next(iter(re.findall(r"status code: (\d{3})\b", text)), "")
+    if kind in ("AlreadyExistsError", "PreconditionError"):
+        return ConflictError(f"{name}: another process wrote this object in the meantime", code=code)
+    missing = "NoSuchKey" in text or (kind in ("FileNotFoundError", "NotFoundError") and code not in ("NoSuchBucket", "ContainerNotFound"))
+    if missing:
+        return MissingError(f"{name}: there is no such object; check the address", code=code)
+    known = _SAID.get(code) or _BY_CLASS.get(kind)
+    said = known or next((said for words, said in _BY_WORDS if words in text), "the store refused, or the connection broke")
+    return RemoteError(f"{name}: {said}{f' ({code})' if code else ''}", code=code, is_transient=known is None)

@@ -1,0 +1,149 @@
+"""An S3 API on 127.0.0.1: the server of moto, behind a proxy that logs requests and makes faults.
+
+`decide` gets the method and the key of each request, and returns the name of a fault, or None to pass the request on.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+BUCKET = "caches"
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "PLANTEDKEYID0001",
+    "AWS_SECRET_ACCESS_KEY": "planted/secret+key=0002",
+    "AWS_SESSION_TOKEN": "planted-session-token-0003",
+}
+_SIGNED = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"  # moto checks the form
+_CONDITIONS = ("if-match", "if-none-match")
+_HOP = ("connection", "transfer-encoding", "keep-alive", "content-length", "date", "server")
+
+Decide = Callable[[str, str], str | None]
+CODES = {"expired": (400, "ExpiredToken"), "denied": (403, "AccessDenied"), "unknown key": (403, "InvalidAccessKeyId")}
+CODES |= {"500": (500, "InternalError"), "503": (503, "SlowDown"), "not implemented": (501, "NotImplemented")}
+PASSING = ("500", "503", "reset", "lost", "cut")  # another try may succeed
+
+
+class LoopbackS3:
+    """The server. `requests` has the method and the key of every request, with `?` and the query if there is no key."""
+
+    def __init__(self) -> None:
+        moto = pytest.importorskip("moto.server", reason="moto is not installed (the extra dev)")
+        pytest.importorskip("obstore", reason="obstore is not installed (the extra remote)")
+        self._moto = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._moto.start()
+        self.backend = self._moto.get_host_and_port()
+        self.requests: list[tuple[str, str]] = []
+        self.one_put = threading.Lock()
+        self.decide: Decide = lambda method, key: None
+        self._proxy = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
+        threading.Thread(target=self._proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        self.env = {**SECRETS, "AWS_ENDPOINT": self.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+
+    def reset(self) -> None:
+        """Make an empty bucket, and forget faults and requests."""
+        self.decide = lambda method, key: None
+        self.ask("POST", "/moto-api/reset")
+        self.ask("PUT", f"/{BUCKET}")
+        self.requests.clear()
+
+    def puts(self) -> list[str]:
+        """Return the keys of all PUT requests."""
+        return [key for method, key in self.requests if method == "PUT"]
+
+    def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
+        """Send a request to moto itself. Return the status, the headers and the body of the answer."""
+        connection = http.client.HTTPConnection(*self.backend, timeout=30)
+        try:
+            connection.request(method, path, body=body, headers={"Authorization": _SIGNED, **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def content(self, key: str) -> bytes | None:
+        """Return the content of an object, or None."""
+        status, _, body = self.ask("GET", f"/{BUCKET}/{key}")
+        return body if status == 200 else None
+
+    def close(self) -> None:
+        self._proxy.shutdown()
+        self._proxy.server_close()
+        self._moto.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients are killed here
+
+
+class _Handler(BaseHTTPRequestHandler):
+    s3: LoopbackS3
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        key = unquote(url.path).removeprefix(f"/{BUCKET}").lstrip("/") or f"?{url.query}"
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.s3.requests.append((self.command, key))
+        fault = self.s3.decide(self.command, key)
+        if fault in CODES:
+            return self._error(*CODES[fault])
+        if fault == "reset":
+            return self._break()
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "authorization")}
+        if fault == "unconditional":
+            headers = {name: value for name, value in headers.items() if name.lower() not in _CONDITIONS}
+        with self.s3.one_put if self.command == "PUT" else nullcontext():  # moto looks at a condition and writes in two steps
+            status, answered, content = self.s3.ask(self.command, self.path, body, headers)
+        if fault == "lost":
+            return self._break()
+        self.send_response(status)
+        for name, value in answered.items():
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        length = next((value for name, value in answered.items() if name.lower() == "content-length"), str(len(content)))
+        self.send_header("Content-Length", length if self.command == "HEAD" else str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return None
+        if fault == "cut":
+            self.wfile.write(content[: len(content) // 2])
+            return self._break()
+        self.wfile.write(content)
+        return None
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _error(self, status: int, code: str) -> None:
+        """Answer with an error that quotes the credentials, as some stores do."""
+        quoted = f"<AWSAccessKeyId>{SECRETS['AWS_ACCESS_KEY_ID']}</AWSAccessKeyId><Token>{SECRETS['AWS_SESSION_TOKEN']}</Token>"
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message>{quoted}</Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/xml")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _break(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()

@@ -1,0 +1,228 @@
+"""Pull and verify of an address: what arrives, after success, after errors and kills."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.cli import main
+from niels_cache_assets.publish.check import check
+from niels_cache_assets.publish.pull import pull
+from niels_cache_assets.publish.push import local_build, push
+from niels_cache_runtime.cache.opening import open_split
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.remote.store import MissingError, RemoteError
+from niels_cache_runtime.verify import verify_cache
+from tests import programs
+from tests.loopback_s3 import BUCKET, LoopbackS3
+from tests.parts_project import PartsProject, build
+from tests.remote_caches import ADDRESS, Caches, letters
+from tests.tiny import WideTokenizer, sentences
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_pulled_cache_is_the_pushed_one_and_stands_alone(
+    s3: LoopbackS3, caches: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    push(letters(caches), ADDRESS)
+    pulled = pull(ADDRESS, tmp_path / "root")
+    assert (pulled.state, pulled.directory) == ("pulled", tmp_path / "root/pretrain/letters")
+    assert files_of(pulled.directory) == files_of(caches.letters)
+    assert files_of(tmp_path / "root/tokenizer") == files_of(caches.letters.parents[1] / "tokenizer")
+    assert verify_cache(tmp_path / "root") == []
+    assert main(["verify", "--cache-dir", str(tmp_path / "root")]) == 0
+    assert main(["sample", "letters", "--cache-dir", str(tmp_path / "root"), "--seed", "1"]) == 0
+    assert len(capfd.readouterr().out) > 500
+
+
+def test_sft_wide_tokens_and_parts_travel(s3: LoopbackS3, caches: Caches, tmp_path: Path, tiny_model: Path) -> None:
+    wide = tmp_path / "wide/pretrain/letters"
+    wide.parent.mkdir(parents=True)
+    settings = {"max_train_tokens": 3_000, "max_val_tokens": 500, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None}
+    build_pretrain_cache(sentences(80), str(wide), tokenizer=WideTokenizer(), **settings)
+    project = PartsProject(tmp_path / "parts", tiny_model)
+    project.write([20, 30, 25])
+    build(project.graph(2, "val_frac = 0.2"))
+    sources = {"sft": caches.chats, "wide": wide, "parts": project.cache()}
+    metas = {}
+    for name, folder in sources.items():
+        address = f"s3://{BUCKET}/{name}"
+        push(local_build(folder), address)
+        assert check(address, download=True).findings == []
+        pulled = pull(address, tmp_path / "pulled" / name)
+        assert files_of(pulled.directory) == files_of(folder)
+        assert verify_cache(tmp_path / "pulled" / name) == []
+        metas[name] = pulled.meta
+    assert [metas[name]["schema_version"] for name in sources] == [1, 2, 3]
+    assert metas["parts"]["val_tokens"] > 0
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", ["letters", "chats", "pages"])
+def test_one_split_is_a_cache_whose_other_split_is_empty(
+    name: str, split: str, s3: LoopbackS3, caches: Caches, tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = {"letters": caches.letters, "chats": caches.chats}.get(name)
+    if folder is None:
+        project = PartsProject(tmp_path / "parts", tiny_model)
+        project.write([20, 30, 25])
+        build(project.graph(2, "val_frac = 0.2"))
+        folder = project.cache()
+    push(local_build(folder), ADDRESS)
+    (other,) = (each for each in SPLITS if each != split)
+    s3.requests.clear()
+    pulled = pull(ADDRESS, tmp_path / "root", split=split)  # type: ignore[arg-type]
+    assert not any(f"/{other}" in key for method, key in s3.requests)
+    assert verify_cache(tmp_path / "root") == []
+    whole = json.loads((folder / META_NAME).read_text(encoding="utf-8"))
+    assert (pulled.meta[f"{split}_tokens"], pulled.meta[f"{other}_tokens"]) == (whole[f"{split}_tokens"], 0)
+    assert whole[f"{other}_tokens"] > 0
+    assert pulled.meta["content_sha256"] != whole["content_sha256"]
+    if name != "chats":
+        assert (open_split(pulled.directory / split).tokens.shard_lengths == open_split(folder / split).tokens.shard_lengths).all()
+    assert pull(ADDRESS, tmp_path / "root", split=split).state == "already there"  # type: ignore[arg-type]
+    assert pull(ADDRESS, tmp_path / "root", replace_other=True).meta == whole
+
+
+def test_a_second_pull_fetches_nothing_and_another_build_needs_replace(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    pull(ADDRESS, tmp_path)
+    assert (pull(ADDRESS, tmp_path).state, pull(ADDRESS, tmp_path).fetched_bytes) == ("already there", 0)
+    push(local_build(caches.other), ADDRESS, replace_other=True)
+    with pytest.raises(NielsCacheError, match="--replace"):
+        pull(ADDRESS, tmp_path)
+    assert files_of(tmp_path / "pretrain/letters") == files_of(caches.letters)
+    assert pull(ADDRESS, tmp_path, replace_other=True).state == "replaced"
+    assert files_of(tmp_path / "pretrain/letters") == files_of(caches.other)
+
+
+@pytest.mark.parametrize("place", range(0, 7, 2))
+def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(place: int, s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    pull(ADDRESS, tmp_path)
+    push(local_build(caches.other), ADDRESS, replace_other=True)
+    fetched, cut = itertools.count(), []
+
+    def decide(method: str, key: str) -> str | None:
+        if method == "GET" and f"{local_build(caches.other).record.content_sha256}/" in key and "beside" not in key:
+            number = next(fetched)
+            if number == place:
+                return "cut"
+            if number > place:
+                cut.append(key)
+                return "expired"
+        return None
+
+    s3.decide = decide
+    with pytest.raises(RemoteError, match="expired"):
+        pull(ADDRESS, tmp_path, replace_other=True, threads=1)
+    assert cut
+    assert files_of(tmp_path / "pretrain/letters") == files_of(caches.letters)
+    s3.decide = lambda method, key: None
+    pulled = pull(ADDRESS, tmp_path, replace_other=True)
+    whole = sum(file.size for file in local_build(caches.other).files)
+    assert 0 < pulled.fetched_bytes < whole
+    assert files_of(tmp_path / "pretrain/letters") == files_of(caches.other)
+    assert sorted(path.name for path in (tmp_path / "pretrain").iterdir()) == [".letters.lock", "letters"]
+
+
+def test_a_changed_byte_is_fetched_once_more_and_then_named(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    shard = next(file for file in letters(caches).files if file.path.endswith("shard_00001.bin"))
+    s3.ask("PUT", f"/{BUCKET}/at/letters/{shard.key}", bytes(shard.size), {"x-amz-meta-sha256": shard.sha256})
+    s3.requests.clear()
+    with pytest.raises(RemoteError, match=r"shard_00001\.bin.*sha256"):
+        pull(ADDRESS, tmp_path)
+    assert s3.requests.count(("GET", f"at/letters/{shard.key}")) == 2
+    assert not (tmp_path / "pretrain/letters").exists()
+    assert check(ADDRESS).findings == []
+    (found,) = check(ADDRESS, download=True).findings
+    assert found.object.endswith("shard_00001.bin")
+
+
+def test_verify_names_what_is_missing_and_says_what_proves_content(
+    s3: LoopbackS3, caches: Caches, capfd: pytest.CaptureFixture[str]
+) -> None:
+    push(letters(caches), ADDRESS)
+    assert main(["verify", ADDRESS]) == 0
+    assert "--download" in capfd.readouterr().out
+    assert main(["verify", ADDRESS, "--download"]) == 0
+    assert "--download" not in capfd.readouterr().out
+    gone = letters(caches).files[2]
+    s3.ask("DELETE", f"/{BUCKET}/at/letters/{gone.key}")
+    assert main(["verify", ADDRESS, "--json"]) == 1
+    said = json.loads(capfd.readouterr().out)
+    assert [finding["object"] for finding in said["findings"]] == [f"{ADDRESS}/{gone.key}"]
+    assert main(["verify", ADDRESS, "--quick"]) == 2
+    assert main(["verify", "--download"]) == 2
+
+
+def test_a_build_that_was_pruned_during_a_pull_is_named(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    gone = letters(caches).files[0]
+    s3.ask("DELETE", f"/{BUCKET}/at/letters/{gone.key}")
+    with pytest.raises(MissingError, match="is gone"):
+        pull(ADDRESS, tmp_path)
+    assert not (tmp_path / "pretrain/letters").exists()
+
+
+def test_a_root_with_another_tokenizer_or_an_unfinished_build_is_refused(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    partial = tmp_path / "busy/pretrain/.letters.partial"
+    partial.mkdir(parents=True)
+    (partial / "journal.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(NielsCacheError, match="unfinished build"):
+        pull(ADDRESS, tmp_path / "busy")
+    assert (partial / "journal.json").exists()
+    pull(ADDRESS, tmp_path / "other")
+    shutil.rmtree(tmp_path / "other/pretrain")
+    path = tmp_path / "other/tokenizer" / META_NAME
+    from niels_cache_runtime.format.meta import write_meta
+
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    write_meta(str(path), {**{key: value for key, value in meta.items() if key != "meta_sha256"}, "sha256": "0" * 64})
+    with pytest.raises(NielsCacheError, match="tokenizer"):
+        pull(ADDRESS, tmp_path / "other")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("place", range(1, 11))
+def test_a_killed_pull_goes_on_where_it_stopped(place: int, s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    fetched, program = itertools.count(1), None
+
+    def decide(method: str, key: str) -> str | None:
+        if method == "GET" and "/train" in key and next(fetched) == min(place, 8):
+            assert program is not None
+            program.kill()
+        return None
+
+    s3.decide = decide
+    program = programs.Program("-m", "niels_cache_assets.cli", "pull", ADDRESS, "--out", tmp_path / "root", env=dict(os.environ))
+    assert program.wait(120) == -9
+    assert not (tmp_path / "root/pretrain/letters").exists()
+    s3.decide = lambda method, key: None
+    pull(ADDRESS, tmp_path / "root")
+    assert files_of(tmp_path / "root/pretrain/letters") == files_of(caches.letters)
+
+
+def test_a_folder_is_an_address_too(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/published/letters"
+    with pytest.raises(RemoteError, match="no such folder"):
+        pull(address, tmp_path / "root")
+    build = letters(caches)
+    assert push(build, address).state == "published"
+    assert push(build, address).sent == 0
+    assert push(local_build(caches.other), address, replace_other=True).state == "replaced"
+    assert check(address, download=True).findings == []
+    assert files_of(pull(address, tmp_path / "root").directory) == files_of(caches.other)
