@@ -54,6 +54,11 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "dagster asset materialize": "tests/test_dagster_corpus.py runs these assets",
         "niels-cache build-all": "everything there is; tests/test_dagster_corpus.py",
     },
+    "docs/cluster.md": {
+        "niels-cache part": "a data set in parts; tests/test_worker.py",
+        "sbatch": "Slurm's own",
+        "touch": "a part that is being built; tests/test_attempts.py",
+    },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",
     },

@@ -28,7 +28,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
-    parser.add_argument("--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens need it first")
+    parser.add_argument(
+        "--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens or decontaminate need it first"
+    )
     parser.add_argument(
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
     )
@@ -47,7 +49,7 @@ part, the command waits for it; if that process has died, the command continues 
 Stdout has one JSON object on each line: log, progress, result or error (docs/cluster.md). At the end,
 `parts seal` joins the parts.""",
     examples="""\
-  niels-cache part web --val                           build the val of all parts, if the data set has val_tokens
+  niels-cache part web --val                           build the val of all parts, if the data set needs one
   niels-cache part web 17
   niels-cache part web 17 --no-wait""",
     add_options=_add_options,
@@ -77,7 +79,7 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     if number is not None:
         return _part(found, sealed, number)
     if not sealed.has_val_part:
-        raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val of its own to build, because it has no val_tokens")
+        raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val to build before its parts; build them and leave out --val")
     return sealed.val_part()
 
 
