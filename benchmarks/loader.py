@@ -1,6 +1,7 @@
-"""The runtime's figures in one run: batches, other projects' loaders, document fields, opening, resuming, packing.
+"""The runtime's figures in one run: batches, the order in blocks, other projects' loaders, document fields, opening, resuming, packing.
 
-    python benchmarks/loader.py [--quick] [--no-peers] [--only four wide batches fields peers opening resuming packing] [--freed-mib 30]
+    python benchmarks/loader.py [--quick] [--no-peers] [--freed-mib 30]
+        [--only four wide batches blocks fields peers opening resuming packing]
 
 Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard; `four`: a quarter of them in 4 shards.
 `wide`: the same quarter as uint16 and as uint32, with ids that need it.
@@ -30,6 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -217,8 +219,8 @@ def get_batch_way(split: Path, *, B: int, T: int) -> Callable[[], Pair]:
     return lambda: dataset.get_batch(B=B, generator=generator)
 
 
-def loader_way(split: Path, *, B: int, T: int, prefetch: int = 0, fields: tuple[str, ...] = ()) -> Way:
-    return iter(TokenLoader(str(split), T=T, B=B, seed=0, prefetch=prefetch, fields=fields)).__next__
+def loader_way(split: Path, *, B: int, T: int, prefetch: int = 0, fields: tuple[str, ...] = (), **settings: Any) -> Way:
+    return iter(TokenLoader(str(split), T=T, B=B, seed=0, prefetch=prefetch, fields=fields, **settings)).__next__
 
 
 def fill_way(*, B: int, T: int) -> Way:
@@ -288,6 +290,26 @@ def wide(narrow: Path, split: Path, scale: Scale) -> Iterator[Row]:
                 measured=f"{of_wide * 1e6:.0f} us, {of_narrow * 1e6:.0f} us",
                 wanted="within 1.5x",
                 ratio=times(of_wide / of_narrow),
+            )
+
+
+def blocks(split: Path, scale: Scale) -> Iterator[Row]:
+    # The order of 4096 samples is computed at once, for all their batches. A round has 16 times as many, so it also enters a block or two.
+    orders: dict[str, dict[str, Any]] = {
+        "order='split'": {},
+        "blocks of 1 shard": {"order": "blocks", "block_shards": 1},
+        "blocks of 1 shard, 8 lanes": {"order": "blocks", "block_shards": 1, "lanes": 8},
+    }
+    for B, T in WANTED:
+        of_many = replace(scale, calls=(16 if scale is FULL else 1) * 4096 // B)
+        found = mean_seconds({name: loader_way(split, B=B, T=T, **settings) for name, settings in orders.items()}, of_many)
+        of_split = found.pop("order='split'")
+        for name, seconds in found.items():
+            yield Row(
+                what=f"loader ({B}, {T}), 12 shards, {name}, against order='split'",
+                measured=f"{seconds * 1e6:.0f} us, {of_split * 1e6:.0f} us",
+                wanted="within 1.1x",
+                ratio=times(seconds / of_split),
             )
 
 
@@ -455,7 +477,7 @@ def packing(work: Path, scale: Scale) -> Iterator[Row]:
 
 # The run
 
-PARTS = ("four", "wide", "batches", "fields", "peers", "opening", "resuming", "packing")
+PARTS = ("four", "wide", "batches", "blocks", "fields", "peers", "opening", "resuming", "packing")
 
 
 def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
@@ -468,7 +490,7 @@ def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
             raise SystemExit(
                 f"{need / 1e9:.1f} GB of {what} are needed, {free / 1e9:.1f} GB are free; use --quick, or leave parts out with --only"
             )
-    if {"batches", "fields", "peers", "resuming"} & set(parts):
+    if {"batches", "blocks", "fields", "peers", "resuming"} & set(parts):
         twelfth = -(-scale.tokens // 12 // PAGE_TOKENS) * PAGE_TOKENS  # whole pages, as a build writes full shards
         sizes = {"12 shards": twelfth, "1 shard": scale.tokens}
         caches = {name: write_cache(work / name[:2].strip(), tokens=scale.tokens, shard_tokens=size) for name, size in sizes.items()}
@@ -485,6 +507,8 @@ def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
         shutil.rmtree(split.parent)
     if "batches" in parts:
         yield from batches(caches, scale, WANTED)
+    if "blocks" in parts:
+        yield from blocks(caches["12 shards"], scale)
     if "fields" in parts:
         yield from fields(caches, scale)
     if "peers" in parts:

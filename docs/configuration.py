@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from niels_cache_assets.config.publishing import PublishSettings
 from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -22,6 +23,7 @@ from niels_cache_assets.config.tables import (
     TokenizerSettings,
 )
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.added import Added, AddedOfHub
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
@@ -214,6 +216,16 @@ source = "python_help"
 """,
 }
 
+ADDED = """\
+[pretrain.web]
+source = "parquet"
+files = ["2025/*.parquet"]
+parts = 64
+
+[[pretrain.web.added]]
+files = ["2026/*.parquet"]
+parts = 8"""
+
 # Keys that several sources share: title, class that defines them, and purpose.
 SHARED: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Keys of data sets on the hub", HubData, "Sources that read from the Hugging Face hub have these keys."),
@@ -262,6 +274,24 @@ def section(model: type[BaseModel]) -> list[str]:
     return [f"## {title}", "", capitalized(text), "", *table(model), ""]
 
 
+def added_section() -> list[str]:
+    """Return what the page says of the tables that `niels-cache parts add` writes."""
+    return [
+        "### [[pretrain.NAME.added]]",
+        "",
+        "A data set [grows](howto.md#add-files-to-a-data-set) by these tables. Each is a group of new parts, after all parts before it.",
+        "",
+        f"```toml\n{ADDED}\n```",
+        "",
+        *table(Added),
+        "",
+        "A data set of the hub also has this key:",
+        "",
+        *table(AddedOfHub, Added),
+        "",
+    ]
+
+
 def source_section(kind: str, source: type[BaseModel], base: type[BaseModel]) -> list[str]:
     """Return what the page says of one kind of source: its purpose, an example and the keys that it does not share."""
     groups = [(title, model) for title, model, _ in SHARED if issubclass(source, model) or shares(source, model)]
@@ -292,6 +322,8 @@ def reference() -> str:
         lines += section(model)
     for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):
         lines += [f"## [{family}.NAME]", "", f"Every `[{family}.NAME]` has these keys beside `source`:", "", *table(base), ""]
+        if family == "pretrain":
+            lines += added_section()
         for kind, source in kinds.items():
             lines += source_section(kind, source, base)
     lines += ["## Keys that several sources share", ""]
@@ -299,7 +331,12 @@ def reference() -> str:
         others = [other for _, other, _ in SHARED if other is not model and issubclass(model, other)]
         lines += [f"### {title}", "", text, "", *table(model, PretrainSource, *others), ""]
     lines += (
-        section(BlendSettings) + section(ReportsSettings) + section(DagsterSettings) + section(ClusterSettings) + section(NotifySettings)
+        section(BlendSettings)
+        + section(ReportsSettings)
+        + section(PublishSettings)
+        + section(DagsterSettings)
+        + section(ClusterSettings)
+        + section(NotifySettings)
     )
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 

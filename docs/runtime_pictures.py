@@ -5,6 +5,7 @@ python docs/runtime_pictures.py
 
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, shard_name
 from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.blocks.order import BlockOrder
 from niels_cache_runtime.loader.documents import document_ids, document_mask
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.packing.plan import place_examples, shape_rows
@@ -79,6 +81,46 @@ def order() -> Figure:
         panel.text((step + 0.5) * per_step, -4.6, f"step {step}", ha="center", fontsize=9)
         if step:
             panel.vlines(step * per_step, -4.7, -0.65, color="black", linewidth=1)
+    return figure
+
+
+def blocks() -> Figure:
+    """25 windows in seven blocks: the row of an epoch, its two lanes, and what each of two machines reads at each step."""
+    starts = np.array([0, 4, 8, 12, 16, 19, 23, 25])
+    n, lanes, per_step = int(starts[-1]), 2, 4
+    made = BlockOrder(starts, seed=1, lanes=lanes)
+    row = BlockOrder(starts, seed=1).at(np.arange(n), 0)
+    blocks_of = starts.searchsorted(np.arange(n), side="right") - 1
+    figure, (panel,) = figure_of(9.5, 4.1)
+    bare(panel, x=(-6.4, n), y=(-6.35, 0.45))
+
+    def coloured(y: float, numbers: NDArray[np.int64]) -> None:
+        for index, number in enumerate(numbers.tolist()):
+            cell(panel, index, y, colormaps["tab10"](blocks_of[number]), number)
+
+    title(panel, 0, "the split's stream")
+    coloured(0, np.arange(n))
+    title(panel, -1.9, "the row of epoch 0")
+    coloured(-1.9, row)
+    for y, order in ((-0.5, np.arange(n)), (-2.4, row)):
+        edges = [0, *(np.flatnonzero(np.diff(blocks_of[order])) + 1).tolist(), n]
+        for first, last in pairwise(edges):
+            brace(panel, first, last, y, f"block {blocks_of[order[first]]}")
+    cuts = made.row(0).cuts.tolist()
+    for lane in range(lanes):
+        first, last = (cuts[lane], cuts[lane + 1]) if lane % 2 == 0 else (cuts[lane + 1], cuts[lane])
+        inset = 0.15 if first < last else -0.15
+        panel.annotate("", (last - inset, -3.2), (first + inset, -3.2), arrowprops={"arrowstyle": "->", "linewidth": 1.2})
+        panel.text((first + last) / 2, -3.3, f"lane {lane}", ha="center", va="top", fontsize=9)
+    panel.vlines([cuts[1]] * 2, [-2.38, -3.45], [-1.42, -2.9], color="black", linewidth=1.2, linestyle=":")
+    order = made.at(np.arange(n), 0)
+    for machine in range(lanes):
+        title(panel, -4.4 - 0.95 * machine, f"machine {machine} reads lane {machine}")
+        coloured(-4.4 - 0.95 * machine, order[machine::lanes])
+    for step in range(-(-n // (lanes * per_step))):
+        panel.text((step + 0.5) * per_step, -6.2, f"step {step}", ha="center", fontsize=9)
+        if step:
+            panel.vlines(step * per_step, -6.25, -3.85, color="black", linewidth=1)
     return figure
 
 
@@ -186,7 +228,7 @@ def packing() -> Figure:
     return figure
 
 
-PICTURES: tuple[Callable[[], Figure], ...] = (order, blend, resume, packing)
+PICTURES: tuple[Callable[[], Figure], ...] = (order, blocks, blend, resume, packing)
 
 
 def main(folder: Path = TARGET) -> None:

@@ -3,8 +3,9 @@
     import niels_cache_runtime.mmap  -->  a DeprecationWarning, and the module niels_cache_runtime.cache.mmap itself
 
 `MOVED` is the table of this package. A former path stays in the table for one release; then its line is removed. The paths that the
-documentation names (`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`) are not in the table. They are
-permanent, so each is a file that type checkers can read too. Every module that a process imports costs one lookup in the table.
+documentation names (`formats`, `map_style`, `mixture_report`, `packed_examples`, `trace`, `catalog_split`, `block_visits`) are not in the
+table. They are permanent, so each is a file that type checkers can read too. Every module that a process imports costs one lookup in the
+table.
 """
 
 import importlib

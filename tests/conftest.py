@@ -12,7 +12,7 @@ from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub
 from tests.tiny import train_tiny_tokenizer
 
-pytest_plugins = ["tests.built_project", "tests.golden", "tests.left_out", "tests.remote_caches"]
+pytest_plugins = ["tests.built_project", "tests.golden", "tests.left_out", "tests.remote_caches", "tests.workers"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
 

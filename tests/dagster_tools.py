@@ -4,6 +4,7 @@ A test that needs built data takes a copy of the project of `built_project` (tes
 """
 
 import copy
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from alembic.script import ScriptDirectory
 from dagster._core.definitions.data_version import CachingStaleStatusResolver  # the states that the UI shows as "unsynced"
 from dagster._core.loader import LoadingContextForTest
 
@@ -23,6 +25,9 @@ from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.format.layout import Family, dataset_dir
 from tests.tiny import sentences
+
+# Dagster makes a database for each run, and reads ninety scripts of its earlier databases twice for it. Here, they are read once.
+ScriptDirectory.from_config = functools.cache(ScriptDirectory.from_config)  # type: ignore[method-assign]
 
 TRAIN_HERE = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure
 

@@ -125,7 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in sorted(files)]
             gated = "manual" if repository in self.hub.gated else False
             flags = {"private": False, "gated": gated, "disabled": False, "downloads": 0, "likes": 0, "tags": []}
-            self._json({"id": repository, "sha": self.hub.commit(repository), "siblings": siblings, **flags})
+            sha = next(sha for (name, sha), held in self.hub.commits.items() if name == repository and held is files)
+            self._json({"id": repository, "sha": sha, "siblings": siblings, **flags})
         elif what == "paths-info":
             asked = parse_qs(body.decode()).get("paths") or json.loads(body or b"{}").get("paths", [])
             self._json([entry for entry in _entries(files, "", True) if entry["path"] in asked])

@@ -23,10 +23,11 @@ class PartsProject:
         self.folder, self._model = folder, model
         (folder / "texts").mkdir(parents=True)
 
-    def write(self, sizes: Iterable[int], *, first: int = 0) -> None:
+    def write(self, sizes: Iterable[int], *, first: int = 0, folder: str = "texts") -> None:
+        (self.folder / folder).mkdir(exist_ok=True)
         for number, size in enumerate(sizes, start=first):
             lines = [{"id": f"{number}-{row}", "text": text} for row, text in enumerate(sentences(size, seed=number))]
-            path = self.folder / "texts" / f"f{number:03d}.jsonl"
+            path = self.folder / folder / f"f{number:03d}.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def graph(
@@ -41,7 +42,7 @@ class PartsProject:
     ) -> Graph:
         config = self.folder / f"{root}.toml"
         config.write_text(
-            f"[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
+            f"[dagster]\nplots = false\n[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
             f'[pretrain.{NAME}]\nsource = "{source}"\nfiles = ["texts/*"]\nparts = {parts}\n{settings}\n'
             f"[build]\nshard_bytes = 1024\nthreads = 1\nseed = 7\n{build}\n",
             encoding="utf-8",

@@ -1,8 +1,9 @@
 """Python programs in separate processes, without the seconds for the import of torch and Dagster.
 
 `run` and `Program` replace `subprocess.run([sys.executable, ...])` and its `Popen`. A program is a fork of a server that has the heavy
-imports. Each process of pytest has one server. The fork returns from the server's loop, and ends as any other program: it waits for
-threads, and runs the functions of atexit. Only the imported modules are not cleaned up, because this would take more than a second.
+imports. Each process of pytest has one server. If all tests run, the processes share one (tests/workers.py). The fork returns from the
+server's loop, and ends as any other program: it waits for threads, and runs the functions of atexit. Only the imported modules are not
+cleaned up, because this would take more than a second.
 
 A test of the start of the interpreter (imports, hash seeds, locales, options before `-m`) starts a real interpreter. `_PRELOADED` has no
 module that stores a part of the environment at import, such as huggingface_hub and datasets.
@@ -23,7 +24,10 @@ import sys
 import tempfile
 import threading
 import types
+import uuid
+import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -44,6 +48,7 @@ _PRELOADED = (
     "torch",
 )
 _REPOSITORY = Path(__file__).parent.parent
+_SHARED = "NIELS_CACHE_TEST_SERVERS"
 _STREAMS = (0, 1, 2)
 
 
@@ -68,7 +73,7 @@ class Program:
         request = {"arguments": self.args, "cwd": os.fspath(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
         self._told = socket.socket(socket.AF_UNIX)
         with _starting:
-            self._told.connect(_server(imported))
+            self._told.connect(_address(_server(imported)))
         socket.send_fds(self._told, [b"3"], list(streams))
         self._told.sendall(json.dumps(request).encode())
         self._told.shutdown(socket.SHUT_WR)
@@ -124,13 +129,24 @@ def run(
     return done
 
 
+def share(*servers: tuple[str, ...]) -> None:
+    """Start the first server, and servers with these imports. Child processes use them instead of their own."""
+    first = _server(())
+    with ThreadPoolExecutor() as threads:
+        started = dict(zip(map(" ".join, servers), threads.map(_server, servers), strict=True))
+    os.environ[_SHARED] = json.dumps({"": first, **started})
+
+
 @cache
 def _server(imported: tuple[str, ...]) -> str:
-    """Return the address of this process's server with these imports. The server ends when its standard input closes, at the end of the
-    process that started it.
+    """Return the name of a server with these imports: a shared server, or one of this process. A server ends when its standard input
+    closes, at the end of the process that started it.
     """
-    address = f"{tempfile.mkdtemp(prefix='programs-')}/socket"
-    arguments = ("-m", "tests.programs", address, *(imported or _PRELOADED))
+    shared: dict[str, str] = json.loads(os.environ.get(_SHARED, "{}"))
+    if " ".join(imported) in shared:
+        return shared[" ".join(imported)]
+    name = f"niels-cache-programs-{uuid.uuid4()}"
+    arguments = ("-m", "tests.programs", name, *(imported or _PRELOADED))
     ends, _ = os.pipe()  # the other end stays open
     listens, tells = os.pipe()
     if imported:
@@ -141,7 +157,11 @@ def _server(imported: tuple[str, ...]) -> str:
     os.close(tells)
     with open(listens, "rb") as told:
         assert told.readline() == b"listening\n"
-    return address
+    return name
+
+
+def _address(name: str) -> str:
+    return f"\0{name}"  # Linux keeps this address in memory, so that no file is left
 
 
 _starting = threading.RLock()
@@ -214,12 +234,13 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _main(address: str, *imported: str) -> None:
-    for module in imported:
-        importlib.import_module(module)
+def _main(name: str, *imported: str) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        for module in imported:
+            importlib.import_module(module)
     gc.freeze()  # otherwise every fork searches all imported objects for garbage at its end, for a second
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        listener.bind(_address(name))
         listener.listen(64)
         os.write(1, b"listening\n")
         gc.freeze()  # a collection in a fork would copy all pages of the imports

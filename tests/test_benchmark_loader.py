@@ -34,6 +34,7 @@ def test_a_quick_run_prints_every_row_of_the_table(monkeypatch: pytest.MonkeyPat
         "get_batch (64, 1024), 4 shards, against one copy into x and y",
         "loader (8, 512), 1 shard",
         "get_batch (64, 2048), 4 shards, uint32 against uint16",
+        "loader (64, 2048), 12 shards, blocks of 1 shard, 8 lanes",
         "document_ids",
         "open 100 shards",
         "at step 10,000,000",

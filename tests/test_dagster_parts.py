@@ -4,12 +4,15 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver  # what the UI's "unsynced" is made of
+from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
+from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.verify import verify_cache
 from tests.launches import Recorder, states
 from tests.parts_project import NAME, PartsProject
@@ -100,3 +103,28 @@ def test_partitions_of_parts_lead_to_their_data_set(project: PartsProject) -> No
     assert node.pools == {keys.PARTS_POOL}
     assert node.parent_keys == {keys.TOKENIZER, keys.PLAN, keys.VAL_PART}
     assert keys.PARTS in graph.get(keys.TRAIN_KEYS["pretrain"]).parent_keys
+
+
+def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject) -> None:
+    launch(project.graph(3, "val_tokens = 60"))
+    project.write([12, 8], first=8, folder="more")
+    grown = project.graph(3, f'val_tokens = 60\n[[pretrain.{NAME}.added]]\nfiles = ["more/*"]\nparts = 2\n')
+    new = [f"{NAME}/part-00003", f"{NAME}/part-00004"]
+    old = [key.removeprefix("part/") for key in PARTS]
+    with ensure_instance() as instance:
+        assert partition_states(grown, instance) == dict.fromkeys(old, "FRESH") | dict.fromkeys(new, "MISSING")
+        plan = build_defs({"cache_root": CacheRoot(root=str(grown.root))}, registry=grown.registry).resolve_job_def(keys.PLAN_JOB)
+        assert plan.execute_in_process(instance=instance, partition_key=NAME).success
+        assert instance.get_materialized_partitions(keys.PARTS) == set(old)
+        assert partition_states(grown, instance) == dict.fromkeys(old, "FRESH") | dict.fromkeys(new, "MISSING")
+    results = states(launch(grown))
+    assert [name for name, state in results.items() if state == "built"] == [*(f"part/{name}" for name in new), NAME]
+    with ensure_instance() as instance:
+        assert partition_states(grown, instance) == dict.fromkeys([*old, *new], "FRESH")
+
+
+def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:
+    """Whether each partition of the parts is fresh, stale or missing, as the UI tells it."""
+    graph = build_defs(registry=found.registry).resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+    return {part: resolver.get_status(keys.PARTS, part).value for part in keys.parts_of_datasets(found.registry)[NAME]}

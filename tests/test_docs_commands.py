@@ -112,6 +112,9 @@ model = "cache/quickstart/tokenizer/spm.model"
 [build]
 threads = 1
 
+[dagster]
+plots = false
+
 [cleaning]
 skip = ["not_english", "language_error"]
 

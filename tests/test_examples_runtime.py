@@ -148,7 +148,7 @@ def test_the_pictures_of_the_guide_are_up_to_date(tmp_path: Path) -> None:
 
     runpy.run_path(str(ROOT / "docs" / "runtime_pictures.py"))["main"](tmp_path)
     drawn = sorted(tmp_path.glob("runtime_*.png"))
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     for picture in drawn:
         kept, new = imread(ROOT / "docs" / "images" / picture.name), imread(picture)
         assert kept.shape == new.shape, f"{picture.name}: run python docs/runtime_pictures.py"

@@ -221,6 +221,18 @@ LOADERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         {"weights": [(0, {"letters": 1, "notes": 2, "chats": 0}), (6, {"letters": 1, "notes": 1, "chats": 1})], "fields": FIELDS},
     ),
     "packed conversations": ({"chats": CHATS}, {"T": 64, "loss_on": "last_assistant"}),
+    "a blend in blocks, rank 3 of 4 on 2 machines": (
+        {"letters": LETTERS, "chats": CHATS},
+        {
+            "weights": {"letters": 2, "chats": 1},
+            "order": "blocks",
+            "block_shards": 2,
+            "lanes": 4,
+            "machines": 2,
+            "rank": 3,
+            "world_size": 4,
+        },
+    ),
     "conversations, long ones dropped": ({"chats": CHATS}, {"T": 48, "overflow": "drop", "weigh_by": "examples"}),
 }
 

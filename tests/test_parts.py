@@ -13,13 +13,16 @@ import pytest
 import torch
 
 from niels_cache_assets.artifacts import dataset
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import resuming
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.show.lineage import Lineage, read_lineage
+from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -541,6 +544,26 @@ def test_a_file_that_changed_since_the_plan_is_named(project: PartsProject) -> N
         build(found, parts_of(found))
     build(found)
     assert verify_cache(project.folder / "cache") == []
+
+
+def test_remote_files_are_listed_once_and_a_change_is_mended_with_force(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.graph(3)
+    config = project.folder / "cache.toml"
+    config.write_text(config.read_text().replace("texts/*", f"file://{project.folder}/texts/*"))
+    found = graph(load_registry(config=str(config)), project.folder / "cache")
+    build(found)
+    part, texts = found[parts_of(found)[0]], project.folder / "texts/f000.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(Jsonl, "list_files", lambda *args, **settings: pytest.fail("the files are listed again"))
+        texts.write_text(texts.read_text() + json.dumps({"id": "new", "text": "something new"}) + "\n")
+        assert {outcome.state for outcome in build(found).values()} == {"cache_hit"}
+        shutil.rmtree(part.directory)
+        with pytest.raises(NielsCacheError, match=r"f000.jsonl: has changed.*--force"):
+            build(found)
+    for key in found.order():
+        materialize(found[key], force=key != "tokenizer")
+    assert "new" in {each.source_id for each in lineage(project.cache(), "train")}
+    assert verify_cache(found.root) == []
 
 
 def test_val_is_not_built_from_a_file_that_changed_since_the_plan(project: PartsProject) -> None:

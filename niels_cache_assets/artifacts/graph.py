@@ -4,6 +4,8 @@
 
 A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017.
 
+A published cache (`published`) is not in a root. So it is not in `keys`, and builds leave it out.
+
 Edges come only from the method `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
 """
 
@@ -24,6 +26,7 @@ from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.artifacts.published import PublishedCache
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -77,7 +80,7 @@ class Graph:
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
         if isinstance(source, PretrainSource):
-            kind = Pretrain if source.parts == 1 else Sealed
+            kind = Sealed if source.is_in_parts else Pretrain
             return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
@@ -100,7 +103,7 @@ class Graph:
         """Return a part by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
         dataset, _, member = name.rpartition("/")
         sealed = self.sealed(dataset)
-        names = [part_name(number) for number in range(sealed.source.parts)]
+        names = [part_name(number) for number in range(sealed.source.total_parts)]
         if member not in names:
             refuse_choice(self.registry.origin, f"{dataset} has no part", member, names)
         return sealed.part(names.index(member))
@@ -108,6 +111,13 @@ class Graph:
     def index(self, name: str) -> BlendIndex:
         """Return the indices of [blend.NAME]."""
         return BlendIndex(registry=self.registry, root=self.root, name=name)
+
+    def published(self, name: str) -> PublishedCache:
+        """Return the published cache of a data set. Raises NielsCacheError if [publish] does not publish it."""
+        family, settings = self.registry.family_of(name), self.registry.publish
+        if settings is None or name not in self.registry.published(family):
+            raise NielsCacheError(f"{self.registry.origin}: {name} is not published; name it in [publish]")
+        return PublishedCache(family=family, name=name, address=settings.address_of(family, name), root=self.root)
 
     @cached_property
     def keys(self) -> list[str]:

@@ -186,7 +186,7 @@ def _(part: Part | ValPart) -> Judgement:
         return judged
     try:
         part.finished()  # raises if the folder holds another part
-        same = part.is_made_of(meta, part.identity(part.plan.revision))
+        same = part.is_current(meta)
         return ("in sync", "") if same else ("other settings", part.difference(meta))
     except NielsCacheError as error:
         return "other settings", str(error)

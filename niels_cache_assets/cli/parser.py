@@ -30,7 +30,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "build-all": "build the tokenizer and every data set",
         "prebuild-index": "build the indices of a blend before training",
         "part": "build one part of a data set, without Dagster, for any scheduler",
-        "parts": "join the parts of a data set, or remove parts that it no longer needs",
+        "parts": "let a data set grow by new files, join its parts, or remove parts that it no longer needs",
     },
     "see the status": {
         "list": "list the configured data sets and their state",

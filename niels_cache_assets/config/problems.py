@@ -25,6 +25,7 @@ from niels_cache_assets.config.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
+_EXAMPLES = (1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}, [{"files": ["..."]}])
 _LONGEST_VALUE = 200
 _CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 _BOUNDS = {  # by pydantic's error type
@@ -119,7 +120,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
     message = f"{message[0].lower()}{message[1:]}"
     if field is None:
         return f": {message}"
-    is_secret = SecretStr in _members(field.annotation)  # its value is not shown, and not guessed
+    is_secret = not field.repr  # `repr=False` marks a value that may be a secret: it is not shown, and not guessed
     value = table.get(str(path[0]), problem["input"])
     shown = f" {key}" if is_secret else f" {key} = {_shown(problem['input'])}"
     if problem["type"] == "value_error":
@@ -164,6 +165,8 @@ def _described_one(annotation: Any) -> str:
         return f"a list of {_plural(arguments[0])}" if arguments else "a list"
     if origin is dict or annotation is dict:
         return f"a table of {_plural(arguments[1])} by name" if arguments and arguments[1] is not Any else "a table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a table"
     return {
         str: "text in quotation marks",
         SecretStr: "text in quotation marks",
@@ -177,6 +180,8 @@ def _plural(annotation: Any) -> str:
     member = next(iter(_members(annotation)), Any)
     if get_origin(member) is Literal:
         return f"texts, each {_either(get_args(member))}"
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        return "tables"
     return {str: "texts", int: "whole numbers", float: "numbers", bool: "true and false"}.get(member, "values")
 
 
@@ -300,21 +305,8 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
     if isinstance(default, tuple | list):
         default = list(default) or None
-    for value in (
-        default,
-        *(field.examples or ()),
-        *choices,
-        *_of_pattern(metadata),
-        True,
-        *least,
-        1_000,
-        1,
-        0.5,
-        "...",
-        ["..."],
-        {"NAME": 0.5},
-        {"NAME": "..."},
-    ):
+    found = (default, *(field.examples or ()), *choices, *_of_pattern(metadata), True, *least)
+    for value in (*found, *_EXAMPLES):
         if value is not None and takes(value):
             return _toml(value)
     return None

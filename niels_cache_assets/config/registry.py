@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.config.publishing import PublishSettings
 from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
@@ -94,6 +95,7 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
+    publish: PublishSettings | None
     cluster: ClusterSettings
     notify: NotifySettings
     origin: str
@@ -133,6 +135,13 @@ class Registry:
         """Return the names of the data sets that can be built, in order. They are enabled and have all required settings."""
         return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
 
+    def published(self, family: Family) -> list[str]:
+        """Return the names of the data sets that [publish] publishes, in order. The list is empty without that table."""
+        if self.publish is None:
+            return []
+        chosen = self.publish.data_sets
+        return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
+
     def switched_off(self) -> list[str]:
         """Return the names of the data sets with enabled = false, in order."""
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
@@ -147,7 +156,7 @@ class Registry:
 
     def in_parts(self) -> list[str]:
         """Return the pretrain data sets that can be built and have several parts, in order."""
-        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].parts > 1]
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].is_in_parts]
 
     def blend_keys(self) -> list[str]:
         """Return the blends whose members can all be built, in order."""
@@ -288,6 +297,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
         reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
+        publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
         notify=_validate(NotifySettings, tables.get("notify", {}), origin, "notify"),
         origin=where,
@@ -298,6 +308,9 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
             registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
+    for name in (registry.publish and registry.publish.data_sets) or ():
+        if name not in registry.pretrain and name not in registry.sft:
+            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] data_sets names an unknown data set", name)
     for name in registry.dedup.priority:
         if name not in registry.pretrain:
             where = origin.of("dedup", "priority")

@@ -29,6 +29,7 @@ class NotifySettings(Table):
         description='Address that gets a POST with the JSON `{"text": LINE}`, as Slack and Mattermost take it; '
         "`$NAME` stands for an environment variable that holds the address",
         examples=["https://hooks.example.org/services/NAME"],
+        repr=False,
     )
     command: tuple[str, ...] = Field(
         (),

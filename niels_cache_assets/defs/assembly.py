@@ -20,6 +20,7 @@ from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.parts import parts_assets
+from niels_cache_assets.defs.assets.published import published_assets
 from niels_cache_assets.defs.assets.reports import reports_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
@@ -63,6 +64,7 @@ def build_defs(
                     pretrain_assets(registry),
                     sft_assets(registry),
                     *index_assets(registry),
+                    *published_assets(registry),
                     *reports_assets(registry),
                 ],
                 registry,

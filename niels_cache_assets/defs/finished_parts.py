@@ -23,7 +23,7 @@ from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import part_metadata, plan_metadata
+from niels_cache_assets.defs.assets.parts import part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.resources import CacheRoot
@@ -136,8 +136,7 @@ def _recorded(instance: dg.DagsterInstance, found: _Found) -> str | None:
 
 
 def _version(found: _Found, meta: Meta) -> str:
-    version: str = meta["fingerprint"] if found.asset == keys.PLAN else meta["content_sha256"]
-    return version
+    return plan_version(meta) if found.asset == keys.PLAN else str(meta["content_sha256"])
 
 
 def _event(found: _Found, meta: Meta) -> dg.AssetMaterialization:

@@ -29,6 +29,7 @@ _PLAN = "List the files of a data set, and divide them and its budgets among its
 _VAL_PART = "Make the val of a data set in parts, before its parts."
 _PARTS = "Build one part of a data set (of all: by a backfill)."
 _INDEX = "Build the indices of a blend (of all: by a backfill) ahead of training."
+_PUBLISH = "Push the cache of a data set (of all: by a backfill) to the address of [publish]."
 _REPORTS = "Write the reports over everything that is built, as build-all does at the end."
 _VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
 
@@ -56,6 +57,9 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], _VAL_PART)
     if registry.blend_keys():
         jobs[keys.INDEX_JOB] = ([keys.INDEX], _INDEX)
+    for family in FAMILIES:
+        if registry.published(family):
+            jobs[keys.PUBLISH_JOBS[family]] = ([keys.PUBLISHED_KEYS[family]], _PUBLISH)
     jobs[keys.REPORTS_JOB] = ([keys.MIXTURE, keys.CACHE_REPORT], _REPORTS)
     checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(keys.META_KEYS[family], IN_SYNC) for family in FAMILIES))
     return [

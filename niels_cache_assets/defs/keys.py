@@ -29,10 +29,12 @@ CACHE_REPORT = AssetKey(["reports", "cache"])
 REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
 
 INDEX = AssetKey(["index", "gpt"])
+PUBLISHED_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["published", "pretrain"]), "sft": AssetKey(["published", "sft"])}
 
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
+PUBLISH_JOBS: dict[Family, str] = {"pretrain": "publish_pretrain", "sft": "publish_sft"}
 PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
 REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
@@ -56,7 +58,7 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 
 def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
     """Return for each data set in parts the names of its parts, such as NAME/part-00017. They are the partitions of `pretrain/parts`."""
-    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].parts)] for name in registry.in_parts()}
+    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].total_parts)] for name in registry.in_parts()}
 
 
 def with_val_part(registry: Registry) -> list[str]:

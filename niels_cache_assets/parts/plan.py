@@ -30,12 +30,15 @@ _EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
 class PlannedPart:
     """A part in a plan.
 
-    plan: the fingerprint of the plan that made this part. files: its files; those that upstream puts into val come first.
+    plan: the fingerprint of the group of parts that this part belongs to. revision, text_field: those of this group; see PlannedGroup.
+    files: its files; those that upstream puts into val come first.
     train_tokens, val_tokens: its share of the budgets; None without a budget.
     """
 
     number: int
     plan: str
+    revision: str | None
+    text_field: str | None
     files: tuple[ListedFile, ...]
     train_tokens: int | None
     val_tokens: int | None
@@ -51,34 +54,61 @@ class PlannedPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedGroup:
+    """The parts that were planned together: the first ones, or those of one table `added`. Nothing that is added later changes a group.
+
+    fingerprint: sha256 over everything that decided the group; `made_of` has the values. revision: the revision of upstream that was
+    listed. text_field: the field of the text in every file; None if no file holds rows. listed: the files, in the order of the listing.
+    """
+
+    fingerprint: str
+    made_of: Mapping[str, Any]
+    revision: str | None
+    text_field: str | None
+    listed: tuple[ListedFile, ...]
+    parts: tuple[PlannedPart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A plan that was read from its file. `meta`: its content. `fingerprint`: sha256 over everything that decided the plan."""
+    """A plan that was read from its file.
+
+    meta: its content. groups: the first parts, and then those of each table `added`. A data set that never grew has one group.
+    """
 
     meta: Meta
-    parts: tuple[PlannedPart, ...]
+    groups: tuple[PlannedGroup, ...]
 
     @classmethod
     def of(cls, meta: Meta) -> Plan:
         """Return the plan in the content of its file. Raises NielsCacheError if the content has a different form."""
         try:
-            files = [ListedFile(**entry) for entry in meta["listed"]]
-            parts = tuple(
-                PlannedPart(
-                    number=number,
-                    plan=meta["fingerprint"],
-                    files=tuple(files[index] for first, stop in entry["files"] for index in range(first, stop)),
-                    train_tokens=entry["train_tokens"],
-                    val_tokens=entry["val_tokens"],
-                )
-                for number, entry in enumerate(meta["parts"])
-            )
+            groups, first, listed = [], 0, 0
+            whole = {**meta, "parts": len(meta["parts"]), "files": len(meta["listed"])}
+            for group in meta.get("groups", [whole]):
+                entries, files = meta["parts"][first : first + group["parts"]], meta["listed"][listed : listed + group["files"]]
+                groups.append(_group(group, entries, files, first_part=first, first_file=listed))
+                first, listed = first + len(entries), listed + len(files)
+            if (first, listed) != (len(meta["parts"]), len(meta["listed"])):
+                raise ValueError(f"{first} parts of {listed} files")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise NielsCacheError(f"the plan of {meta.get('dataset_name')} has an unknown form ({error!r}); make it again") from error
-        return cls(meta=meta, parts=parts)
+        return cls(meta=meta, groups=tuple(groups))
 
     @property
     def fingerprint(self) -> str:
+        """The sha256 over everything that decided the plan."""
         return str(self.meta["fingerprint"])
+
+    @property
+    def first(self) -> PlannedGroup:
+        """The parts that the data set had before it grew."""
+        return self.groups[0]
+
+    @property
+    def parts(self) -> tuple[PlannedPart, ...]:
+        """All parts."""
+        return tuple(part for group in self.groups for part in group.parts)
 
     @property
     def revision(self) -> str | None:
@@ -86,11 +116,65 @@ class Plan:
         revision: str | None = self.meta["dataset_revision"]
         return revision
 
-    @property
-    def text_field(self) -> str | None:
-        """The field of the text in every file; None if no file holds rows."""
-        field: str | None = self.meta["text_field"]
-        return field
+
+def _group(
+    group: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], listed: Sequence[Mapping[str, Any]], *, first_part: int, first_file: int
+) -> PlannedGroup:
+    """Return a group from its entry, from the entries of its parts, and from its files."""
+    files = tuple(ListedFile(**entry) for entry in listed)
+    of_all: dict[str, Any] = {"revision": group["dataset_revision"], "text_field": group["text_field"]}
+    parts = tuple(
+        PlannedPart(
+            number=number,
+            plan=group["fingerprint"],
+            files=tuple(files[index - first_file] for first, stop in entry["files"] for index in range(first, stop)),
+            train_tokens=entry["train_tokens"],
+            val_tokens=entry["val_tokens"],
+            **of_all,
+        )
+        for number, entry in enumerate(entries, start=first_part)
+    )
+    return PlannedGroup(fingerprint=group["fingerprint"], made_of=group.get("made_of", {}), listed=files, parts=parts, **of_all)
+
+
+def joined_groups(groups: Sequence[PlannedGroup]) -> dict[str, Any]:
+    """Return the keys `listed` and `parts` of a plan, and `groups` if there are several."""
+    listed: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        number = {id(file): index for index, file in enumerate(group.listed, start=len(listed))}
+        for part in group.parts:
+            parts.append(
+                {
+                    "files": _runs([number[id(file)] for file in part.files]),
+                    "train_tokens": part.train_tokens,
+                    "val_tokens": part.val_tokens,
+                }
+            )
+        listed += [file._asdict() for file in group.listed]
+    described = [
+        {
+            "parts": len(group.parts),
+            "files": len(group.listed),
+            "fingerprint": group.fingerprint,
+            "made_of": dict(group.made_of),
+            "dataset_revision": group.revision,
+            "text_field": group.text_field,
+        }
+        for group in groups
+    ]
+    return {"listed": listed, "parts": parts, **({"groups": described} if len(groups) > 1 else {})}
+
+
+def _runs(indices: Sequence[int]) -> list[list[int]]:
+    """Return these ascending or separate indices as runs [first, stop]."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1][1] += 1
+        else:
+            runs.append([index, index + 1])
+    return runs
 
 
 def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | None, val_tokens: int | None) -> dict[str, Any]:

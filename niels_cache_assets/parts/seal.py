@@ -102,6 +102,17 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
     }
 
 
+def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Callable[[str], None]) -> None:
+    """Link all files of a finished cache into `directory`, which will replace `target`. Its meta.json is not linked.
+
+    Raises NielsCacheError if copies are needed and there is no room for them.
+    """
+    member = Member(name=source.name, directory=source, meta=meta)
+    links = _Links([member], directory, {}, target=target, log=log)
+    for path in meta["files"]:
+        links.add(member, path, path)
+
+
 class _Links:
     """Hard links from the parts into the sealed cache. After the file system has refused a link, all further files are copied."""
 

@@ -57,3 +57,22 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     if found.keys() != set(wanted.tolist()):
         raise NielsCacheError(f"{path}: its ordinals do not match its rows; rebuild this data set")
     return found
+
+
+def files_of_lineage(path: str | Path) -> set[str]:
+    """Return the names of all files that the lineage of a split names. `path`: see `tables`. Reads one column.
+
+    Raise NielsCacheError if the file is missing or unreadable.
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    found: set[str] = set()
+    try:
+        for table_file in tables(Path(path)):
+            with table_file.open() as parquet:
+                for batch in parquet.iter_batches(columns=["file"]):
+                    found.update(pyarrow.compute.unique(batch.column(0)).to_pylist())
+    except (OSError, pyarrow.ArrowException) as error:
+        raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+    return found

@@ -4,14 +4,17 @@ shuffles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.sources.added import AddedOfHub
 from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
@@ -51,11 +54,52 @@ class HubText(HubData, PretrainSource):
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
+    added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
+
     may_have_parts: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _may_grow(self) -> Self:
+        if self.added and self.local_key:
+            raise ValueError(f'added is for files of the hub here; read your {self.local_key} with source = "parquet" or "jsonl"')
+        if self.added and self.parts == 1 and self.pinned_revision is None:
+            raise ValueError(
+                "added to a data set of the hub without parts needs pinned_revision, the commit of the built data set "
+                "(dataset_revision in its meta.json)"
+            )
+        return self
+
+    def revision_of_files(self, number: int, revision: str | None) -> str | None:
+        return (self.added[number - 1].revision if number else None) or revision
+
+    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        revision = self.revision_of_files(number + 1, revision)
+        every = hub_files(self, revision)
+        found = [file for file in every if self._group_of(file.name) == number]
+        if not found:
+            nearest_match = difflib.get_close_matches(self.added[number].files[0], _patterns_of(every), n=1, cutoff=0.3)
+            hint = f"; the nearest files are {nearest_match[0]!r}" if nearest_match else ""
+            raise NielsCacheError(
+                f"{self.dataset}: added: {', '.join(self.added[number].files)} matches no file of this configuration at {revision}{hint}"
+            )
+        return found
+
+    def _group_of(self, name: str) -> int | None:
+        """Return the number of the first table `added` that names a file, or None."""
+        path = PurePosixPath(name)
+        matching = (number for number, each in enumerate(self.added) if any(path.match(pattern) for pattern in each.files))
+        return next(matching, None)
 
     def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
         if not self.files:
-            return hub_files(self, revision)
+            every = hub_files(self, revision)
+            files = [file for file in every if self._group_of(file.name) is None]
+            if not files or (self.parts == 1 and len(files) < len(every)):  # one process reads all files of the configuration
+                name = next(file.name for file in every if self._group_of(file.name) is not None)
+                raise NielsCacheError(
+                    f"{self.dataset}: added: {name} is a file of the data set before it grew, at {revision}; name only files that are new"
+                )
+            return files
         return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split, hashed=hashed)]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
@@ -113,6 +157,12 @@ class HubText(HubData, PretrainSource):
         text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
+
+
+def _patterns_of(files: Iterable[ListedFile]) -> list[str]:
+    """Return a pattern for each folder of these files, once with all folders above it, and once with its own name only."""
+    folders = dict.fromkeys(PurePosixPath(file.name).parent for file in files)
+    return [f"{pattern}/*" for folder in folders for pattern in dict.fromkeys((folder.name, str(folder))) if pattern]
 
 
 class Huggingface(HubText):

@@ -114,6 +114,11 @@ class Interleave(PretrainSource):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
                 raise NielsCacheError(f"interleave: members: the weight of {name!r} is {weight}; weights must be above 0")
+            if siblings[name].added:
+                raise NielsCacheError(
+                    f"interleave: members: {name!r} has grown by added files, and a mixture cannot read such a data set yet; "
+                    "blend the caches with the weights of TokenLoader instead"
+                )
             sources[name] = siblings[name]
         return sources
 

@@ -11,24 +11,15 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    PrivateAttr,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
+from niels_cache_assets.sources.added import Added, added_problem
+from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.sources.reading.held_out import HeldOut
 from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
 from niels_cache_assets.sources.reading.listed import MemberPlan
@@ -42,27 +33,6 @@ PrepareStep = Literal["clean", "dedup"]
 
 FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
-
-
-def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
-
-    The validation context gives this folder as `base_dir`. URLs are not changed.
-    """
-    if not isinstance(value, str) or "://" in value:
-        return value
-    if not value:
-        raise ValueError("is empty; give a path, or leave the key out")
-    if "\0" in value:
-        raise ValueError("holds a NUL, which no path can")
-    try:
-        path = Path(os.path.expandvars(value)).expanduser()
-    except RuntimeError as error:  # ~user with a user that this machine does not have
-        raise ValueError("names a user with no home directory here; write the path out") from error
-    return str(Path(info.context["base_dir"] if info.context else ".") / path)
-
-
-ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +174,8 @@ class PretrainSource(Source):
 
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
+    # A plan has its own identity for `added`.
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold", "added"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
     may_have_parts: ClassVar[bool] = False  # True: the class has `list_files`, `located` and `file_reader`
 
@@ -225,6 +196,7 @@ class PretrainSource(Source):
         0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
     )
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
 
@@ -252,18 +224,33 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
-        if self.parts > 1:
+        if self.is_in_parts:
             self._refuse_for_parts()
         return self
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether a plan divides the data set. A data set that grows is in parts, even if its first files are one part."""
+        return self.parts > 1 or bool(self.added)
+
+    @property
+    def total_parts(self) -> int:
+        """The number of parts, with those of added files."""
+        return self.parts + sum(each.parts for each in self.added)
+
     def _refuse_for_parts(self) -> None:
+        key = "parts" if self.parts > 1 else "added"
         if not self.may_have_parts:
-            raise ValueError(f"parts needs a list of files, which the source {self.source} does not have; remove parts")
+            raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
         if self.prepare:
-            raise ValueError("parts cannot be combined with prepare yet; remove one of them")
+            raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
+        if problem := added_problem(self.added, has_budgets=not self.has_own_splits and self.seeded_val_frac is None):
+            raise ValueError(problem)
+        if self.added and self.decontaminate != "off" and (self.parts == 1 or self.seeded_val_frac is not None):
+            raise ValueError("added with decontaminate needs parts above 1 and val_tokens, so that val stays; remove one of them")
 
     @property
     def has_own_splits(self) -> bool:
@@ -283,9 +270,9 @@ class PretrainSource(Source):
     @property
     def has_val_part(self) -> bool:
         """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
-        hash decides.
+        hash decides. Without parts, a data set that grows has its val in part 0.
         """
-        return bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac))
+        return self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
 
     @property
     def builder_shuffle(self) -> int:
@@ -334,8 +321,20 @@ class PretrainSource(Source):
         """
         raise NotImplementedError(self.source)
 
+    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        """Return the files of one table `added`, like `list_files`. Those of `list_files` are never among them."""
+        raise NotImplementedError(self.source)
+
+    def revision_of_files(self, number: int, revision: str | None) -> str | None:
+        """Return the revision of one group of files. number: 0 for the first files, then the tables `added`. revision: of the data set."""
+        return revision
+
+    def every_file(self) -> list[SourceFile]:
+        """Return the files of the user, with those of the tables `added`."""
+        return self.input_files()
+
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
-        """Return the files that `list_files` has listed, with addresses that open them. Raises NielsCacheError for a missing file."""
+        """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
         raise NotImplementedError(self.source)
 
     def file_reader(self, names: Sequence[str]) -> FileReader:

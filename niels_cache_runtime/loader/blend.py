@@ -101,6 +101,40 @@ class Blend:
         return self._segments[-1].position(source, number) if self._segments[-1].weights[source] else None
 
 
+class BlendInRounds:
+    """A blend that chooses a source for a whole round of samples, one sample for each of `lanes` lanes.
+
+    Round t has the samples t*lanes .. t*lanes + lanes - 1 of the run. If sample k of the run is sample c of its source, k and c are equal
+    modulo `lanes`. So a lane of the run is a lane of every source. The count of a source is less than `lanes` samples away from its share.
+    Weights that change within a round apply from the next round on. The methods are those of Blend, and count samples.
+    """
+
+    def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]], *, lanes: int) -> None:
+        self.weights = _whole_schedule(list(names), list(schedule))
+        of_rounds = {-(-first // lanes): shares for first, shares in self.weights}  # of two segments in one round, the later one counts
+        self._blend = Blend(names, [(first, dict(zip(names, shares, strict=True))) for first, shares in of_rounds.items()])
+        self._lanes = lanes
+
+    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each sample, and the number of earlier samples of this source; see Blend.at."""
+        rounds, lanes = np.divmod(samples, self._lanes)
+        sources, numbers = self._blend.at(rounds)
+        return sources, numbers * self._lanes + lanes
+
+    def counts(self, samples: int) -> NDArray[np.int64]:
+        """Return how many of the first `samples` samples come from each source, (sources,) int64."""
+        rounds, lanes = divmod(check_whole("samples", samples), self._lanes)
+        counts = self._blend.counts(rounds) * self._lanes
+        if lanes:
+            counts[self._blend.at(np.array([rounds]))[0]] += lanes
+        return counts
+
+    def position(self, source: int, number: int) -> int | None:
+        """Return the sample of the run that is the `number`-th sample (from 0) of a source, or None; see Blend.position."""
+        found = self._blend.position(source, number // self._lanes)
+        return None if found is None else found * self._lanes + number % self._lanes
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
     """One segment of the schedule: the samples from `first` on.

@@ -8,9 +8,8 @@ at any step. A batch costs one gather (one indexed numpy read) for each source t
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -19,14 +18,16 @@ from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
+from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.grown.caches import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
+from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (
     LoaderSettings,
     check_one_tokenizer,
-    check_shares,
     name_sources,
     open_source,
     row_weights,
@@ -37,23 +38,19 @@ from niels_cache_runtime.loader.state import (
     State,
     check_form,
     check_order,
-    check_past_weights,
-    check_same_weights,
     check_settings,
     check_sources,
+    check_weights,
     check_worker,
     make_state,
     read_position,
+    state_of_source,
 )
 from niels_cache_runtime.loader.steps import Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
 
 
-class _NoDataLoaderError(NielsCacheError, AttributeError):
-    """An AttributeError, so that `hasattr(loader, "dataset")` returns False."""
-
-
-class TokenLoader(IterableDataset[Batch]):
+class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     """Batches of rows of T tokens, from one split or a blend of several splits, with each sample exactly once per epoch.
 
     sources: the folder of a split, such as `cache/pretrain/wikitext/train`, or a mapping of names to such folders. For SFT, give the data
@@ -76,6 +73,11 @@ class TokenLoader(IterableDataset[Batch]):
     loss_on: for SFT, the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
     overflow: for SFT, the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
     weigh_by: the unit of the weights: "tokens", or "examples" if all sources are SFT.
+    order: "split" shuffles the windows of the whole split. "blocks" shuffles blocks of `block_shards` consecutive shards (64 when None),
+        and the windows inside each block, so that a machine reads only a few shards at a time. An SFT split is one block.
+    lanes: for "blocks", how many blocks are read at the same time, 1 when None. It decides the order, so a run cannot change it.
+    machines, ranks_per_machine: for "blocks", the number of machines, a divisor of `lanes`, and of ranks on each. Machine m has the ranks
+        m * ranks_per_machine and following, and reads lanes m, m + machines, ... only. When both are None, torchrun's variables decide.
     prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
     verify: "size" compares file sizes with meta.json; "sha256" also reads every file of these splits once and compares its content.
 
@@ -109,6 +111,11 @@ class TokenLoader(IterableDataset[Batch]):
         loss_on: Literal["assistant", "last_assistant", "all"] = "assistant",
         overflow: Literal["truncate_right", "truncate_left", "drop"] = "truncate_right",
         weigh_by: Literal["tokens", "examples"] = "tokens",
+        order: Literal["split", "blocks"] = "split",
+        block_shards: int | None = None,
+        lanes: int | None = None,
+        machines: int | None = None,
+        ranks_per_machine: int | None = None,
         prefetch: int | None = None,
         verify: Verify = "size",
     ) -> None:
@@ -131,6 +138,11 @@ class TokenLoader(IterableDataset[Batch]):
             loss_on=loss_on,
             overflow=overflow,
             weigh_by=weigh_by,
+            order=order,
+            block_shards=block_shards,
+            lanes=lanes,
+            machines=machines,
+            ranks_per_machine=ranks_per_machine,
         )
         self.names = tuple(folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
@@ -144,15 +156,19 @@ class TokenLoader(IterableDataset[Batch]):
             schedule=row_weights(self.names, self._sources, settings),
             seed=settings.seed,
             shuffle=settings.shuffle,
+            blocks=[source.blocks(settings.block_shards) for source in self._sources] if settings.order == "blocks" else None,
+            lanes=settings.lanes,
         )
         self._steps = Steps(
             B=self.B,
             rank=self.rank,
             world_size=self.world_size,
+            machines=settings.machines,
             drop_last=settings.drop_last,
             end_of_pass=self._end_of_pass if settings.epochs else None,
         )
-        self._start = Position.start(B=self.B, world_size=self.world_size)
+        self._sizes = {"B": self.B, "world_size": self.world_size, "machines": settings.machines}
+        self._start = Position.start(**self._sizes)
         self._taken = 0  # batches since `_start`
         self._iteration = 0  # number of the newest iterator; older iterators are stale
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: worker id, number of workers, batches made
@@ -161,12 +177,14 @@ class TokenLoader(IterableDataset[Batch]):
         self._maker.check_boundaries()
 
     @classmethod
-    def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
+    def from_state(
+        cls, state: State, sources: str | Mapping[str, str] | None = None, *, grown: bool = False, **changes: Any
+    ) -> "TokenLoader":
         """Return a loader with the settings of a saved state, which continues at the saved position.
 
-        sources: the new folders of the caches, if they have moved. changes: keyword arguments of the constructor that are added to the
-            saved settings or replace them, such as rank, world_size, B, device, weights. Raises NielsCacheError for the reasons that the
-            constructor and `load_state_dict` list.
+        sources: the new folders of the caches, if they have moved. grown: see `load_state_dict`. changes: keyword arguments of the
+            constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Raises
+            NielsCacheError for the reasons that the constructor and `load_state_dict` list.
         """
         check_form(state)
         sizes = read_position(state).batches[-1]
@@ -178,8 +196,10 @@ class TokenLoader(IterableDataset[Batch]):
         if "epochs" in changes:
             del settings["on_exhausted"]  # its saved value depends on the saved epochs
         settings |= changes
+        if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
+            settings["machines"] = sizes.machines
         loader = cls(folders, **settings)
-        loader.load_state_dict(state)
+        loader.load_state_dict(state, grown=grown)
         return loader
 
     @property
@@ -219,29 +239,6 @@ class TokenLoader(IterableDataset[Batch]):
         self._end_pass()
         return True
 
-    @property
-    def dataset(self) -> NoReturn:
-        """A name that raises AttributeError, because a TokenLoader is not a DataLoader.
-
-        The message has advice for those functions of Accelerate that need a DataLoader.
-        """
-        raise _NoDataLoaderError(
-            "a TokenLoader is not a DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
-            "DataLoader(loader, batch_size=None)"
-        )
-
-    def set_epoch(self, epoch: int) -> NoReturn:
-        """Raise NielsCacheError: a loader begins its next epoch by itself.
-
-        Accelerate calls this method before the first batch of a DataLoader that Accelerate has prepared. Such a DataLoader would divide the
-        batches of process 0 among all processes, or would read ahead of the loader's position.
-        """
-        raise NielsCacheError(
-            "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
-            "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
-            "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
-        )
-
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         self._iteration += 1
@@ -262,12 +259,14 @@ class TokenLoader(IterableDataset[Batch]):
         )
         return state if self._worker is None else state | {"worker": list(self._worker)}
 
-    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
+    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
-        B, world_size, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from the saved
-        position on.
+        B, world_size, machines, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from
+        the saved position on.
         allow_changed: names of sources whose files may have changed since the state was saved.
+        grown: whether pretrain caches may have grown by added files since then. The epoch that had begun ends with the samples of the old
+            cache, in their order, and the next epoch has all samples. This reads the document ends of a grown cache once.
 
         Raises NielsCacheError if the state is invalid, or if a cache is missing or changed. Also raises it if a setting that decides the
         samples differs, or if the sources come in a different order.
@@ -278,19 +277,15 @@ class TokenLoader(IterableDataset[Batch]):
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
         for name in allowed:
             check_choice("allow_changed", name, self.names)
-        check_sources(state, self._source_states(), allow_changed=allowed)
+        mixture = self._mixture.grown({})
+        phases = resumed_phases(state, self.names, self._sources, mixture, grown=grown)
+        check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
-        saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
-        if allowed:  # the shares of an old cache cannot be computed any more, so the weights must be the same numbers
-            check_same_weights(state, saved_weights, self._settings.weights)
-        elif saved_weights != self._settings.weights and len(self.names) > 1:
-            known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
-            weights = row_weights(tuple(known), list(known.values()), replace(self._settings, weights=saved_weights))
-            saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
-            check_past_weights(state, self._mixture, saved)
+        check_weights(state, self.names, self._sources, mixture, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
-        check_worker(state, position, here=None if here is None else (here.id, here.num_workers), B=self.B, world_size=self.world_size)
-        position = position.resized(B=self.B, world_size=self.world_size)
+        check_worker(state, position, here=None if here is None else (here.id, here.num_workers), **self._sizes)
+        self._mixture = mixture.grown(phases)
+        position = position.resized(**self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
             position = replace(position, pass_start=position.samples)
@@ -307,10 +302,9 @@ class TokenLoader(IterableDataset[Batch]):
         """
         number = check_whole("step", step)
         rank = self.rank if rank is None else check_whole("rank", rank)
-        first, last = self._steps.find(self.position, number, rank=rank)
-        if first == last:
+        samples = self._steps.find(self.position, number, rank=rank)
+        if not len(samples):
             raise NielsCacheError(f"step={number}: the last batch of a pass, with no row for rank {rank}")
-        samples = np.arange(first, last, dtype=np.int64)
         found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
@@ -319,6 +313,14 @@ class TokenLoader(IterableDataset[Batch]):
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
         return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
+
+    def block_visits(self) -> Iterator[BlockVisit]:
+        """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.
+
+        Those with `first` <= `samples` are needed now. The iterator has no end. Raises NielsCacheError unless order is "blocks".
+        """
+        machines = self._settings.machines
+        return self._mixture.visits(self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
 
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
         """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
@@ -381,8 +383,7 @@ class TokenLoader(IterableDataset[Batch]):
 
     def _source_states(self) -> dict[str, State]:
         return {
-            name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
-            for name, source in zip(self.names, self._sources, strict=True)
+            name: state_of_source(source) | self._mixture.described(name) for name, source in zip(self.names, self._sources, strict=True)
         }
 
     def _make_maker(self, device: torch.device) -> BatchMaker:

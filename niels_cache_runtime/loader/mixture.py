@@ -1,6 +1,8 @@
 """The order of all samples of a run: the blend chooses the source, and the source's own order in this epoch chooses the sample.
 
-    global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
+    global sample k --Blend--> source and how many of its samples came before --Epochs--> epoch, place --Order--> sample number
+
+With `blocks`, BlendInRounds and BlockOrder take the places of Blend and Order.
 
 Everything is computed from k: there is no state and no file, and memory is constant. The sources read the samples.
 
@@ -8,18 +10,25 @@ Everything is computed from k: there is no state and no file, and memory is cons
 that a resumed run waits for one batch only.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.blend import Blend, BlendInRounds
+from niels_cache_runtime.loader.blocks.order import BlockOrder
+from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
+from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
 from niels_cache_runtime.loader.order import Order
-from niels_cache_runtime.loader.steps import Position, Steps
+from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
+_MOST_LANES = 8
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -66,23 +75,79 @@ class Mixture:
 
     names: the names of the sources. samples: the number of samples per epoch of each source. schedule: the weights; see Blend.
     seed: the seed of every source's order. shuffle: with False, the samples of a source come in the order of their numbers.
+    blocks: the blocks of each source, for the order in blocks with `lanes` lanes. None for an order of the whole split.
     """
 
-    def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        samples: Sequence[int],
+        *,
+        schedule: Schedule,
+        seed: int,
+        shuffle: bool,
+        blocks: Sequence[Blocks] | None = None,
+        lanes: int = 1,
+    ) -> None:
         self.names = tuple(names)
         self.samples = np.array(samples, dtype=np.int64)
-        self.blend = Blend(names, schedule)
-        self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)] if shuffle else None
+        self.blend = Blend(names, schedule) if lanes == 1 else BlendInRounds(names, schedule, lanes=lanes)
+        self.lanes = lanes
+        self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
+        self._set_epochs({})
+
+    def grown(self, phases: Mapping[str, Phases]) -> "Mixture":
+        """Return the order of a run in which some sources have grown. phases: those of these sources, by name; see Epochs."""
+        if phases == self.phases:
+            return self
+        changed = copy.copy(self)
+        changed._set_epochs(phases)
+        return changed
+
+    def described(self, name: str) -> dict[str, list[list[int]]]:
+        """Return the entry `phases` in the state of a source that has grown; empty for other sources."""
+        return {"phases": [list(phase) for phase in self.phases[name]]} if name in self.phases else {}
+
+    def _set_epochs(self, phases: Mapping[str, Phases]) -> None:
+        self.phases = dict(phases)
+        self._epochs = [Epochs(phases.get(name, ((0, n),))) for name, n in zip(self.names, self.samples.tolist(), strict=True)]
+        self._grown = [source for source, name in enumerate(self.names) if name in phases]
+        self._orders = [self._orders_of(source) for source in range(len(self.names))]
+
+    def _orders_of(self, source: int) -> Sequence[Order] | Sequence[BlockOrder]:
+        """Return the order of each phase of a source. Return nothing if its samples come in the order of their numbers."""
+        name, epochs = self.names[source], self._epochs[source]
+        if self._blocks is None:
+            return [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else ()
+        settings: dict[str, Any] = {"seed": self._seed, "name": name, "lanes": self.lanes, "shuffle": self._shuffle}
+        # A phase before the growth has the first samples, so its last blocks are cut or have none.
+        return [
+            BlockOrder(np.minimum(self._blocks[source].samples, n), began=(first, epoch), **settings)
+            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
+        ]
 
     def locate(self, samples: NDArray[np.int64]) -> Located:
         """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
+        for source in self._grown:
+            chosen = np.flatnonzero(sources == source)
+            epochs[chosen], numbers[chosen] = self._epochs[source].at(taken[chosen])
         groups = list(Located(sources, epochs, numbers).groups())
-        if self._orders is not None:
-            for source, epoch, places in groups:
-                numbers[places] = self._orders[source].at(numbers[places], epoch)
+        for source, epoch, places in groups:
+            if orders := self._orders[source]:
+                numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def visits(self, samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
+        """Yield the blocks that a machine reads after the first `samples` samples of the run; see `block_visits`.
+
+        Raises NielsCacheError for an order of the whole split.
+        """
+        if self._blocks is None:
+            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order='blocks')")
+        orders = [[order for order in of_source if isinstance(order, BlockOrder)] for of_source in self._orders]
+        return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.
@@ -91,8 +156,8 @@ class Mixture:
         """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
-            whole = epochs * int(self.samples[source])
-            position = self.blend.position(source, (taken // whole + 1) * whole)
+            begun = int(self._epochs[source].at(np.array([taken], dtype=np.int64))[0][0])
+            position = self.blend.position(source, self._epochs[source].start((begun // epochs + 1) * epochs))
             if position is not None:
                 ends.append((position, name))
         if not ends:
@@ -107,15 +172,17 @@ def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: 
     Its first `done` batches are left out.
     """
     full, last = steps.full(position), steps.last(position)
-    rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)
+    rows = steps.B * steps.world_size
+    planned = _PLANNED_SAMPLES * min(mixture.lanes // steps.machines, _MOST_LANES)  # each lane is in another block, and costs a call
+    own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
     index, block = worker + done * workers, 1
     while full is None or index < full:
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
-        located = mixture.locate((position.samples + batches[:, None] * rows + own).ravel())
+        located = mixture.locate((batches[:, None] * rows + own).ravel())
         for first in range(0, len(located), steps.B):
             yield located.part(first, first + steps.B)
         index += workers * count
-        block = max(1, min(2 * block, _PLANNED_SAMPLES // steps.B))
+        block = max(1, min(2 * block, planned // steps.B))
     if index == full and last is not None:
-        yield mixture.locate(np.arange(*last, dtype=np.int64))
+        yield mixture.locate(last)

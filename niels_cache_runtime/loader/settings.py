@@ -16,12 +16,15 @@ from niels_cache_runtime.cache.opening import Verify, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, tokens_name
 from niels_cache_runtime.loader.batch import FIELDS
+from niels_cache_runtime.loader.blocks.machines import resolve_machines
+from niels_cache_runtime.loader.blocks.order import MAX_LANES
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 _CHOICES = {
+    "order": ("split", "blocks"),
     "on_exhausted": ("restart", "stop", "raise"),
     "loss_on": ("assistant", "last_assistant", "all"),
     "overflow": ("truncate_right", "truncate_left", "drop"),
@@ -30,6 +33,8 @@ _CHOICES = {
 _PARTS = 1 << 16
 _MOST_WEIGHT = 10**100  # so small that all later products fit into a float
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
+_OF_BLOCKS = ("order", "block_shards", "lanes")
+_BLOCK_SHARDS = 64
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
@@ -53,6 +58,10 @@ class LoaderSettings:
     loss_on: LossOn
     overflow: Overflow
     weigh_by: Literal["tokens", "examples"]
+    order: Literal["split", "blocks"]
+    block_shards: int
+    lanes: int
+    machines: int
 
     @classmethod
     def checked(
@@ -62,9 +71,13 @@ class LoaderSettings:
         weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None,
         epochs: int | None,
         on_exhausted: str | None,
+        ranks_per_machine: int | None,
         **given: Any,
     ) -> "LoaderSettings":
-        """Check the arguments and return the settings. Raises NielsCacheError for an unknown setting, and for a value out of range."""
+        """Check the arguments and return the settings. Raises NielsCacheError for an unknown setting, and for a value out of range.
+
+        The number of machines comes from torchrun's environment variables if the order is in blocks and the arguments do not give it.
+        """
         _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
@@ -85,6 +98,7 @@ class LoaderSettings:
         on_exhausted = on_exhausted or ("restart" if epochs is None else "stop")
         for name in _CHOICES:
             check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
+        given |= _checked_blocks(given, ranks_per_machine)
         if on_exhausted == "restart":
             if epochs is not None:
                 raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave out one of them")
@@ -93,24 +107,48 @@ class LoaderSettings:
         return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
 
     def of_samples(self) -> dict[str, Any]:
-        """Return the settings that decide the content of every sample. A run can resume only with the same values of these settings."""
-        return {name: getattr(self, name) for name in _OF_SAMPLES}
+        """Return the settings that decide every sample and its place in the run. A run can resume only with the same values of these
+        settings.
+        """
+        return {name: getattr(self, name) for name in (*_OF_SAMPLES, *(_OF_BLOCKS if self.order == "blocks" else ("order",)))}
 
     def of_constructor(self) -> dict[str, Any]:
-        """Return the keyword arguments that build an equal loader, as JSON-able values. B, rank, world_size, device and weights are not
-        included.
+        """Return the keyword arguments that build an equal loader, as JSON-able values, without B, rank, world_size, machines, device and
+        weights. The order is included only if it is in blocks, so that earlier releases read the states of the other order.
         """
-        return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
+        of_samples = {name: value for name, value in self.of_samples().items() if self.order == "blocks" or name != "order"}
+        return of_samples | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
 
 def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constructor's keyword arguments that `of_constructor` put into a state. Raises NielsCacheError for missing or unknown
     keys.
     """
-    if set(settings) != {*_OF_SAMPLES, *_OF_RUN}:
-        other = sorted(set(settings) ^ {*_OF_SAMPLES, *_OF_RUN})[0]
+    expected = {*_OF_SAMPLES, *_OF_RUN, *(_OF_BLOCKS if "order" in settings else ())}
+    if set(settings) != expected:
+        other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
     return dict(settings)
+
+
+def _checked_blocks(given: Mapping[str, Any], ranks_per_machine: Any) -> dict[str, Any]:
+    """Return the checked settings of the order in blocks, with their defaults."""
+    if given["order"] == "blocks":
+        block_shards = check_positive("block_shards", _BLOCK_SHARDS if given["block_shards"] is None else given["block_shards"])
+        lanes = check_whole("lanes", 1 if given["lanes"] is None else given["lanes"], least=1, most=MAX_LANES)
+        machines = resolve_machines(
+            lanes=lanes,
+            world_size=given["world_size"],
+            machines=given["machines"],
+            ranks_per_machine=ranks_per_machine,
+            environment=os.environ,
+        )
+        return {"block_shards": block_shards, "lanes": lanes, "machines": machines}
+    for name in ("block_shards", "lanes", "machines", "ranks_per_machine"):
+        value = ranks_per_machine if name == "ranks_per_machine" else given[name]
+        if value is not None:
+            raise NielsCacheError(f"{name}={value!r:.60}: belongs to order='blocks'; give this order, or leave {name} out")
+    return {"block_shards": _BLOCK_SHARDS, "lanes": 1, "machines": 1}
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:

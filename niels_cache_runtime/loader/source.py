@@ -59,6 +59,20 @@ class Origins:
     document_offsets: NDArray[np.int64]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blocks:
+    """A source that is cut into blocks of consecutive files. All arrays are int64.
+
+    samples: (blocks+1,). Block b has the samples samples[b] .. samples[b+1]-1. It may have none.
+    files: (blocks+1,). Block b has the files files[b] .. files[b+1]-1.
+    tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
+    """
+
+    samples: NDArray[np.int64]
+    files: NDArray[np.int64]
+    tails: NDArray[np.int64]
+
+
 class Source(Protocol):
     """A split of a cache as numbered samples.
 
@@ -91,4 +105,8 @@ class Source(Protocol):
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
+        ...
+
+    def blocks(self, files: int) -> Blocks:
+        """Return the blocks of `files` files each; the last block may have fewer."""
         ...

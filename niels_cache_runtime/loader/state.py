@@ -5,16 +5,23 @@ batches.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
+from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
+from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, row_weights
+from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
+VERSION_OF_BLOCKS = 2  # of a state with order="blocks", so that an earlier release does not continue it in another order
+VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
@@ -29,8 +36,18 @@ def _are_sources(value: Any) -> bool:
         and isinstance(source, Mapping)
         and isinstance(source.get("folder"), str)
         and isinstance(source.get("fingerprint"), str)
+        and _are_phases(source.get("phases"))
         for name, source in value.items()
     )
+
+
+def _are_phases(value: Any) -> bool:
+    if value is None:
+        return True
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in value):
+        return False
+    return all(as_int(number) is not None for pair in value for number in pair) and Epochs.is_valid(value)
 
 
 def _are_names(value: Any) -> bool:
@@ -69,21 +86,35 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     """Return a state.
 
     settings: the settings that decide the samples, by name. weights: the schedule of weights as the user gave it.
-    sources: name -> {folder, fingerprint, samples}, in the loader's order.
+    sources: name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
 
+    A state with order="blocks" also has the version of that order.
     The key `names` of the state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several
     sources are equally due, a blend takes the first of them.
     """
+    in_blocks = settings.get("order") == "blocks"
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": _version(settings, sources),
         "order_version": ORDER_VERSION,
+        **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
         "settings": dict(settings),
         "weights": [[first, dict(shares)] for first, shares in weights],
         "sources": {name: dict(source) for name, source in sources.items()},
         "names": list(sources),
     }
+
+
+def _version(settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> int:
+    if any("phases" in source for source in sources.values()):
+        return VERSION_OF_GROWN
+    return VERSION_OF_BLOCKS if settings.get("order") == "blocks" else VERSION
+
+
+def state_of_source(source: Source) -> State:
+    """Return what a state records of a source."""
+    return {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
 
 
 def check_values(state: Any) -> None:
@@ -112,7 +143,8 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    if state.get("version") == VERSION:
+    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS, VERSION_OF_GROWN)
+    if known:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it was cut or edited")
@@ -121,19 +153,19 @@ def check_form(state: Any) -> None:
             wrong = ["names"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
-    if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
+        in_blocks = state["settings"].get("order", "split") == "blocks"
+        if state["version"] != _version(state["settings"], state["sources"]):
+            raise NielsCacheError(
+                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40} "
+                f"and its sources; it was edited"
+            )
+        known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
+    if not known or state.get("order_version") != ORDER_VERSION:
+        of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
-            f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "
-            f"order {ORDER_VERSION}: resume with the release that saved it"
-        )
-
-
-def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
-    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
-    samples = max(int(state["samples"]), 1)
-    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
-        raise NielsCacheError(
-            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
+            f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
+            f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
+            f"resume with the release that saved it"
         )
 
 
@@ -149,8 +181,9 @@ def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
     saved = state.get("settings", {})
     for name, value in settings.items():
-        if saved.get(name) != value:
-            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={saved.get(name)!r}; resuming needs the same")
+        of_state = saved.get(name, "split" if name == "order" else None)
+        if of_state != value:
+            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
 
 def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
@@ -168,10 +201,12 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
         if name in allow_changed:
             continue
         if saved[name].get("fingerprint") != sources[name]["fingerprint"]:
+            longer = "give grown=True if files were added to it, "
+            is_longer = sources[name]["samples"] > (as_int(saved[name].get("samples")) or 0) > 0
             raise NielsCacheError(
                 f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
                 f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
-                f"restore it, or accept other samples from here on with allow_changed=({name!r},)"
+                f"restore it, {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
             )
 
 
@@ -188,7 +223,34 @@ def check_order(state: State, names: Sequence[str]) -> None:
         )
 
 
-def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
+def check_weights(
+    state: State, names: Sequence[str], sources: Sequence[Source], mixture: Mixture, settings: LoaderSettings, *, allow_changed: bool
+) -> None:
+    """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
+
+    allow_changed: whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then be
+        the same numbers.
+    """
+    saved = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
+    if allow_changed:
+        _check_same_weights(state, saved, settings.weights)
+    elif saved != settings.weights and len(names) > 1:
+        known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
+        weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
+        before = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+        _check_past_weights(state, mixture, before)
+
+
+def _check_same_weights(state: State, saved: Weights, given: Weights) -> None:
+    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
+    samples = max(int(state["samples"]), 1)
+    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
+        raise NielsCacheError(
+            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
+        )
+
+
+def _check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
     """Raise NielsCacheError unless `mixture` and `saved` take the same samples up to the state's position."""
     samples = int(state["samples"])
     if _before(mixture, samples) != _before(saved, samples):
@@ -198,7 +260,7 @@ def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
         )
 
 
-def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int) -> None:
+def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
     """Raise NielsCacheError if a state from a DataLoader worker is loaded by a different worker, or for batches of a different size.
 
     here: (number of the worker that loads the state, number of workers), or None in the main process.
@@ -216,12 +278,16 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
             f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
             f"loader.state_dict(steps=batches taken) in the main process"
         )
-    if position.batches[-1][2:] != (B, world_size):
+    sizes = position.batches[-1]
+    if sizes[2:] != (B, world_size, machines):
         raise NielsCacheError(
-            f"B={B}, world_size={world_size}: a state from workers of a DataLoader resumes only with its own "
-            f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size}; for others, save "
-            f"loader.state_dict(steps=batches taken) in the main process"
+            f"{_shown_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "
+            f"{_shown_sizes(*sizes[2:])}; for others, save loader.state_dict(steps=batches taken) in the main process"
         )
+
+
+def _shown_sizes(B: int, world_size: int, machines: int) -> str:
+    return f"B={B}, world_size={world_size}" + (f", machines={machines}" if machines > 1 else "")
 
 
 def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:

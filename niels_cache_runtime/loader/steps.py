@@ -3,11 +3,16 @@
 The global batch size is G = B * world_size. Step s takes G consecutive samples, and rank r takes the r-th block of B samples. So if G stays
 equal, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change. A
 pass reads `epochs` epochs of the sources and may end within a step. The last batch of such a pass is smaller, or dropped.
+
+With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks.order` tells why).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
@@ -17,12 +22,15 @@ _MOST_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
-    """The batch size from step `step` on: B rows on each of world_size ranks. This step begins at sample `samples`."""
+    """The batch size from step `step` on: B rows on each of world_size ranks on `machines` machines. This step begins at sample
+    `samples`.
+    """
 
     step: int
     samples: int
     B: int
     world_size: int
+    machines: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,28 +48,30 @@ class Position:
     batches: tuple[BatchSizes, ...]
 
     @classmethod
-    def start(cls, *, B: int, world_size: int) -> "Position":
-        return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size),))
+    def start(cls, *, B: int, world_size: int, machines: int = 1) -> "Position":
+        return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size, machines),))
 
-    def resized(self, *, B: int, world_size: int) -> "Position":
+    def resized(self, *, B: int, world_size: int, machines: int = 1) -> "Position":
         """Return the same position for a run that continues with a new batch size."""
         last = self.batches[-1]
-        if (last.B, last.world_size) == (B, world_size):
+        if last[2:] == (B, world_size, machines):
             return self
         earlier = self.batches[:-1] if last.step == self.step else self.batches
-        return replace(self, batches=(*earlier, BatchSizes(self.step, self.samples, B, world_size)))
+        return replace(self, batches=(*earlier, BatchSizes(self.step, self.samples, B, world_size, machines)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """The steps of one rank.
 
+    machines: the number of machines that divide the lanes of an order in blocks.
     end_of_pass: a function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
     """
 
     B: int
     rank: int
     world_size: int
+    machines: int = 1
     drop_last: bool
     end_of_pass: Callable[[int], int] | None
 
@@ -74,19 +84,17 @@ class Steps:
         end = self.end(position)
         return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
-    def last(self, position: Position) -> tuple[int, int] | None:
-        """Return this rank's part of the smaller batch at the end of the pass, as first sample and last sample + 1. Return None if it is
-        empty.
+    def last(self, position: Position) -> NDArray[np.int64] | None:
+        """Return this rank's samples (n,) of the smaller batch at the end of the pass. Return None if there are none.
 
-        The samples that are left after the full batches are divided evenly among the ranks.
+        The samples that are left after the full batches are divided evenly among the ranks of each machine.
         """
         end, full = self.end(position), self.full(position)
         if end is None or full is None or self.drop_last:
             return None
         first = position.samples + full * self.B * self.world_size
-        rows = end - first
-        mine = _even_share(first, rows, rank=self.rank, world_size=self.world_size)
-        return mine if mine[0] < mine[1] else None
+        mine = samples_of_rank(first, end - first, rank=self.rank, world_size=self.world_size, machines=self.machines)
+        return mine if len(mine) else None
 
     def count(self, position: Position) -> int | None:
         """Return how many batches this rank has left in the pass, or None if the pass has no end."""
@@ -112,7 +120,7 @@ class Steps:
         if moved.samples - last.samples == (moved.step - last.step) * last.B * last.world_size:
             return moved
         earlier = moved.batches[:-1] if last.step == moved.step else moved.batches
-        return replace(moved, batches=(*earlier, BatchSizes(moved.step, moved.samples, self.B, self.world_size)))
+        return replace(moved, batches=(*earlier, BatchSizes(moved.step, moved.samples, self.B, self.world_size, self.machines)))
 
     def advance(self, position: Position, steps: int) -> Position:
         """Return the position after `steps` more batches of this rank, across any number of passes."""
@@ -127,8 +135,8 @@ class Steps:
             if not self.count(position):
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
-    def find(self, position: Position, step: int, *, rank: int) -> tuple[int, int]:
-        """Return the samples that `rank` takes at `step`, as first sample and last sample + 1. `step` may be before or after `position`.
+    def find(self, position: Position, step: int, *, rank: int) -> NDArray[np.int64]:
+        """Return the samples (n,) that `rank` takes at `step`. `step` may be before or after `position`.
 
         The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0 or after the end of this pass,
         and for a rank that the run did not have at that step.
@@ -136,7 +144,7 @@ class Steps:
         if step < 0:
             raise NielsCacheError(f"step={step}: steps are counted from 0")
         index = max(index for index, sizes in enumerate(position.batches) if sizes.step <= step)
-        start, samples, B, world_size = position.batches[index]
+        start, samples, B, world_size, machines = position.batches[index]
         if not 0 <= rank < world_size:
             raise NielsCacheError(f"rank={rank}: step {step} ran on {world_size} ranks, counted from 0")
         later = position.batches[index + 1].samples if index + 1 < len(position.batches) else self.end(position)
@@ -144,17 +152,21 @@ class Steps:
         rows = B * world_size if later is None else min(B * world_size, later - first)
         if rows <= 0 or (rows < B * world_size and self.drop_last and index + 1 == len(position.batches)):
             raise NielsCacheError(f"step={step}: this run ends before it, at sample {later}")
-        if rows == B * world_size:
-            return first + rank * B, first + (rank + 1) * B
-        return _even_share(first, rows, rank=rank, world_size=world_size)
+        return samples_of_rank(first, rows, rank=rank, world_size=world_size, machines=machines)
 
 
-def _even_share(first: int, rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Return a rank's share of `rows` samples that begin at `first`, as first sample and last sample + 1.
+def samples_of_rank(first: int, rows: int, *, rank: int, world_size: int, machines: int = 1) -> NDArray[np.int64]:
+    """Return the samples (n,) that a rank takes of the `rows` samples from `first` on.
 
-    If there is any sample, rank 0 gets one, because rank 0 usually saves the state.
+    The ranks of a machine share its samples evenly. If the machine has any sample, its first rank gets one, because rank 0 usually saves
+    the state.
     """
-    return first + -(-rank * rows // world_size), first + -(-(rank + 1) * rows // world_size)
+    ranks = world_size // machines
+    machine, place = divmod(rank, ranks)
+    skipped = (machine - first) % machines
+    of_machine = -(-max(0, rows - skipped) // machines)
+    share = np.arange(-(-place * of_machine // ranks), -(-(place + 1) * of_machine // ranks), dtype=np.int64)
+    return first + skipped + machines * share
 
 
 def position_to_state(position: Position) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def position_to_state(position: Position) -> dict[str, Any]:
         "samples": position.samples,
         "step": position.step,
         "pass_start": position.pass_start,
-        "batches": [list(sizes) for sizes in position.batches],
+        "batches": [list(sizes if sizes.machines > 1 else sizes[:4]) for sizes in position.batches],
     }
 
 
@@ -176,6 +188,8 @@ def position_from_state(state: dict[str, Any]) -> Position:
     ends = [(later.step, later.samples) for later in batches[1:]] + [(step, samples)]
     for sizes, (next_step, next_samples) in zip(batches, ends, strict=True):
         rows = sizes.B * sizes.world_size
+        if not sizes.machines or sizes.world_size % sizes.machines:
+            raise ValueError(f"from step {sizes.step} on, {sizes.world_size} ranks ran on {sizes.machines} machines")
         # The last batch of a pass may be smaller, or dropped.
         if (
             not 0 < rows < _MOST_ROWS

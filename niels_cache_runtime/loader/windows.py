@@ -26,7 +26,7 @@ from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import Origins, Rows
+from niels_cache_runtime.loader.source import Blocks, Origins, Rows
 
 _PROBE_BYTES = 4096
 
@@ -54,11 +54,11 @@ class PretrainWindows:
         self.T = T = check_positive("T", T)
         self.stride = T if stride is None else check_positive("stride", stride)
         self.folder = folder
-        self._path = os.path.abspath(folder)
-        split = open_split(self._path, doc_ends=True, verify=verify)
+        self.path = os.path.abspath(folder)
+        split = open_split(self.path, doc_ends=True, verify=verify)
         self.meta = split.meta
         self.files = split.shards
-        self._doc_ends = split.doc_ends
+        self.doc_ends = split.doc_ends
         self._dtype = split.tokens.dtype
         self._shards = split.tokens.shards
         self._stream_ends = np.cumsum(split.tokens.shard_lengths)
@@ -69,7 +69,7 @@ class PretrainWindows:
         if total < T + 1:
             hint = f"; use T <= {total - 1}" if total > 1 else ""
             raise NielsCacheError(f"{folder}: T={T} needs {T + 1} tokens, but this split has {total}{hint}")
-        self.samples = (total - T - 1) // self.stride + 1
+        self.samples = self.samples_of(total)
         self.tokens = self.samples * T
         self.examples: int | None = None
         self.packs = False
@@ -81,6 +81,15 @@ class PretrainWindows:
         self._range_ends = np.stack([last, self._stream_ends], axis=1).ravel()
         self._shifts = np.stack([split.tokens.shard_starts - self._stream_starts, np.full_like(last, -1)], axis=1).ravel()
 
+    @property
+    def split(self) -> str:
+        """The name of the split."""
+        return os.path.basename(self.path)
+
+    def samples_of(self, tokens: int) -> int:
+        """Return the number of samples in a stream of more than T tokens."""
+        return (tokens - self.T - 1) // self.stride + 1
+
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 over lines `path bytes sha256`, one for each token file and doc_ends file of the split, as meta.json lists them.
@@ -89,15 +98,15 @@ class PretrainWindows:
         middle of a file is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
-            return content_sha256(listed_of_split(self.meta, self._path, doc_ends=True))
+            return content_sha256(listed_of_split(self.meta, self.path, doc_ends=True))
         known = hashlib.sha256()
         if self._dtype != TOKEN_DTYPE:
             known.update(f"{self._dtype}\n".encode())
         names = [os.path.basename(path) for path in self.files]
         arrays: list[NDArray[Any]] = [*self._shards]
-        if self._doc_ends is not None:
-            names.append(doc_ends_name(os.path.basename(self._path)))
-            arrays.append(self._doc_ends)
+        if self.doc_ends is not None:
+            names.append(doc_ends_name(os.path.basename(self.path)))
+            arrays.append(self.doc_ends)
         for name, array in zip(names, arrays, strict=True):  # hash the open files, not files that may have replaced them
             probed = _PROBE_BYTES // array.itemsize
             known.update(f"{name} {array.nbytes}\n".encode())
@@ -113,7 +122,7 @@ class PretrainWindows:
         starts = self._starts(numbers)
         if not boundaries:
             return Rows(tokens=self._read_tokens(starts))
-        ends = require_doc_ends(self.folder, self._doc_ends)
+        ends = require_doc_ends(self.folder, self.doc_ends)
         return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
@@ -122,11 +131,21 @@ class PretrainWindows:
         files = self._stream_ends.searchsorted(places, side="right")
         unknown = np.full_like(places, -1)
         documents, document_offsets = unknown, unknown
-        if self._doc_ends is not None:
-            ends = self._doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
+        if self.doc_ends is not None:
+            ends = self.doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
             documents = ends.searchsorted(places, side="right")
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
+
+    def blocks(self, files: int) -> Blocks:
+        """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""
+        first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
+        begins = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
+        samples = np.minimum(-(-begins // self.stride), self.samples)
+        samples[-1] = self.samples
+        ends_of_windows = (samples[1:] - 1) * self.stride + self.T + 1
+        tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - begins[1:], 0), 0)
+        return Blocks(samples=samples, files=first_files, tails=tails)
 
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the samples `numbers` start in the stream, (n,)."""
@@ -164,7 +183,7 @@ class PretrainWindows:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "folder": self.folder,
-            "path": self._path,
+            "path": self.path,
             "T": self.T,
             "stride": self.stride,
             "meta": self.meta,

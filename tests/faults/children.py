@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.programs import Program
 
-_IMPORTED = (
+IMPORTED = (
     "niels_cache_assets.cleaning.chain",
     "niels_cache_assets.corpus.chunks",
     "niels_cache_assets.artifacts.builds",
@@ -31,7 +31,7 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
     """Exit code of a process that calls a module-level `function` with these (picklable) arguments: 0, 1 after an exception (its traceback
     goes to stderr), or less the signal's number. kill_after: seconds after which it gets `with_signal`, if it still runs.
     """
-    child = Program("-c", _CALL, base64.b64encode(pickle.dumps((function, args))).decode(), imported=_IMPORTED)
+    child = Program("-c", _CALL, base64.b64encode(pickle.dumps((function, args))).decode(), imported=IMPORTED)
     if kill_after is not None:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(kill_after)

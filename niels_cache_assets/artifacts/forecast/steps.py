@@ -25,6 +25,7 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
@@ -126,6 +127,7 @@ class _Walk:
             self._new.difference_update(artifact.inputs())
 
     def _step(self, key: str, artifact: Artifact) -> Step:
+        grows = self._has_new_plan_of_growth(artifact)
         judged = state_of(artifact)
         if isinstance(artifact, SwitchedOff):
             return _disabled(judged, key)
@@ -138,7 +140,7 @@ class _Walk:
         if isinstance(artifact, Dataset | Corpus) and not forced:
             artifact.finished()  # raises for files that a build does not replace without force
         judged = self._with_revision(judged, artifact)
-        first = [each for each in _inputs_that_decide(artifact) if each in self._building]
+        first = [each for each in _inputs_that_decide(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
         if not (forced or first or judged.needs_build):
             return Step(key=key, action="cache_hit", state=judged.state, why=judged.state)
         if judged.state == "missing":
@@ -155,6 +157,15 @@ class _Walk:
         if isinstance(artifact, Tokenizer):
             artifact.identity()  # raises if the model to import is missing
         return replace(step, estimate=self._estimate(artifact))
+
+    def _has_new_plan_of_growth(self, artifact: Artifact) -> bool:
+        """Return whether the artifact is a part of a data set that grows. It then gets the plan that was made in memory."""
+        if not isinstance(artifact, Part | ValPart) or not artifact.source.added or artifact.parts_plan.key not in self._building:
+            return False
+        plan = self._volumes.plan(artifact.name)
+        if plan is not None:
+            vars(artifact).update(plan=plan)
+        return plan is not None
 
     def _inputs_that_lack(self, artifact: Artifact) -> list[str]:
         if artifact.takes_what_is_there:
@@ -193,6 +204,8 @@ class _Walk:
             return None
         if isinstance(artifact, ValPart):
             return self._of_val_part(artifact)
+        if isinstance(artifact, WholePart) and artifact.is_there:
+            return None  # hard links to the cache that one process built
         if isinstance(artifact, Part):
             return self._of_part(artifact)
         if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:

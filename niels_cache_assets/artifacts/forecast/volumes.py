@@ -8,9 +8,10 @@ from dataclasses import replace
 from niels_cache_assets.artifacts.forecast.estimate import Volume
 from niels_cache_assets.artifacts.forecast.sample import sample_of_corpus, sample_of_source
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.growth import settings_of_group
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.parts.plan import Plan, estimated_text_bytes, plan_parts
+from niels_cache_assets.parts.plan import Plan, PlannedGroup, estimated_text_bytes, joined_groups, plan_parts
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData, hub_files
@@ -48,10 +49,29 @@ class Volumes:
         """Make the plan of a data set in memory. Raises NielsCacheError if its files cannot be divided."""
         name, source, files = artifact.name, artifact.source, self._files(artifact.name)
         self._plans[name] = None
-        if files is not None:
+        if files is not None and source.added:
+            self._plans[name] = self._grown_plan(artifact)
+        elif files is not None:
             planned = plan_parts(files, source.parts, train_tokens=source.train_tokens, val_tokens=source.val_tokens)
             meta = {"dataset_name": name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned}
             self._plans[name] = Plan.of(meta)
+
+    def _grown_plan(self, artifact: PartsPlan) -> Plan | None:
+        """Return the plan of a data set with tables `added`. Return None if the list of files cannot be reached now.
+
+        A group of the last plan stays if its settings are the same, and the names and sizes of its files.
+        """
+        source, last = artifact.source, artifact.finished()
+        then = () if last is None else Plan.of(last).groups
+        try:
+            with briefly(seconds=ONE_TRY):
+                revision = source.revision({}) if isinstance(source, HubData) else None
+                groups = [artifact.group(number, revision, hashed=False) for number in range(1 + len(source.added))]
+        except SourceUnavailable:
+            return None
+        groups = [then[number] if number < len(then) and _stays(then[number], now) else now for number, now in enumerate(groups)]
+        meta = {"dataset_name": artifact.name, "fingerprint": "", "dataset_revision": revision, "text_field": None}
+        return Plan.of({**meta, **joined_groups(groups)})
 
     def _files(self, name: str) -> list[ListedFile] | None:
         """Return the files of a data set with their sizes; None without a list, and if the list cannot be reached now."""
@@ -74,7 +94,7 @@ class Volumes:
         source = self._registry.source(name)
         if getattr(source, "members", None):
             return Volume(no_sample="a mixture has no files of its own")
-        if isinstance(source, PretrainSource) and source.parts > 1 and (plan := self.plan(name)) is not None:
+        if isinstance(source, PretrainSource) and source.is_in_parts and (plan := self.plan(name)) is not None:
             files: list[ListedFile] | None = [file for part in plan.parts for file in part.files]
         else:
             files = self._files(name)
@@ -91,6 +111,12 @@ class Volumes:
             return replace(volume, no_sample="it begins without text")
         text_bytes = round(sample.text_bytes / sample.share) if sample.share else volume.text_bytes
         return replace(volume, sample=sample, text_bytes=text_bytes)
+
+
+def _stays(then: PlannedGroup, now: PlannedGroup) -> bool:
+    """Return whether a group of the last plan would stay. Only names and sizes of files are compared, because nothing was hashed."""
+    files = [[(file.name, file.bytes) for file in group.listed] for group in (then, now)]
+    return files[0] == files[1] and settings_of_group(then.made_of) == settings_of_group(now.made_of)
 
 
 def _listed(source: Source) -> list[ListedFile] | None:

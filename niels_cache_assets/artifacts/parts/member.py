@@ -32,7 +32,7 @@ class PlanOfMember:
             plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
             parts = tuple((part.files, part.val_tokens or 0) for part in plan.parts)
             listed = tuple(ListedFile(**entry) for entry in plan.meta["listed"])
-            self._found = revision, FilesInParts(listed, plan.text_field, parts)
+            self._found = revision, FilesInParts(listed, plan.first.text_field, parts)
         return self._found[1]
 
     @cached_property

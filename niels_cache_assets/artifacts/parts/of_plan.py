@@ -53,6 +53,11 @@ class OfPlan(Pretrain):
         return parts_dir(self.root, self.name) / self.member
 
     @property
+    def planned_by(self) -> str:
+        """The fingerprint of the plan, or of the group of its parts, that decides this cache. Growth never changes that of a part."""
+        return self.plan.fingerprint
+
+    @property
     def has_val_part(self) -> bool:
         """Whether val is made before the parts."""
         return self.source.has_val_part
@@ -66,7 +71,7 @@ class OfPlan(Pretrain):
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return {
-            "plan": self.plan.fingerprint,
+            "plan": self.planned_by,
             "member": self.member,
             "special_tokens": self.registry.tokenizer.special_tokens,
             "tokenizer_sha256": tokenizer_sha256,
@@ -108,15 +113,19 @@ class OfPlan(Pretrain):
 
         Raises NielsCacheError for a missing file.
         """
-        plan, seed = self.plan, self.build.seed
-        return part_stream(self.source, planned.files, revision=plan.revision, text_field=plan.text_field, seed=seed, skip=skip, only=only)
+        revision, text_field, seed = planned.revision, planned.text_field, self.build.seed
+        return part_stream(self.source, planned.files, revision=revision, text_field=text_field, seed=seed, skip=skip, only=only)
+
+    def is_current(self, meta: Meta) -> bool:
+        """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
+        return self.is_made_of(meta, self.identity(self.revision()))
 
     def difference(self, meta: Meta) -> str:
         """Return why the part with this meta.json does not belong to the plan."""
         part, then = meta.get("part", {}), meta.get("dataset_revision")
-        if part.get("plan") != self.plan.fingerprint:
-            if then != self.plan.revision:
-                return f"was built from revision {then}, but the plan is of revision {self.plan.revision}"
+        if part.get("plan") != self.planned_by:
+            if then != self.revision():
+                return f"was built from revision {then}, but the plan is of revision {self.revision()}"
             return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
         if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
             used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))

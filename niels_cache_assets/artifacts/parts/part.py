@@ -42,6 +42,14 @@ class Part(Leased):
         """The part in the plan."""
         return self.plan.parts[self.number]
 
+    @property
+    def planned_by(self) -> str:
+        return self.planned.plan
+
+    def revision(self) -> str | None:
+        assert self.tokenizer  # fail early: nothing can be built without it
+        return self.planned.revision
+
     @cached_property
     def stream(self) -> PartStream:
         """The stream of the part, without the documents that the val part has taken."""
@@ -59,11 +67,9 @@ class Part(Leased):
 
     @cached_property
     def _taken(self) -> list[int]:
-        """How many documents the val part has taken from the head of each part."""
-        if self._val_part is None:
-            return [0] * len(self.plan.parts)
-        taken: list[int] = self._val_part.current()["part"]["taken"]
-        return taken
+        """How many documents the val part has taken from the head of each part. It takes none of added files."""
+        taken: list[int] = [] if self._val_part is None else self._val_part.current()["part"]["taken"]
+        return [*taken, *[0] * (len(self.plan.parts) - len(taken))]
 
     def _val_documents(self, context: StreamContext) -> Iterator[Document]:
         """Yield the documents of val of all parts, to compare the train documents of this part with them."""

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, held
+from niels_cache_assets.artifacts.parts.growth import Growth
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, remove, sync
-from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
+from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
@@ -78,13 +80,29 @@ class PartsPlan(Artifact):
         return self.source.revision(self.registry.pretrain)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return {
-            "source": self.source.identity(),
+        added = [settings_that_count(each, "added", without=("files",)) for each in self.source.added]
+        return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
+
+    def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides a group of parts. number: 0 for the first parts, then the tables `added`.
+
+        The first parts have the identity of a data set that never grew. `revision`: that of the files of the group.
+        """
+        source = self.source.identity()
+        identity: dict[str, Any] = {
+            "source": source,
             "seed": self.build.seed,
             "shard_bytes": self.build.shard_bytes,
             "revision": revision,
             "code_version": self.version,
         }
+        if number:
+            added = self.source.added[number - 1]
+            of_first = ("parts", "train_tokens", "val_tokens", "val_frac")
+            identity["source"] = {key: value for key, value in source.items() if key not in of_first}
+            own = settings_that_count(added, "added", without=("files", "revision"))
+            identity["added"] = {**own, "val_frac": self.source.seeded_val_frac}
+        return identity
 
     def read(self) -> Plan:
         """Return the plan of these settings. Raises NielsCacheError if it is missing, damaged, or of other settings."""
@@ -124,12 +142,13 @@ class PartsPlan(Artifact):
 
     def write(self, work: Work) -> Written:
         source = self.source
-        files = source.list_files(work.revision)
-        budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
-        planned = plan_parts(files, source.parts, **budgets)
+        groups = self.grown(work) if source.added else [self.group(0, work.revision)]
+        files = [file for group in groups for file in group.listed]
+        budgets = [source.train_tokens, *(each.train_tokens for each in source.added)]
         proposed = proposed_shard_bytes(
             files,
-            **budgets,
+            train_tokens=None if None in budgets else sum(filter(None, budgets)),
+            val_tokens=source.val_tokens,
             token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
             shard_bytes=self.build.shard_bytes,
         )
@@ -137,15 +156,56 @@ class PartsPlan(Artifact):
             "kind": "plan",
             "dataset_name": self.name,
             "dataset_revision": work.revision,
-            "text_field": planned_text_field(source, files, work.revision),
+            "text_field": groups[0].text_field,
             "shard_bytes": self.build.shard_bytes,
             "proposed_shard_bytes": proposed,
             "seed": self.build.seed,
             "made_of": recordable(work.made_of),
             "fingerprint": work.fingerprint,
-            **planned,
+            **joined_groups(groups),
         }
         return Written(meta=meta)
+
+    def grown(self, work: Work) -> list[PlannedGroup]:
+        """Return the groups of a data set that grows: those of the last plan, and new ones."""
+        growth = Growth(
+            name=self.name,
+            source=self.source,
+            place=self.place,
+            last=None if work.force else self.finished(),
+            cache=dataset_dir(self.root, "pretrain", self.name),
+            how_to_make=self.how_to_make,
+        )
+        if work.force:
+            groups = [self.group(number, work.revision) for number in range(1 + len(self.source.added))]
+            growth.check(groups)
+            return groups
+        return growth.groups(lambda number: self.group(number, work.revision), log=work.log)
+
+    def group(self, number: int, revision: str | None, *, hashed: bool = True) -> PlannedGroup:
+        """Return a group of parts for the files of upstream at `revision`. number: 0 for the first parts, then the tables `added`.
+
+        hashed: if False, only sizes and names are read, for an estimate. Raises NielsCacheError if the files cannot be divided.
+        """
+        source = self.source
+        if number:
+            added = source.added[number - 1]
+            files, parts = source.list_added(number - 1, revision, hashed=hashed), added.parts
+            budgets: dict[str, int | None] = {"train_tokens": added.train_tokens, "val_tokens": None}
+        else:
+            files, parts = source.list_files(revision, hashed=hashed), source.parts
+            budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+        own = source.revision_of_files(number, revision) if hashed else revision
+        made_of = recordable(self.identity_of_group(number, own))
+        meta = {
+            "dataset_name": self.name,
+            "dataset_revision": own,
+            "text_field": planned_text_field(source, files, own) if hashed else None,
+            "made_of": made_of,
+            "fingerprint": fingerprint_of(made_of),
+            **plan_parts(files, parts, **budgets),
+        }
+        return Plan.of(meta).first
 
     def warning(self) -> str | None:
         meta = self.finished()

@@ -35,21 +35,19 @@ class Pruned(NamedTuple):
 def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> list[Pruned]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair. Return them, in order.
 
-    The parts of the current plan stay. Raises NielsCacheError if the cache is not complete, or if a part that would be removed is being
-    built.
+    The parts of the current plan stay, because a repair and growth need them. Raises NielsCacheError if the cache is not complete, or if a
+    part that would be removed is being built.
     """
     state = graph.dataset_state(name)
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
     dataset, folder = graph.dataset(name), parts_dir(graph.root, name)
-    kept: set[str] = set()
-    plan = None
+    kept: dict[str, str | None] = {}  # by name: the fingerprint of the plan that the part must have
     if isinstance(dataset, Sealed):
-        plan = dataset.plan.fingerprint
-        kept = {dataset.parts_plan.staged.name, *(step.directory.name for step in dataset.steps() if step.directory != folder)}
+        kept = {dataset.parts_plan.staged.name: None, **{member.member: member.planned_by for member in dataset.members()}}
     removed = []
     for target in _targets(folder):
-        if target.name in kept and (not target.exists() or _plan_of(target) == plan):
+        if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
         with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
             attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
@@ -59,7 +57,7 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
                 remove(path)
             for path in (lease_path(target), lock_path(target)):
                 remove(path)  # while it is held: after that, another build could hold it
-    if plan is None:
+    if not kept:
         remove(folder / PLAN_NAME)
         with suppress(OSError):  # something else lies there
             folder.rmdir()

@@ -12,6 +12,8 @@ from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.artifacts.parts.whole_part import WholePart
+from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.disk.space import Need
@@ -43,8 +45,9 @@ class Sealed(OfPlan):
         return dataset_dir(self.root, "pretrain", self.name)
 
     def part(self, number: int) -> Part:
-        """Return the artifact of a part."""
-        return Part(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
+        """Return the artifact of a part. The first part of a data set with one part is built like a data set without parts."""
+        kind = WholePart if number == 0 and self.source.parts == 1 else Part
+        return kind(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
 
     def val_part(self) -> ValPart:
         """Return the artifact of the val part."""
@@ -52,14 +55,14 @@ class Sealed(OfPlan):
 
     def members(self) -> Iterator[OfPlan]:
         """Yield the val part, if there is one, and the parts. All use the plan and the tokenizer of this artifact."""
-        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.parts))):
+        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.total_parts))):
             vars(member).update(plan=self.plan, tokenizer=self.tokenizer)  # their cached properties; each part would read both again
             yield member
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
         val = [self.val_part()] if self.has_val_part else []
-        return [self.parts_plan, *val, *map(self.part, range(self.source.parts))]
+        return [self.parts_plan, *val, *map(self.part, range(self.source.total_parts))]
 
     def inputs(self) -> Sequence[str]:
         return ["tokenizer", *(step.key for step in self.steps())]
@@ -70,6 +73,13 @@ class Sealed(OfPlan):
     def finished(self) -> Meta | None:
         meta = Dataset.finished(self)
         return meta if meta is None or self.holds(meta) else None  # links to a damaged part are damaged too
+
+    def split_rule(self) -> str:
+        rule = super().split_rule()
+        if self.source.parts > 1 or self.source.has_own_splits:
+            return rule
+        added = "added files go to train" if self.source.seeded_val_frac is None else f"added files: {rule}"
+        return f"{Pretrain.split_rule(self)}; {added}"
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
@@ -113,8 +123,7 @@ class Sealed(OfPlan):
         if not (where / META_NAME).exists():
             raise NielsCacheError(f"{where}: this part does not exist yet; build it first: {self.parts_plan.how_to_make}")
         meta = read_meta(str(where / META_NAME))
-        made_of = artifact.identity(self.plan.revision)
-        if not artifact.is_made_of(meta, made_of):
+        if not artifact.is_current(meta):
             raise NielsCacheError(f"{where}: {self.difference(meta)}; {mend}")
         artifact.check_files(meta)
         return meta
@@ -134,7 +143,7 @@ class Sealed(OfPlan):
 
     def progress_of_parts(self) -> str:
         """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""
-        folders = [self.part(number).directory for number in range(self.source.parts)]
+        folders = [self.part(number).directory for number in range(self.source.total_parts)]
         there = [folder for folder in folders if (folder / META_NAME).exists()]
         try:
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
@@ -151,7 +160,7 @@ class Sealed(OfPlan):
             meta = read_meta(str(member.directory / META_NAME))
         except NielsCacheError:
             return False
-        return member.is_made_of(meta, member.identity(self.plan.revision))
+        return member.is_current(meta)
 
     def _shortfall(self, members: Sequence[Member]) -> str | None:
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}

@@ -7,6 +7,8 @@ With `val_frac` and `decontaminate`, val is what a hash chooses from all files, 
 tokens, because every part is compared with them. The parts leave out what the hash chooses.
 
 The reference encodes. A killed build resumes at the part that it was reading.
+
+Only the first parts give to val. Files that are added later do not change it.
 """
 
 from __future__ import annotations
@@ -85,6 +87,14 @@ class ValPart(Leased):
         return f"val_part/{self.name}"
 
     @property
+    def planned_by(self) -> str:
+        return self.plan.first.fingerprint
+
+    def revision(self) -> str | None:
+        assert self.tokenizer  # fail early: nothing can be built without it
+        return self.plan.first.revision
+
+    @property
     def is_hashed(self) -> bool:
         """Whether a hash decides which documents are val, and not a token budget."""
         return not self.source.val_tokens
@@ -119,7 +129,7 @@ class ValPart(Leased):
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
-        parts, build = self.plan.parts, self._build_of(work)
+        parts, build = self.plan.first.parts, self._build_of(work)
         progress = checked(work.lease, work.progress)
         with PretrainWriter(
             work.directory, dtype=build.dtype, shard_bytes=build.shard_bytes, state=state.writer, files=journal.finished
@@ -154,7 +164,7 @@ class ValPart(Leased):
                 "facts": {},
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": self.plan.fingerprint, "taken": state.taken, "short": short},
+                "part": {"plan": self.planned_by, "taken": state.taken, "short": short},
             }
         return Written(meta=meta, resumed=resumed)
 

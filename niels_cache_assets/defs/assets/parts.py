@@ -27,12 +27,13 @@ from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.side_by_side import build_part_apart
-from niels_cache_assets.parts.plan import CODE_VERSION
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 
@@ -96,7 +97,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
         outcome = _built(context, artifact, config, progress_sink, keys.PLAN)
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        return dg.MaterializeResult(metadata=plan_metadata(outcome), data_version=dg.DataVersion(outcome.meta["fingerprint"]))
+        return dg.MaterializeResult(metadata=plan_metadata(outcome), data_version=dg.DataVersion(plan_version(outcome.meta)))
 
     return plan_parts
 
@@ -208,6 +209,11 @@ def plan_metadata(outcome: Outcome) -> Metadata:
     listed = outcome.meta["listed"]
     said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
     return {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
+
+
+def plan_version(meta: Meta) -> str:
+    """Return the data version of a plan. Growth leaves the first parts as they are, so it must not make their partitions stale."""
+    return Plan.of(meta).first.fingerprint
 
 
 def part_metadata(outcome: Outcome) -> Metadata:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import ClassVar, Self
 
 from pydantic import Field
 
+from niels_cache_assets.sources.added import AddedFiles
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
-from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files
+from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -61,6 +63,7 @@ class FileSource(DecodesText, PretrainSource):
 class RowFileSource(FileSource):
     may_have_parts: ClassVar[bool] = True
 
+    added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
@@ -68,11 +71,31 @@ class RowFileSource(FileSource):
         """Return the files that this pass reads."""
         return self.input_files() if context.files is None else list(context.files)
 
+    def input_files(self) -> list[SourceFile]:
+        """Return the first files: those that no table `added` names."""
+        return self.groups()[0]
+
+    def groups(self) -> list[list[SourceFile]]:
+        """Return the first files, and then the files of each table `added`. Raises NielsCacheError as `find_groups`."""
+        return find_groups(self.files, [each.files for each in self.added], self.endings)
+
+    def every_file(self) -> list[SourceFile]:
+        return list(chain.from_iterable(self.groups()))
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self.every_file())
+
+    def revision_of_files(self, number: int, revision: str | None) -> str | None:
+        return files_digest(self.groups()[number])
+
     def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
         return listed(self.input_files(), None, hashed=hashed)
 
+    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        return listed(self.groups()[number + 1], None, hashed=hashed)
+
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
-        return located_among(self.input_files(), files)
+        return located_among(self.every_file(), files)
 
     def file_reader(self, names: Sequence[str]) -> Self:
         return self

@@ -50,10 +50,51 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     A local folder stands for all files below it with one of the `endings`; a folder without such files is an error. Names are relative to
     the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files.
     """
+    return _named(_matches(patterns, endings))
+
+
+def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
+    """Return the files of `patterns` as the first group, and the files of each list in `added` as a group of its own.
+
+    A file that an added pattern matches leaves the first group. The names in the first group do not depend on `added`. Names in an added
+    group are relative to the deepest folder that it shares with the first patterns. Raises NielsCacheError for a pattern without a match,
+    if two lists in `added` match the same file, and if no file is left in the first group.
+    """
+    _refuse_mixed([*patterns, *itertools.chain.from_iterable(added)])
+    first = _matches(patterns, endings)
+    groups = [_matches(each, endings) for each in added]
+    taken: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        for path in sorted(group.urls):
+            if path in taken:
+                raise NielsCacheError(f"added: {path!r} is in two tables; let their files differ")
+            taken[path] = number
+    rest = {path: url for path, url in first.urls.items() if path not in taken}
+    if not rest and first.urls:
+        raise NielsCacheError(f"added: the tables take all files of {shown(patterns[0])!r}; leave some, or remove a table")
+    named = [
+        _named(first._replace(urls=rest)),
+        *(_named(_Matches(each.urls, posixpath.commonpath([first.root, each.root]))) for each in groups),
+    ]
+    names: set[str] = set()
+    for file in itertools.chain.from_iterable(named):
+        if file.name in names:
+            raise NielsCacheError(f"added: two files have the name {file.name!r}; move one of them into another folder")
+        names.add(file.name)
+    return named
+
+
+class _Matches(NamedTuple):
+    """The files that globs match, as {comparable path: url}, and the folder that names are relative to."""
+
+    urls: dict[str, str]
+    root: str
+
+
+def _matches(patterns: Sequence[str], endings: tuple[str, ...]) -> _Matches:
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
-    if len({pattern.rpartition("://")[0] for pattern in patterns}) > 1:
-        raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
+    _refuse_mixed(patterns)
     found: dict[str, str] = {}  # comparable path -> url
     roots = []
     for pattern in patterns:
@@ -66,8 +107,16 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
         found.update(matches)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
-    root = posixpath.commonpath(roots)
-    named = sorted((posixpath.relpath(path, root), url) for path, url in found.items())
+    return _Matches(found, posixpath.commonpath(roots))
+
+
+def _refuse_mixed(patterns: Sequence[str]) -> None:
+    if len({pattern.rpartition("://")[0] for pattern in patterns}) > 1:
+        raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
+
+
+def _named(matches: _Matches) -> list[SourceFile]:
+    named = sorted((posixpath.relpath(path, matches.root or "."), url) for path, url in matches.urls.items())
     return [SourceFile(url, writable(name)) for name, url in named]
 
 

@@ -1,0 +1,56 @@
+"""The assets `published/pretrain` and `published/sft`: caches in the object store of [publish]. Without that table, they do not exist.
+
+There is one partition for each data set. The data version of a partition is the content hash of the cache. So the partition becomes stale
+when the cache is rebuilt with other tokens. If the address has the build already, a run sends nothing.
+"""
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
+from niels_cache_assets.defs.progress import readable_failures
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+CODE_VERSION = "1"  # raise this by hand if a push of the same cache leaves other objects
+
+_DESCRIPTION = """A copy of each cache and of its tokenizer in the object store that `[publish]` names.
+
+Other machines get it with `niels-cache pull ADDRESS --out DIR`. A push replaces an older build at the address. The older build stays there
+until `niels-cache push NAME ADDRESS --prune` deletes it. `niels-cache push` publishes the same without Dagster."""
+
+
+def published_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    """Return one asset for each family with data sets to publish."""
+    return [_published(registry, family) for family in FAMILIES if registry.published(family)]
+
+
+def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
+    found = {name: graph(registry, "").published(name) for name in registry.published(family)}
+    caches = {above.partition("/")[2]: [name] for name, each in found.items() for above in each.inputs()}
+
+    @dg.asset(
+        key=PUBLISHED_KEYS[family],
+        deps=[dg.AssetDep(META_KEYS[family], partition_mapping=dg.StaticPartitionMapping(caches))],
+        partitions_def=dg.StaticPartitionsDefinition(list(found)),
+        group_name="published",
+        kinds={"file"},
+        code_version=CODE_VERSION,
+        description=_DESCRIPTION,
+    )
+    def published(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+        cache = graph(registry, cache_root.path).published(context.partition_key)
+        with readable_failures():
+            pushed = cache.publish()
+        content = pushed.record.content_sha256
+        metadata = {
+            "address": cache.address,
+            "state": pushed.state,
+            "contents": f"{counted(pushed.files, 'file')}; {counted(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
+            "content_sha256": content,
+        }
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(content))
+
+    return published

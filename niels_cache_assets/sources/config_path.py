@@ -1,0 +1,30 @@
+"""Paths in niels_cache.toml."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ValidationInfo
+
+
+def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
+    """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
+
+    The validation context gives this folder as `base_dir`. URLs are not changed.
+    """
+    if not isinstance(value, str) or "://" in value:
+        return value
+    if not value:
+        raise ValueError("is empty; give a path, or leave the key out")
+    if "\0" in value:
+        raise ValueError("holds a NUL, which no path can")
+    try:
+        path = Path(os.path.expandvars(value)).expanduser()
+    except RuntimeError as error:  # ~user with a user that this machine does not have
+        raise ValueError("names a user with no home directory here; write the path out") from error
+    return str(Path(info.context["base_dir"] if info.context else ".") / path)
+
+
+ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]

@@ -1,0 +1,195 @@
+"""`niels-cache parts add`: a table in niels_cache.toml for new files, and nothing else in this file changes."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from niels_cache_assets.artifacts.parts.adding import check_addition
+from niels_cache_assets.cli.__main__ import main
+from niels_cache_assets.config.editing import add_table, added_tables
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.sources.hub import data
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.types import ListedFile
+from niels_cache_runtime.errors import NielsCacheError
+from tests.parts_project import NAME, PartsProject, build
+
+TABLE = f"[[pretrain.{NAME}.added]]"
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([9, 2, 30, 14])
+    project.write([5, 4, 8], first=8, folder="more")
+    build(project.graph(3))
+    monkeypatch.chdir(tmp_path)
+    return project
+
+
+def run(project: PartsProject, *arguments: str) -> int:
+    place = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "cache")]
+    return main(["parts", *arguments, *place])
+
+
+def refused(project: PartsProject, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail, and return its one line. The file must stay unchanged."""
+    before = (project.folder / "cache.toml").read_bytes()
+    capsys.readouterr()
+    assert run(project, *arguments) != 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert (project.folder / "cache.toml").read_bytes() == before
+    return said
+
+
+def test_a_table_is_written_and_the_next_build_reads_new_files_only(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    config = project.folder / "cache.toml"
+    before = f"# mine\n{config.read_text()}\n[reports]  # of the run\nsteps = 5\n"
+    config.write_text(before)
+    assert run(project, "add", NAME, "more/*", "--parts", "2") == 0
+    assert "3 files" in capsys.readouterr().out
+    after = config.read_text()
+    lines = iter(after.splitlines())
+    assert all(line in lines for line in before.splitlines())
+    assert parse_toml(after)["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 2}]
+    assert load_registry(config=str(config)).pretrain[NAME].total_parts == 5
+    assert run(project, "add", NAME, "more/*", "--parts", "2") == 0
+    assert "already" in capsys.readouterr().out
+    assert config.read_text() == after
+    assert "other settings" in refused(project, capsys, "add", NAME, "more/*", "--parts", "3")
+    project.write([5], first=30, folder="again")
+    assert run(project, "add", NAME, "again/f030.jsonl") == 0
+    assert config.read_text().count(TABLE) == 2
+    assert load_registry(config=str(config)).pretrain[NAME].total_parts == 6
+
+
+def test_wrong_files_are_named(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean" in refused(project, capsys, "add", "page", "more/*")
+    assert "more" in refused(project, capsys, "add", NAME, "mor/*")
+    assert "f001.jsonl" in refused(project, capsys, "add", NAME, "texts/f001.jsonl")
+    assert "all files" in refused(project, capsys, "add", NAME, "texts/*")
+    assert "only 3 files" in refused(project, capsys, "add", NAME, "more/*", "--parts", "4")
+    assert "parts" in refused(project, capsys, "add", NAME, "more/*", "--parts", "0")
+    assert "train_tokens" in refused(project, capsys, "add", NAME, "more/*", "--train-tokens", "5")
+    assert "pattern" in refused(project, capsys, "add", NAME)
+    assert "--parts" in refused(project, capsys, "prune", NAME, "--parts", "3")
+    assert "more/*" in refused(project, capsys, "prune", NAME, "more/*")
+
+
+def test_files_that_one_process_has_read_are_named(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    build(project.graph(1, root="one"))
+    (project.folder / "one.toml").rename(project.folder / "cache.toml")
+    place = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "one")]
+    assert main(["parts", "add", NAME, "texts/f001.jsonl", *place]) != 0
+    assert "f001.jsonl" in capsys.readouterr().err
+    assert main(["parts", "add", NAME, "more/*", *place]) == 0
+    assert TABLE in (project.folder / "cache.toml").read_text()
+
+
+def test_a_profile_is_no_file_to_write_to(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parts", "add", "wikitext", "more/*", "--cache-dir", str(project.folder / "cache")]) != 0
+    assert "init" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[pretrain.a]\nx = 1\n[build]\nseed = 1\n[pretrain.b]\ny = 2 # two\n",
+        "# only a comment\n[pretrain.a]\n\n\n# after\n",
+        "[build]\nseed = 1\n",
+        "[pretrain]\n[pretrain.a]\nx = 1",
+        '\ufeff[pretrain.a]\r\nx = "\u00e4"\r\n\r\n[build]\r\nseed = 1\r\n',
+        "[pretrain.a]\nx = 1\n[[pretrain.a.added]]\nfiles = ['o']\n[sft.b]\nz = 1\n",
+        "[pretrain.b]\ny = 2\n[tokenizer]\nvocab_size = 300\n[pretrain.a]\nx = [\n  1, # one\n]\n[pretrain.c]\nx = 1\n",
+    ],
+)
+def test_every_line_of_a_file_stays(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "niels_cache.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    path.chmod(0o640)
+    before = parse_toml(text)
+    add_table(path, "a", {"files": ["new/*"], "parts": 2}, keys={"pinned_revision": "c0ffee"})
+    with open(path, encoding="utf-8", newline="") as file:
+        after = file.read()
+    lines = iter(after.splitlines())
+    assert all(line in lines for line in text.splitlines())
+    tables = parse_toml(after)
+    assert tables["pretrain"]["a"].pop("pinned_revision") == "c0ffee"
+    assert tables["pretrain"]["a"]["added"].pop() == {"files": ["new/*"], "parts": 2}
+    tables["pretrain"]["a"]["added"] = tables["pretrain"]["a"]["added"] or None
+    wanted = {**before, "pretrain": {**before.get("pretrain", {}), "a": {"added": None, **before.get("pretrain", {}).get("a", {})}}}
+    assert tables == wanted
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "niels_cache.toml"
+    path.write_text("[pretrain.a]\nx = 1\nadded = [{ files = ['o'] }]\n")
+    with pytest.raises(NielsCacheError, match=r"\[\[pretrain\.a\.added\]\]"):
+        add_table(path, "a", {"files": ["new/*"]}, keys={})
+    path.write_text("[pretrain.a]\nx = 1\n")
+    os.link(path, tmp_path / "other.toml")
+    with pytest.raises(NielsCacheError, match="2 names"):
+        add_table(path, "a", {"files": ["new/*"]}, keys={})
+    assert path.read_text() == "[pretrain.a]\nx = 1\n"
+    (tmp_path / "other.toml").unlink()
+    (tmp_path / "link.toml").symlink_to(path)
+    assert add_table(tmp_path / "link.toml", "a", {"files": ["new/*"]}, keys={}) == path
+    assert (tmp_path / "link.toml").is_symlink()
+    assert "new/*" in path.read_text()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.toml", "niels_cache.toml"]
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": [f"hf://datasets/owner/pages@c0ffee/{name}" for name in names]}))
+    monkeypatch.setattr(data, "_builder", lambda *args: told)
+    monkeypatch.setattr(
+        "niels_cache_assets.sources.huggingface.hub_files", lambda source, revision: [ListedFile(name, 9, "d", None) for name in names]
+    )
+
+
+def test_files_of_the_hub_are_named_from_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, "data/CC-MAIN-2026-01/0.parquet", "data/CC-MAIN-2026-05/0.parquet", "data/CC-MAIN-2026-05/1.parquet")
+    grown = [{"files": ["CC-MAIN-2026-05/*"], "revision": "new"}]
+    source = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": grown})
+    assert [file.name for file in source.list_files("c")] == ["data/CC-MAIN-2026-01/0.parquet"]
+    assert [file.name for file in source.list_added(0, "c")] == ["data/CC-MAIN-2026-05/0.parquet", "data/CC-MAIN-2026-05/1.parquet"]
+    assert [source.revision_of_files(number, "c") for number in (0, 1)] == ["c", "new"]
+    wrong = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": [{"files": ["CC-MAIN-2026-06/*"]}]})
+    with pytest.raises(NielsCacheError, match=r"nearest.*CC-MAIN-2026-05"):
+        wrong.list_added(0, "c")
+    whole = Huggingface.model_validate({"dataset": "owner/pages", "pinned_revision": "c", "added": grown})
+    with pytest.raises(NielsCacheError, match="CC-MAIN-2026-05/0"):
+        whole.list_files("c")
+    for keys, said in (({}, "pinned_revision"), ({"files": ["x"], "parts": 2}, "parquet")):
+        with pytest.raises(ValueError, match=said):
+            Huggingface.model_validate({"dataset": "owner/pages", "added": grown, **keys})
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_table_for_the_hub_has_the_newest_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(f'[pretrain.web]\nsource = "huggingface"\ndataset = "owner/pages"\nparts = {parts}\n')
+    names = [f"data/2025/{number}.parquet" for number in range(2)], [f"data/2026/{number}.parquet" for number in range(3)]
+    hub(monkeypatch, *names[0], *names[1])
+    monkeypatch.setattr(Huggingface, "revision", lambda source, siblings: source.pinned_revision or "newest")
+    built = {"built": True, "dataset_revision": "first"}
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: built)
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.files_of_lineage", lambda path: set(names[0]))
+    registry = load_registry(config=str(config))
+    wanted = {"files": ["2026/*"], "parts": 2}
+    found = check_addition(registry, tmp_path, "web", [], wanted)
+    assert found is not None
+    assert [file.name for file in found.files] == names[1]
+    assert found.entry == {**wanted, "revision": "newest"}
+    assert found.keys == ({"pinned_revision": "first"} if parts == 1 else {})
+    add_table(config, "web", found.entry, keys=found.keys)
+    grown = load_registry(config=str(config)).pretrain["web"]
+    assert grown.total_parts == parts + 2
+    assert check_addition(registry, tmp_path, "web", added_tables(config, "web"), wanted) is None
+    with pytest.raises(NielsCacheError, match="data/2025/1"):
+        check_addition(registry, tmp_path, "web", [], {"files": ["2025/1.parquet"], "parts": 1})

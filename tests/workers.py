@@ -1,0 +1,49 @@
+"""The processes of pytest-xdist, as forks of one server with the imports of all tests, if all tests run.
+
+Otherwise, each of these processes would import torch, Dagster and Lightning for itself, and would start its own servers for the programs of
+its tests (tests/programs.py). The servers belong to the process that starts the others, and end with it.
+"""
+
+import shlex
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests import programs
+from tests.faults import children
+
+# The imports of test files, without packages that are not installed.
+_IMPORTED = (
+    "dagster_webserver.app",
+    "datasets",
+    "lightning.pytorch",
+    "matplotlib.pyplot",
+    "megatron.core.datasets.gpt_dataset",
+    "playwright.sync_api",
+    "torch._dynamo",
+)
+_FORK = """
+import signal, sys
+sys.path.insert(0, {repository!r})
+from tests.programs import Program
+program = Program("-c", sys.argv[-1], imported={imported!r})
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork takes it
+sys.exit(program.wait())
+"""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let the processes begin as forks. Under the mutation check they do not, because it looks for the test among the ancestors of a
+    process.
+    """
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.pluginmanager.hasplugin("tests.mutants.plugin"):
+        return
+    imported = tuple(module for module in _IMPORTED if find_spec(module.partition(".")[0]) is not None)
+    programs.share(imported, children.IMPORTED)
+    fork = _FORK.format(repository=str(config.rootpath), imported=imported)
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = shlex.join([sys.executable, "-c", fork])
