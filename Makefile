@@ -37,7 +37,7 @@ RUN_TESTS = $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test shuffled walks torture mutants olmo lint format bench pictures site
+.PHONY: help cache ui test shuffled walks cluster torture mutants olmo lint format bench pictures site
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,9 @@ shuffled: $(DEV)  ## all tests five times, each time in a new random order
 
 walks: $(DEV)  ## the long walks: the wheel in a fresh environment, and a small run of benchmarks
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 2 --dist loadfile $(TEST_ARGS)
+
+cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (five minutes of two cores)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 2 --dist loadfile $(TEST_ARGS)
 
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
@@ -108,6 +111,10 @@ $(STAMP): pyproject.toml constraints.txt
 $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
 	@$(PIP) --no-build-isolation -e '.[dev,bench,docs,fast]' $(QUIETLY)
+	@touch $@
+
+$(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)
+	@$(PIP) --no-build-isolation -e '.[cluster]' $(QUIETLY)
 	@touch $@
 
 # A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.

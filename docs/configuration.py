@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -331,7 +331,12 @@ def reference() -> str:
         others = [other for _, other, _ in SHARED if other is not model and issubclass(model, other)]
         lines += [f"### {title}", "", text, "", *table(model, PretrainSource, *others), ""]
     lines += (
-        section(BlendSettings) + section(ReportsSettings) + section(PublishSettings) + section(DagsterSettings) + section(ClusterSettings)
+        section(BlendSettings)
+        + section(ReportsSettings)
+        + section(PublishSettings)
+        + section(DagsterSettings)
+        + section(ClusterSettings)
+        + section(NotifySettings)
     )
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.config.registry import Registry, is_valid_name, load_registry
-from niels_cache_assets.config.running import ClusterSettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -44,6 +44,7 @@ _TABLES = [
     "blend.mix",
     "reports",
     "cluster",
+    "notify",
     "pretrain",
     "sft",
     "blend",
@@ -62,7 +63,7 @@ _TABLES += [
 ]
 _SOURCES = {**PRETRAIN_SOURCES, **SFT_SOURCES}
 _SETTINGS = [BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings, BlendSettings, ReportsSettings, DagsterSettings]
-_SETTINGS += [ClusterSettings]
+_SETTINGS += [ClusterSettings, NotifySettings]
 _KEYS = [*sorted({key for model in (*_SETTINGS, *_SOURCES.values()) for key in model.model_fields}), "title", "revision", "''"]
 
 
@@ -96,7 +97,7 @@ def ask(registry: Registry) -> None:
     registry.blend_keys()
     registry.unconfigured()
     tables = [registry.build, registry.tokenizer, registry.cleaning, registry.dedup, registry.reports, registry.dagster]
-    tables += [registry.cluster]
+    tables += [registry.cluster, registry.notify]
     for table in [*tables, *registry.pretrain.values(), *registry.sft.values(), *registry.blend.values()]:
         assert all(math.isfinite(value) for value in table.model_dump().values() if isinstance(value, float))
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from niels_cache_assets.config.problems import explain_problems
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.running import ClusterSettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -36,6 +36,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     ReportsSettings,
     DagsterSettings,
     ClusterSettings,
+    NotifySettings,
 )
 VALUES: tuple[Any, ...] = ("abc", "5", "0.5", "true", 5, -1, 2.5, 1e300, float("nan"), True, ["x"], [5], {"a": 1}, {"a": "0.5"}, [], {})
 

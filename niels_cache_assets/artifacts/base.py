@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
@@ -190,6 +191,12 @@ class Artifact(ABC):
     def network_patience(self) -> float | None:
         """The number of seconds for which requests are retried. It is None if the build does not use the network."""
         return None
+
+    @property
+    def notify(self) -> NotifySettings:
+        """The settings that say who is told about a build."""
+        registry = getattr(self, "registry", None)
+        return NotifySettings() if registry is None else registry.notify
 
     @property
     def reference(self) -> str | None:

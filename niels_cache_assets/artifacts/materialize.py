@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work
+from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.space import require_room, telling
 from niels_cache_assets.disk.staging import place_of
+from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.net.network import briefly, patience
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,6 +39,7 @@ def materialize(
     on_progress: Callable[[Any], None] | None = None,
     log: Log = lambda message: None,
     waits_its_turn: Callable[[], bool] = lambda: False,
+    tells: bool = True,
 ) -> Outcome:
     """Build an artifact, or return a cache hit if the existing build is current.
 
@@ -44,10 +47,15 @@ def materialize(
     wait: if another process is building the artifact, wait and check again instead of failing.
     waits_its_turn: called when a build is certainly necessary. The function returns True if it had to wait, and then the artifact is
         checked again.
+    tells: whether the people whom [notify] names are told of a failure, of a standstill, and of the end.
     Raises NielsCacheError if the build fails, and Busy if another process builds the artifact. The last good build then stays.
     """
     started = time.monotonic()
-    with patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext():
+    with (
+        watched(artifact.notify if tells else NotifySettings(), artifact.key, log) as watch,
+        patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext(),
+    ):
+        log = watch.log
         _sweep(artifact, log)
         found = _look(artifact, force=force)
         while isinstance(found, _Missing) and waits_its_turn():
@@ -61,7 +69,10 @@ def materialize(
                 if is_overtaken or held.waited:
                     found = _look(artifact, force=force)
                 if isinstance(found, _Missing):
-                    found = _build(found, held, force=force, on_progress=on_progress, log=log)
+                    with watch.standstill(on_progress) as on_progress:
+                        found = _build(found, held, force=force, on_progress=on_progress, log=log)
+            if found.state == "built":
+                watch.done(found.meta)
     if found.state == "cache_hit" and not found.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
             artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
@@ -120,8 +131,8 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
             force=force,
             progress=on_progress,
             log=log,
-            reference=artifact.reference,
             lease=held.lease,
+            reference=artifact.reference,
         )
         written = artifact.write(work)
         if artifact.record is not None:

@@ -45,9 +45,12 @@ class Ended(NamedTuple):
 
 
 class Lines:
-    """The output of one build: JSON lines on stdout, and the same for people through a listener. `key`: the name of the artifact."""
+    """The output of one build: JSON lines on stdout, and the same for people through a listener. `key`: the name of the artifact.
+    `tells`: whether the people whom [notify] names are told.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells: bool = True) -> None:
+        self.tells = tells
         self.key: str | None = None
         self.listener: Listener | None = None
         self._last = -_SECONDS
@@ -113,8 +116,8 @@ class Lines:
                 os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
 
 
-def work(chosen: Callable[[Lines], Artifact], *, wait: bool) -> int:
-    """Build the artifact that `chosen` returns, and return the exit code. wait: wait while another process builds it.
+def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True) -> int:
+    """Build the artifact that `chosen` returns, and return the exit code. wait: wait while another process builds it. tells: as `Lines`.
 
     Raises NielsCacheError, Interrupted and all unexpected errors after their line on stdout.
     """
@@ -122,7 +125,7 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool) -> int:
     from niels_cache_assets.parts.lease import LeaseLost, Stopped
     from niels_cache_runtime.format.commit import Busy
 
-    lines = Lines()
+    lines = Lines(tells=tells)
     try:
         with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
             artifact = chosen(lines)
@@ -152,7 +155,7 @@ def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[
         artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
     while True:
         try:
-            return materialize(artifact, wait=wait, on_progress=progress, log=lines.log)
+            return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
         except LeaseLost as lost:
             if not wait:
                 raise

@@ -20,7 +20,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "publish", "dagster", "cluster")
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "publish", "dagster", "cluster", "notify")
 ONE_KEY = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
 _NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 
@@ -78,7 +78,8 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
                         raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
             refuse_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
-            raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
+            shown = "" if section == "notify" else f", not {tables!r}"  # an address of a webhook is a secret
+            raise NielsCacheError(f"{where}: {section} must be a table{shown}")
         merged[section] = dict(merged.get(section, {}))
         for key, value in tables.items():
             old = merged[section].get(key)

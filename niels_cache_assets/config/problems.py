@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -120,12 +120,13 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
     message = f"{message[0].lower()}{message[1:]}"
     if field is None:
         return f": {message}"
+    is_secret = not field.repr  # `repr=False` marks a value that may be a secret: it is not shown, and not guessed
     value = table.get(str(path[0]), problem["input"])
-    shown = f" {key} = {_shown(problem['input'])}" if field.repr else f" {key}"  # `repr=False` marks a value that may be a secret
+    shown = f" {key}" if is_secret else f" {key} = {_shown(problem['input'])}"
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
     wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message
-    meant = _meant_value(path, value, problem["input"], field, model)
+    meant = None if is_secret else _meant_value(path, value, problem["input"], field, model)
     if meant is not None:
         return f"{shown}: {wanted}; write {spell(str(path[0]), meant)}"
     example = _example(field, model)
@@ -168,6 +169,7 @@ def _described_one(annotation: Any) -> str:
         return "a table"
     return {
         str: "text in quotation marks",
+        SecretStr: "text in quotation marks",
         int: "a whole number",
         float: "a number",
         bool: "true or false",
@@ -294,7 +296,7 @@ def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
 
 
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """Return the default, or the first of a few values that the field accepts."""
+    """Return the default, the example of the field, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     takes = _taking(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
@@ -303,7 +305,7 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
     if isinstance(default, tuple | list):
         default = list(default) or None
-    found = (default, *choices, *_of_pattern(metadata), True, *least)
+    found = (default, *(field.examples or ()), *choices, *_of_pattern(metadata), True, *least)
     for value in (*found, *_EXAMPLES):
         if value is not None and takes(value):
             return _toml(value)

@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -26,7 +26,7 @@ from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
 from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -82,6 +82,7 @@ class Registry:
     origin: the file or profile that messages name.
     profile: the profile whose tables the file overrides; None if there is no profile.
     is_fallback: True if neither a file nor a profile was named, so the default profile is used.
+    is_overridden: True if options of the command line have changed it, so that another process that reads the file has other settings.
     advice: a line for each table that should be more explicit.
     """
 
@@ -96,9 +97,11 @@ class Registry:
     dagster: DagsterSettings
     publish: PublishSettings | None
     cluster: ClusterSettings
+    notify: NotifySettings
     origin: str
     profile: str | None
     is_fallback: bool = False
+    is_overridden: bool = False
     advice: tuple[str, ...] = ()
 
     @property
@@ -226,7 +229,8 @@ def load_registry(
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
     tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
-    return _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
+    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
+    return replace(registry, is_overridden=bool(overrides))
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -295,6 +299,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
+        notify=_validate(NotifySettings, tables.get("notify", {}), origin, "notify"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,

@@ -59,11 +59,11 @@ _OWNER = re.compile(r"team:\w+|[^@\s]+@[^@\s]+\.[^@\s]+")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class BuildSettings(_Table):
+class BuildSettings(Table):
     """[build]: settings that all data sets share."""
 
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
@@ -87,7 +87,7 @@ class BuildSettings(_Table):
     )
 
 
-class TokenizerSettings(_Table):
+class TokenizerSettings(Table):
     """[tokenizer]: a model to import, or the settings to train one."""
 
     model_config = ConfigDict(protected_namespaces=())
@@ -176,7 +176,7 @@ def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
     return "tokenizer.json" if name.endswith(".json") or os.path.isdir(name) else "sentencepiece"
 
 
-class CleaningSettings(_Table):
+class CleaningSettings(Table):
     """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
 
     `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
@@ -255,7 +255,7 @@ class CleaningSettings(_Table):
         return type(self).model_validate({**self.model_dump(), **changes})
 
 
-class DedupSettings(_Table):
+class DedupSettings(Table):
     """[dedup]: the definition of a near duplicate, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
 
     threshold: float = Field(
@@ -279,7 +279,7 @@ class DedupSettings(_Table):
         return self
 
 
-class BlendSettings(_Table):
+class BlendSettings(Table):
     """[blend.NAME]: samples of pretrain data sets, in proportion to weights, in Megatron-LM's order. Indices are built in advance."""
 
     weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member (name of a pretrain table), in any scale")
@@ -306,7 +306,7 @@ class BlendSettings(_Table):
         return value
 
 
-class ReportsSettings(_Table):
+class ReportsSettings(Table):
     """[reports]: settings of a run with all pretrain data sets. If there is no [blend.NAME], `reports/mixture` plans this run."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
@@ -317,7 +317,7 @@ class ReportsSettings(_Table):
     )
 
 
-class DagsterSettings(_Table):
+class DagsterSettings(Table):
     """[dagster]: what the UI shows in addition to the builds. No key here changes a byte of a cache."""
 
     owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')

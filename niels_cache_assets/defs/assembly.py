@@ -36,10 +36,16 @@ _ANCHOR = Path(niels_cache_assets.__file__)
 _ROOT = re.compile(r'"cache(?=[/"])')
 
 
-def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
+def build_defs(
+    resources: Mapping[str, Any] | None = None,
+    *,
+    registry: Registry | None = None,
+    executor: dg.ExecutorDefinition = recorded_executor,
+) -> dg.Definitions:
     """Return all definitions for a registry. By default, load the registry from the environment and the working directory.
 
-    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration that
+    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. `executor` starts the steps of a run, for
+    example on a cluster of Dask (deploy/); the default starts processes of this machine. Raises NielsCacheError for a configuration that
     cannot be read. If there is no configuration, the default profile is used, and a line in the log says so.
     """
     if registry is None:
@@ -70,7 +76,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
         sensors=[*build_sensors(registry), build_automation()],
         schedules=build_schedules(registry),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
-        executor=recorded_executor,
+        executor=executor,
     )
 
 

@@ -8,6 +8,7 @@ the console here.
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -21,7 +22,7 @@ from dagster._core.execution.execute_in_process import merge_run_tags
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI needs these to find the runs
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
@@ -36,8 +37,10 @@ from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.home.run_files import make_small_run_file
 from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.show.reports.page import page_path
@@ -45,6 +48,7 @@ from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.reading import available_threads
 
 LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
@@ -139,6 +143,7 @@ def launch_builds(
         ending_abandoned_runs(instance),
         ending_refused_runs(instance, home),
     ):
+        limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for is_part, group in groupby(order, key=lambda key: key.startswith("part/")):
             steps = [found[key] for key in group]
@@ -177,8 +182,18 @@ class _Nobody(LaunchListener):
 
 
 class _ListenerSink(ProgressSink):
-    def __init__(self, listener: LaunchListener) -> None:
+    """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key."""
+
+    def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
         self._listener = listener
+        self.builds_parts_here = builds_parts_here
+        self.ends: dict[str, Outcome | NielsCacheError] = {}
+
+    def outcome_of(self, key: str) -> Outcome | None:
+        end = self.ends.pop(key, None)
+        if isinstance(end, NielsCacheError):
+            raise end
+        return end
 
     def progressed(self, name: str, progress: HowFar) -> None:
         self._listener.progressed(name, progress)
@@ -209,13 +224,31 @@ class _Launcher:
         self.results: list[LaunchResult] = []
         self._lacking: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
         self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
-        resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
+        cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
+        is_plain = self._at_once == 1 and not cluster.command and not cluster.program
+        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
+        self._started: dict[str, float] = {}  # when parts were started ahead of their runs
+        if self._sink.builds_parts_here and not is_plain and registry.in_parts():
+            listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
+        resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
         self._defs = build_defs(resources, registry=registry)
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
-        """Build parts of one data set, except those that other processes build. Those come last."""
-        log = partial(self._listener.logged, parts[0].key.split("/")[1])
-        build_free_parts_first(parts, lambda part: self.launch(part, force=force), log=log)
+        """Build parts of one data set: in children, several at a time ([cluster]), or here. Then those of other processes come last."""
+        if self._sink.builds_parts_here or force:
+            log = partial(self._listener.logged, parts[0].key.split("/")[1])
+            build_free_parts_first(parts, lambda part: self.launch(part, force=force), log=log)
+            return
+        ready: dict[str, Part] = {}
+        for part in parts:
+            if isinstance(part, Part) and self._lacking.keys().isdisjoint(part.inputs()):
+                ready[part.key] = part
+            else:
+                self.launch(part, force=False)  # it is skipped
+        with closing(build_side_by_side([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
+            for key, end in told_to(self._listener, events, self._started):
+                self._sink.ends[key] = end
+                self.launch(ready[key], force=False)
 
     def launch(self, artifact: Artifact, *, force: bool) -> bool:
         """Build one artifact, or skip it if an input is missing. Return False if another process has begun to build this part."""
@@ -274,8 +307,9 @@ class _Launcher:
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult | None:
         """Execute the run of a step. Return None if another process has begun to build this part."""
-        started = time.monotonic()
-        self._listener.started(step.name, step.family)
+        started = self._started.get(step.name, time.monotonic())
+        if step.name not in self._started:
+            self._listener.started(step.name, step.family)
         is_part = isinstance(step.artifact, Part)
         waits = self._wait or isinstance(step.artifact, PartsPlan | OfPlan)  # processes that share parts meet at the plan, val and seal
         config = {"force": force, "wait": waits and not is_part, **({"pass_over": True} if is_part else {})}

@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, describe
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,7 +20,16 @@ _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines wi
 
 
 class ProgressSink:
-    """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it."""
+    """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it.
+
+    `builds_parts_here`: whether the step of a part builds it in its own process, and not in a child.
+    """
+
+    builds_parts_here = False
+
+    def outcome_of(self, key: str) -> Outcome | None:
+        """Return the outcome of a part that this process has built ahead of its step, or None. Raises the error of that build."""
+        return None
 
     def progressed(self, name: str, progress: HowFar) -> None:
         """Receive the progress after every chunk of a build, many times a second."""

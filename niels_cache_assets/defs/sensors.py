@@ -25,6 +25,7 @@ from dagster._core.definitions.events import AssetKeyPartitionKey
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import counted
@@ -43,7 +44,8 @@ OBSERVATIONS = 1000  # observations of one data set that are searched for the la
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
-    return [upstream_revision_sensor(registry), notes_folder_sensor(registry)]
+    of_parts = [finished_parts_sensor(registry)] if registry.in_parts() else []
+    return [upstream_revision_sensor(registry), notes_folder_sensor(registry), *of_parts]
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:

@@ -16,8 +16,9 @@ from types import TracebackType
 import dagster as dg
 
 from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.disk.places import take_place
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, Busy, writer_lock
+from niels_cache_runtime.format.commit import UNKNOWN
 
 _FOLDER = ".streams"
 _POLL_SECONDS = 1.0
@@ -63,19 +64,14 @@ class StreamPlace:
             return None
         folder = Path(self._context.instance.root_directory) / _FOLDER
         doing = f"{self._name} (run {self._context.run.run_id[:8]})"
-        holders = []
         try:
-            folder.mkdir(exist_ok=True)
-            for number in range(limit):
-                try:
-                    self._stack.enter_context(writer_lock(folder / str(number), doing=doing, patience=0.0))
-                except Busy as busy:
-                    holders.append("another data set" if busy.writer == UNKNOWN else busy.writer.command)
-                else:
-                    return None
+            found = take_place(self._stack, folder, map(str, range(limit)), doing=doing)
         except (NielsCacheError, OSError) as error:  # a file system without locks, or a read-only home with its database elsewhere
             self._log(f"WARNING: the number of streams in this Dagster home is not limited: {error}")
             return None
+        if isinstance(found, str):
+            return None
+        holders = ["another data set" if holder == UNKNOWN else holder.command for holder in found]
         return f"waiting for the build of {', '.join(holders)}" if holders else _NO_PLACE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
@@ -33,6 +34,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
     )
+    parser.add_argument("--threads", metavar="N", type=at_least(1), help="threads that encode text; never changes the bytes")
+    parser.add_argument("--no-notify", action="store_true", help="send no message of [notify]; the program that starts this command does")
 
 
 COMMAND = Command(
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build the part, and print JSON lines."""
     from niels_cache_assets.cli.worker import work
 
-    return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait)
+    return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, tells=not arguments.no_notify)
 
 
 def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
@@ -69,6 +72,8 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
 
     number = _number(arguments)
     registry, root = open_registry(arguments)
+    if arguments.threads is not None:
+        registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
     found = graph(registry, root)
     sealed = ready(found, arguments.name, lines)
     if number is not None:

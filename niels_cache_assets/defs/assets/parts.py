@@ -2,15 +2,20 @@
 
 The three assets of a data set (assets/datasets.py) depend on its parts: they join them. Parts show no plots and no samples, because there
 may be thousands of them. The pool `parts` limits how many parts are built at a time in one Dagster home.
+
+The step of a part starts `niels-cache part` as a child, here or on another machine ([cluster]). It reports what the child reports, as if
+the step had done the work.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
@@ -18,14 +23,17 @@ from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 
@@ -85,15 +93,11 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         name = context.partition_key
+        limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
         outcome = _built(context, artifact, config, progress_sink, keys.PLAN)
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        listed = outcome.meta["listed"]
-        said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
-        metadata = {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
-        # Growth leaves the first parts as they are, so it must not make their partitions stale.
-        version = Plan.of(outcome.meta).first.fingerprint
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
+        return dg.MaterializeResult(metadata=plan_metadata(outcome), data_version=dg.DataVersion(plan_version(outcome.meta)))
 
     return plan_parts
 
@@ -119,7 +123,7 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
         outcome = _built(context, artifact, config, progress_sink, keys.VAL_PART)
-        return dg.MaterializeResult(metadata=_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        return dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return build_val_part
 
@@ -148,12 +152,17 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> Iterator[dg.MaterializeResult]:
         artifact = graph(registry, cache_root.path)[f"part/{context.partition_key}"]
+        assert isinstance(artifact, Part)
         try:
-            outcome = _built(context, artifact, config, progress_sink, keys.PARTS, passes_on=(Busy,) if config.pass_over else ())
+            if progress_sink.builds_parts_here or config.force:
+                passes_on = (Busy,) if config.pass_over else ()
+                outcome = _built(context, artifact, config, progress_sink, keys.PARTS, passes_on=passes_on)
+            else:
+                outcome = _built_apart(context, artifact, progress_sink)
         except Busy as busy:
             context.log.info(f"passed over: {busy}")
             return
-        yield dg.MaterializeResult(metadata=_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return build_part
 
@@ -181,7 +190,33 @@ def _built(
     return outcome
 
 
-def _metadata(outcome: Outcome) -> Metadata:
+def _built_apart(context: dg.AssetExecutionContext, part: Part, progress_sink: ProgressSink) -> Outcome:
+    """Build a part in a child process, unless it is there already."""
+    reporter = BuildReporter(context, progress_sink, name=part.key, observed=keys.PARTS)
+    with readable_failures():
+        outcome = progress_sink.outcome_of(part.key)
+        if outcome is None:
+            home = Path(context.instance.root_directory)
+            outcome = build_part_apart(part, home=home, on_progress=reporter.progress, log=reporter.log)
+    if outcome.warning:
+        reporter.warn(outcome.warning)
+    reporter.tell(state_of(outcome))
+    return outcome
+
+
+def plan_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a plan."""
+    listed = outcome.meta["listed"]
+    said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
+    return {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
+
+
+def plan_version(meta: Meta) -> str:
+    """Return the data version of a plan. Growth leaves the first parts as they are, so it must not make their partitions stale."""
+    return Plan.of(meta).first.fingerprint
+
+
+def part_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of a part: a few lines, because there may be thousands of parts."""
     meta = outcome.meta
     tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)

@@ -1,0 +1,243 @@
+"""One part, built by a child process whose lines of JSON this process reads (docs/cluster.md has their form).
+
+A child that was lost is started again, at most three times in all: it was killed, its machine or its connection is gone, or a scheduler
+refused it. The part then resumes. A child that reports an error is not started again, because the same error would come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.parts.lease import request_stop
+from niels_cache_assets.parts.lease_files import mark_of_stop
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta
+
+TRIES = 3
+_PAUSES = (1.0, 15.0)  # seconds before the second and the third try
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
+_SIGHT_SECONDS = 60.0  # how long a shared folder may take to show a file of another machine
+_OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
+_LAST_LINES = 5
+_LONGEST_LINE = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """The progress that a child reports. It has the form of the progress of a build here."""
+
+    counts: Mapping[str, int]
+    share: float | None
+
+
+class LostChildError(NielsCacheError):
+    """A child that ended without a result and without an error of its own, so that another try may succeed."""
+
+
+def build_apart(
+    part: Part,
+    command: Callable[[], PartCommand],
+    *,
+    on_progress: Callable[[Any], None],
+    log: Log,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Build a part in a child process, and return its outcome as if this process had built it.
+
+    command: called before each try. is_stopping: asked a few times a second; if it is true, the child is stopped, and KeyboardInterrupt is
+    raised.
+    Raises NielsCacheError with the message of the child, or after the third child that was lost. An exception of the caller, such as an
+    interrupt, stops the child and its worker on another machine.
+    """
+    for number in range(1, TRIES + 1):
+        try:
+            return _try(part, command(), on_progress=on_progress, log=log, is_stopping=is_stopping)
+        except LostChildError as error:
+            if number == TRIES:
+                raise
+            log(f"WARNING: {error}; try {number + 1} of {TRIES} follows")
+            time.sleep(_PAUSES[number - 1])
+    raise AssertionError  # the last try returns or raises
+
+
+def _try(part: Part, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]) -> Outcome:
+    began = time.monotonic()
+    heard = _Heard(on_progress, log)
+    with _started(command) as process:
+        try:
+            heard.listen(process, is_stopping)
+        except BaseException:
+            _stop(part, process)
+            raise
+    code = process.returncode
+    if code == 0:
+        return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
+    where = f" on {command.host}" if command.host else ""
+    is_stopped = mark_of_stop(part.directory) is not None  # the next process would ignore it, so none is started
+    if heard.error is not None and (is_stopped or heard.code not in _OF_SIGNALS):
+        raise NielsCacheError(f"{heard.error}{f' ({command.host})' if command.host else ''}")
+    said = f": {heard.error or ' '.join(heard.last)}" if heard.error or heard.last else ""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise LostChildError(f"{part.key}: the process that builds it{where} {how}{said}")
+
+
+@contextmanager
+def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the child in a session of its own, so that Ctrl-C in the terminal reaches only this process. Kill it at the end."""
+    read_end, write_end = os.pipe()  # this process alone holds the write end
+    words = command.words(read_end if command.is_attended else None)
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[read_end] if command.is_attended else [],
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(write_end)
+        raise NielsCacheError(f"{words[0]}: cannot be started: {error.strerror}; correct command in [cluster]") from error
+    finally:
+        os.close(read_end)
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                _signal(process, signal.SIGKILL)
+    finally:
+        os.close(write_end)
+
+
+def _stop(part: Part, process: subprocess.Popen[bytes]) -> None:
+    """Ask the worker of a part to stop, wherever it runs, and end the child."""
+    with suppress(NielsCacheError, OSError):
+        request_stop(part.directory)
+    _signal(process, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+class _Heard:
+    """The words of a child. code: the exit code that its error announces. last: its last lines that are not JSON, which may tell why it was
+    lost.
+    """
+
+    def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:
+        self._on_progress, self._log = on_progress, log
+        self.result: Mapping[str, Any] | None = None
+        self.error: str | None = None
+        self.code: int | None = None
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def listen(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
+        """Read the lines of both streams until the child has ended. Raises KeyboardInterrupt if the caller is stopping."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            for stream, hear in ((process.stdout, self._hear), (process.stderr, self._hear_text)):
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, _Lines(stream, hear))
+            while selector.get_map():
+                has_ended = process.poll() is not None  # asked before the read, so that nothing it has written is missed
+                ready = selector.select(0 if has_ended else _POLL_SECONDS)
+                for key, _ in ready:
+                    if not key.data.read():
+                        selector.unregister(key.fileobj)
+                if has_ended and not ready:
+                    return  # another process still holds the streams
+                if is_stopping():
+                    raise KeyboardInterrupt
+        process.wait()
+
+    def _hear(self, line: str) -> None:
+        try:
+            said = json.loads(line)
+            event = said.get("event")
+        except (ValueError, AttributeError, RecursionError):
+            self._hear_text(line)  # what a shell or a scheduler prints first
+            return
+        if event == "progress":
+            counts = {unit: int(said.get(unit) or 0) for unit in ("documents", "tokens")}
+            self._on_progress(Reported(counts=counts, share=said.get("share")))
+        elif event == "log":
+            self._log(str(said.get("message", "")))
+        elif event == "result":
+            self.result = said
+        elif event == "error":
+            self.error, self.code = str(said.get("message", "")), said.get("exit_code")
+
+    def _hear_text(self, line: str) -> None:
+        if line.strip():
+            self.last.append(" ".join(line.split()))
+
+
+class _Lines:
+    """The lines of a stream that does not block. A line that is too long is cut."""
+
+    def __init__(self, stream: IO[bytes], hear: Callable[[str], None]) -> None:
+        self._stream, self._hear, self._rest = stream, hear, b""
+
+    def read(self) -> bool:
+        """Read what is there. Return False at the end of the stream."""
+        found = os.read(self._stream.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + found).split(b"\n")
+        self._rest = self._rest[-(1 << 20) :]
+        for line in lines if found else [self._rest]:
+            text = line.decode("utf-8", "replace")
+            self._hear(text if text.startswith("{") else text[:_LONGEST_LINE])
+        return bool(found)
+
+
+def _outcome(part: Part, result: Mapping[str, Any], *, seconds: float) -> Outcome:
+    """Return the outcome that the child reports, with the meta.json that it wrote."""
+    meta = _seen(part.directory, result.get("meta_sha256"))
+    return Outcome(
+        key=part.key,
+        state="cache_hit" if result.get("state") == "cache_hit" else "built",
+        meta=meta,
+        directory=part.directory,
+        seconds=float(result.get("seconds") or seconds),
+        warning=result.get("warning"),
+        resumed=int(result.get("resumed") or 0),
+    )
+
+
+def _seen(directory: Path, meta_sha256: str | None) -> Meta:
+    """Return the meta.json of a finished part. A shared folder may show it some seconds after the child has written it."""
+    deadline, problem = time.monotonic() + _SIGHT_SECONDS, ""
+    while True:
+        try:
+            meta = read_meta(str(directory / META_NAME))
+            if meta_sha256 in (None, meta.get("meta_sha256")):
+                return meta
+            problem = f"{directory / META_NAME}: is not the one that the worker has written"
+        except NielsCacheError as error:
+            problem = str(error)
+        if time.monotonic() > deadline:
+            raise NielsCacheError(f"{problem}; the worker must share the cache directory with this machine, at the same path")
+        with suppress(OSError):
+            os.listdir(directory.parent)  # makes a client of NFS look again
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""The command that builds one part, as [cluster] wants it started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.running import HOST
+from niels_cache_runtime.format.reading import available_threads
+
+_PACKAGE = __name__.partition(".")[0]
+_CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
+_ATTENDED = f"{_PACKAGE}.processes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCommand:
+    """The command of one part.
+
+    name, number: the data set and the part. host: what `{host}` stands for; None if no machine is named.
+    """
+
+    registry: Registry
+    root: Path
+    name: str
+    number: int
+    host: str | None = None
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of the part: its share of this machine, if it is built here. None leaves the choice to the other machine."""
+        settings = self.registry.cluster
+        if settings.command or self.registry.build.threads is not None:
+            return None
+        cores = available_threads()
+        return max(1, cores // settings.parts_at_once(cores))
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the child is a process of this machine that ends when this process ends, in whatever way."""
+        return not self.registry.cluster.command and not self.registry.cluster.program
+
+    def words(self, pipe: int | None = None) -> list[str]:
+        """Return the words of the command. pipe: for an attended child, the read end of a pipe that this process holds open."""
+        settings = self.registry.cluster
+        if pipe is not None:
+            return [sys.executable, "-m", _ATTENDED, str(pipe), _CLI, *self._arguments()]
+        prefix = [word.replace(HOST, self.host or "") for word in settings.command]
+        words = [*(settings.program or (sys.executable, "-m", _CLI)), *self._arguments()]
+        if any(os.path.basename(word) == "ssh" for word in prefix):  # ssh joins its arguments, and a shell reads them on the other side
+            words = [shlex.quote(word) for word in words]
+        return [*prefix, *words]
+
+    def _arguments(self) -> list[str]:
+        registry = self.registry
+        config = Path(registry.origin)
+        return [
+            "part",
+            self.name,
+            str(self.number),
+            "--quiet",
+            "--no-notify",
+            *(("--threads", str(self.threads)) if self.threads is not None else ()),
+            *("--cache-dir", str(self.root.absolute())),
+            *(("--config", str(config.absolute())) if config.is_file() else ()),
+            *(("--profile", registry.profile) if registry.profile is not None else ()),
+        ]

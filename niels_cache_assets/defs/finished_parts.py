@@ -1,0 +1,146 @@
+"""A sensor that records plans and parts that were built without Dagster, for example by an array job. It is off by default.
+
+Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
+disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records decide
+whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
+the run records it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import dagster as dg
+from dagster._core.definitions.data_version import DATA_VERSION_TAG  # no public name
+from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no public name
+from dagster._core.storage.tags import PARTITION_NAME_TAG
+
+from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.val_part import ValPart
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assets.parts import part_metadata, plan_metadata, plan_version
+from niels_cache_assets.defs.metadata.builds import STATE
+from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.show.wording import counted
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
+
+PARTS_SENSOR = "finished_parts_sensor"
+_SECONDS = 60  # between two ticks
+_LOOKING_SECONDS = 20.0  # a tick looks at no further part after this time; Dagster ends a tick after 60 seconds
+_STATE = "built outside of Dagster"
+
+
+class _Found(NamedTuple):
+    """Something that may be finished. id: its name in the cursor."""
+
+    id: str
+    asset: dg.AssetKey
+    partition: str
+    artifact: Artifact
+
+
+def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+    """Return the sensor. Its cursor is {next: the next id to look at, seen: {id: inode and time of the record}}."""
+
+    @dg.sensor(
+        name=PARTS_SENSOR,
+        minimum_interval_seconds=_SECONDS,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once.",
+    )
+    def sensor(context: dg.SensorEvaluationContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.SensorResult:
+        limit_parts(context.instance, registry)
+        state = json.loads(context.cursor or "{}")
+        seen: dict[str, str] = state.get("seen", {})
+        problems: list[str] = []
+        every = [*_everything(registry, cache_root, problems)]
+        ids = [found.id for found in every]
+        first = ids.index(state["next"]) if state.get("next") in ids else 0
+        events: list[dg.AssetMaterialization] = []
+        began, count = clock(), 0
+        for found in every[first:] + every[:first]:
+            if count and clock() - began >= _LOOKING_SECONDS:
+                break
+            count += 1
+            stamp = _stamp(found.artifact)
+            if stamp is None or seen.get(found.id) == stamp or _is_being_built(context.instance, found):
+                continue
+            meta = _current(found.artifact)
+            if meta is None:
+                continue
+            if _recorded(context.instance, found) != _version(found, meta):
+                events.append(_event(found, meta))
+            seen[found.id] = stamp
+        cursor = {"next": ids[(first + count) % len(ids)] if ids else None, "seen": {name: seen[name] for name in ids if name in seen}}
+        told = f"Looked at {counted(count, 'part')}; recorded {len(events)}"
+        return dg.SensorResult(
+            asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join([told, *problems])) if not events else None
+        )
+
+    return sensor
+
+
+def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Found]:
+    """Yield the plan, the val part and the parts of every data set in parts. Add a line to `problems` for a data set without a plan."""
+    for name in registry.in_parts():
+        sealed = graph(registry, cache_root.path).dataset(name)
+        assert isinstance(sealed, Sealed)
+        yield _Found(f"plan/{name}", keys.PLAN, name, sealed.parts_plan)
+        try:
+            members = [*sealed.members()]
+        except NielsCacheError as error:  # no plan or no tokenizer yet, or those of other settings
+            problems.append(str(error))
+            continue
+        for member in members:
+            is_val = isinstance(member, ValPart)
+            partition = name if is_val else f"{name}/{member.member}"
+            yield _Found(member.key, keys.VAL_PART if is_val else keys.PARTS, partition, member)
+
+
+def _stamp(artifact: Artifact) -> str | None:
+    """Return what changes when the record of a build is replaced, or None if there is none."""
+    assert artifact.record is not None
+    try:
+        found = os.stat(artifact.directory / artifact.record)
+    except OSError:
+        return None
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}"
+
+
+def _current(artifact: Artifact) -> Meta | None:
+    """Return the record of a build that is current, or None."""
+    try:
+        return artifact.current()
+    except NielsCacheError:
+        return None
+
+
+def _is_being_built(instance: dg.DagsterInstance, found: _Found) -> bool:
+    wanted = dg.RunsFilter(tags={PARTITION_NAME_TAG: found.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
+    return bool(instance.get_run_ids(wanted, limit=1))
+
+
+def _recorded(instance: dg.DagsterInstance, found: _Found) -> str | None:
+    """Return the data version of the newest materialization, or None if there is none."""
+    wanted = dg.AssetRecordsFilter(asset_key=found.asset, asset_partitions=[found.partition])
+    records = instance.fetch_materializations(wanted, limit=1).records
+    event = records[0].asset_materialization if records else None
+    return None if event is None or event.tags is None else event.tags.get(DATA_VERSION_TAG)
+
+
+def _version(found: _Found, meta: Meta) -> str:
+    return plan_version(meta) if found.asset == keys.PLAN else str(meta["content_sha256"])
+
+
+def _event(found: _Found, meta: Meta) -> dg.AssetMaterialization:
+    outcome = Outcome(key=found.artifact.key, state="built", meta=meta, directory=found.artifact.directory)
+    metadata = plan_metadata(outcome) if found.asset == keys.PLAN else part_metadata(outcome)
+    tags = {DATA_VERSION_TAG: _version(found, meta)}
+    return dg.AssetMaterialization(found.asset, partition=found.partition, metadata={**metadata, STATE: _STATE}, tags=tags)

@@ -1,0 +1,62 @@
+"""Places for the parts of data sets: how many are built at a time in one Dagster home, and on which machine.
+
+Dagster assigns the number of places itself: it is the limit of the pool `parts`. The name of a machine, for `{host}` in [cluster], is a
+lock on a file in the home, because Dagster does not say which place of a pool a step has.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import dagster as dg
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs.keys import PARTS_POOL
+from niels_cache_assets.disk.places import take_place
+from niels_cache_runtime.format.reading import available_threads
+
+_FOLDER = ".hosts"
+_POLL_SECONDS = 1.0
+
+
+def limit_parts(instance: dg.DagsterInstance, registry: Registry) -> None:
+    """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if no data set is in parts."""
+    storage = instance.event_log_storage
+    if registry.in_parts() and storage.supports_global_concurrency_limits:
+        limit = registry.cluster.parts_at_once(available_threads())
+        info = storage.get_concurrency_info(PARTS_POOL)
+        if info.limit != limit or info.using_default_limit:
+            storage.set_concurrency_slots(PARTS_POOL, limit)
+
+
+class HostPlace:
+    """A machine for one step. The step holds it from `take` to the next `take`, or to the end of the `with` block."""
+
+    def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
+        self._folder, self._doing, self._log = folder / _FOLDER, doing, log
+        self._places = {f"{number}-{host}".replace("/", "-"): host for number, host in enumerate(hosts)}
+        self._held = ExitStack()
+        self._last: str | None = None
+
+    def __enter__(self) -> "HostPlace":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._held.close()
+
+    def take(self) -> str | None:
+        """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none."""
+        if not self._places:
+            return None
+        self._held.close()
+        order = sorted(self._places, key=lambda name: name == self._last)  # a machine that has just failed comes last
+        told = False
+        while not isinstance(found := take_place(self._held, self._folder, order, doing=self._doing), str):
+            if not told:
+                self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
+                told = True
+            time.sleep(_POLL_SECONDS)
+        self._last = found
+        return self._places[found]

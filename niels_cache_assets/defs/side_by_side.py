@@ -1,0 +1,122 @@
+"""Parts in child processes: one for the step of a part, and several at a time for `build-all`.
+
+`build-all` runs Dagster in its main thread, one run after the other. So it starts the children ahead of the runs. The run of a part then
+finds the outcome of its child and records it.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.cluster.child import build_apart
+from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.defs.places import HostPlace
+from niels_cache_assets.notify.watch import watched
+from niels_cache_assets.show.progress import HowFar
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class Listens(Protocol):
+    """The part of a listener (launcher.py) that follows builds."""
+
+    def started(self, name: str, family: Literal["parts"]) -> None: ...
+
+    def progressed(self, name: str, progress: HowFar) -> None: ...
+
+    def logged(self, name: str, message: str) -> None: ...
+
+
+class Event(NamedTuple):
+    """A report of one of several builds: its progress, a line of its log, or its end."""
+
+    key: str
+    progress: Any = None
+    line: str | None = None
+    end: Outcome | NielsCacheError | None = None
+
+
+def build_part_apart(
+    part: Part, *, home: Path, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Build a part in a child process, unless it is there already. home: the Dagster home, which holds the places of the machines.
+
+    Raises NielsCacheError if the build fails, and tells the people whom [notify] names.
+    """
+    try:
+        there = part.current()
+    except NielsCacheError:  # there is no such part yet
+        pass
+    else:
+        return Outcome(key=part.key, state="cache_hit", meta=there, directory=part.directory)
+    with (
+        watched(part.registry.notify, part.key, log) as watch,
+        HostPlace(home, part.registry.cluster.hosts, doing=part.key, log=watch.log) as place,
+        watch.standstill(on_progress) as progressed,
+    ):
+        assert progressed is not None
+
+        def command() -> PartCommand:
+            return PartCommand(registry=part.registry, root=part.root, name=part.name, number=part.number, host=place.take())
+
+        return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
+
+
+def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Generator[Event]:
+    """Build parts in children, `at_once` at a time, and yield what they report, in this thread. The last event of each part is its end.
+
+    If the caller stops to read, all children are stopped.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    stopping = threading.Event()
+
+    def build(part: Part) -> None:
+        end: Outcome | NielsCacheError
+        try:
+            end = build_part_apart(
+                part,
+                home=home,
+                on_progress=lambda progress: events.put(Event(part.key, progress=progress)),
+                log=lambda line: events.put(Event(part.key, line=line)),
+                is_stopping=stopping.is_set,
+            )
+        except KeyboardInterrupt:  # the caller has stopped to read
+            return
+        except NielsCacheError as error:
+            end = error
+        except Exception as error:
+            end = NielsCacheError(f"{part.key}: {type(error).__name__}: {error}")
+        events.put(Event(part.key, end=end))
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
+        try:
+            left = {part.key for part in parts}
+            for part in parts:
+                pool.submit(build, part)
+            while left:
+                event = events.get()
+                if event.end is not None:
+                    left.remove(event.key)
+                yield event
+        finally:
+            stopping.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def told_to(listener: Listens, events: Iterable[Event], started: dict[str, float]) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
+    """Pass the events to a listener, and yield the key and the end of each part. started: gets the times when the parts began."""
+    for event in events:
+        if event.key not in started:
+            started[event.key] = time.monotonic()
+            listener.started(event.key, "parts")
+        if event.progress is not None:
+            listener.progressed(event.key, event.progress)
+        if event.line is not None:
+            listener.logged(event.key, event.line)
+        if event.end is not None:
+            yield event.key, event.end
