@@ -1,6 +1,6 @@
 """Compare fast engines with the reference libraries: speed, equal ids, and a whole build.
 
-For each model (a tokenizer.json or a rank file of tiktoken):
+For each model (a tokenizer.json, a rank file of tiktoken, or the SentencePiece model of a project):
 
 * encoding of documents of 390 bytes and 2 kB, on two threads, by the reference and by each engine that is installed: the first pass, when
   the caches of the engine are empty, and the median of all passes. No document occurs twice;
@@ -40,7 +40,7 @@ import psutil
 
 from build import base_texts, build, documents, peak_of, sources, write_inputs
 from niels_cache_assets.tokenizer import checked, engines
-from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, open_model
+from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TextTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
 from niels_cache_runtime.format.reading import available_threads
 
@@ -61,6 +61,8 @@ def default_models() -> list[str]:
 
 def opened(path: str) -> TextTokenizer:
     """Open a model. Its eot is the special token with the usual name, or else the first one."""
+    if path.endswith(".model"):  # of a project, with its special tokens
+        return SentencePieceTokenizer(path)
     if path.endswith(".tiktoken"):
         return open_model(path, special_tokens={"eot": "<|endoftext|>"})
     model = open_model(path, special_tokens={})
@@ -86,6 +88,11 @@ def tiktoken_library(tokenizer: TextTokenizer) -> EncodeFlat | None:
 def huggingface_library(tokenizer: TextTokenizer) -> EncodeFlat | None:
     library = getattr(tokenizer, "library_tokenizer", None)
     return None if library is None else lambda texts: library.encode_batch_fast(texts, add_special_tokens=False)
+
+
+def sentencepiece_library(tokenizer: TextTokenizer) -> EncodeFlat | None:
+    processor = getattr(tokenizer, "library_processor", None)
+    return None if processor is None else lambda texts: processor.encode_as_numpy(texts, num_threads=1)
 
 
 def megabytes(texts: Sequence[str]) -> float:
@@ -128,11 +135,11 @@ def median(speeds: Sequence[Speed]) -> Speed:
 def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> Speed:
     """Print the speed of the reference and of each engine. Return that of the reference."""
     few = texts[: len(texts) // REFERENCE_SHARE]
-    bare = tiktoken_library(tokenizer) or huggingface_library(tokenizer)
+    bare = tiktoken_library(tokenizer) or huggingface_library(tokenizer) or sentencepiece_library(tokenizer)
     assert bare is not None
     reference = median([speed_of(few, bare) for _ in range(rounds)])
     print(f"  {engines.reference_of(tokenizer):34} {reference}", flush=True)
-    for name, load in engines.ENGINES.items():
+    for name, load in engines.engines_for(tokenizer).items():
         watch = Stopwatch()
         engine = load(tokenizer)
         watch.stop()
@@ -147,7 +154,7 @@ def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> Spe
 
 
 def run_proof(tokenizer: TextTokenizer) -> None:
-    for load in engines.ENGINES.values():
+    for load in engines.engines_for(tokenizer).values():
         engine = load(tokenizer)
         if engine is not None:
             started = time.perf_counter()
@@ -227,7 +234,7 @@ def real_texts(count: int) -> Iterator[str]:
 
 def run_equality(tokenizer: TextTokenizer, count: int) -> None:
     pieces = [text for piece in tokenizer.piece_bytes() if (text := piece.decode(errors="ignore"))]
-    for load in engines.ENGINES.values():
+    for load in engines.engines_for(tokenizer).values():
         engine = load(tokenizer)
         if engine is None:
             continue

@@ -9,6 +9,6 @@ class NielsCacheError(ValueError):
 
 
 class NotWrittenError(NielsCacheError):
-    """An error of the disk, the file system or the database, and not of the request. Examples are a full disk, a read-only folder, and a
-    file system without locks.
+    """An error of the disk, the file system, the database or an object store, and not of the request. Examples are a full disk, a read-only
+    folder, and a file system without locks.
     """

@@ -12,6 +12,8 @@ from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub
 from tests.tiny import train_tiny_tokenizer
 
+TESTS = Path(__file__).parent
+
 pytest_plugins = ["tests.built_project", "tests.golden", "tests.left_out", "tests.remote_caches", "tests.workers"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
@@ -36,7 +38,36 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     hub.close()
 
 
+# Files that take more than 12 seconds in `make test`, the longest first.
+LONGEST = (
+    "test_docs_commands.py",
+    "ui/test_ui_browser.py",
+    "ui/test_ui_process.py",
+    "test_real_data_build.py",
+    "test_tokenizer_projects.py",
+    "test_dagster_cli.py",
+    "test_dagster_launcher.py",
+    "test_dagster_turns.py",
+    "ui/test_ui_strangers.py",
+    "test_engines.py",
+    "faults/test_materialize.py",
+    "test_network.py",
+    "test_dagster_parts.py",
+    "test_examples_runtime.py",
+    "test_golden_wording.py",
+    "test_cli.py",
+    "test_tokenizer_kinds.py",
+    "test_materialize.py",
+    "test_default_profile.py",
+    "faults/test_hub.py",
+    "faults/test_builds.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first. `make test` gives whole files to its processes, and a slow file at the end would run alone."""
+    """Put long files first, then other files with slow tests. `make test` gives whole files to its processes, and a long file at the end
+    would run alone.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
-    items.sort(key=lambda item: item.path not in slow)
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))

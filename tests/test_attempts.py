@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -384,3 +386,31 @@ def test_pruning_removes_leases_and_attempts_of_old_plans(attempts: Attempts, na
     assert any(".partial.1" in part.directory.name for part in removed)
     assert not (fewer.root / "pretrain/.parts" / NAME).exists()
     assert verify_cache(fewer.root) == []
+
+
+def _build_and_die(found: Graph, at: int) -> None:
+    with Disk(found.root, at=at).installed():
+        materialize(found[KEY])
+
+
+@pytest.mark.torture
+def test_a_kill_at_any_call_of_an_attempt(attempts: Attempts, name: str) -> None:
+    """Each attempt continues where the killed one before it has stopped, in the takeover too."""
+    forked = multiprocessing.get_context("fork")
+    killed = finished = 0
+    for at in range(150):
+        if not (attempts.project.folder / name).exists():
+            attempts.root(name)
+        found = attempts.graph(name)
+        child = forked.Process(target=_build_and_die, args=(found, at))
+        child.start()
+        child.join(60)
+        killed += child.exitcode == -signal.SIGKILL
+        if child.exitcode == 0 or at % 10 == 9:
+            outcome = materialize(found[KEY])
+            assert digests(outcome.directory) == attempts.expected[KEY], f"call {at}"
+            clean(found)
+            shutil.rmtree(found.root)
+            finished += 1
+    assert killed > 50
+    assert finished > 10

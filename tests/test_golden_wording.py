@@ -26,6 +26,7 @@ from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.cli.commands.ui import SIGNALS
 from niels_cache_assets.cli.parser import COMMANDS
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import TokenLoader
 from tests import transcripts
 from tests.small_project import small_project
@@ -37,7 +38,9 @@ WRITES = bool(os.environ.get("WRITE_WORDING"))
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """Settings, texts and caches; `older` caches, of another seed; the state of a loader; and the command on the PATH."""
+    """Settings, texts and caches; `older` caches, of another seed; one cache that is `published`; the state of a loader; and the command
+    on the PATH.
+    """
     folder = tmp_path_factory.mktemp("wording")
     shutil.copy(tiny_model, folder / "spm.model")
     small = small_project(folder, Path("spm.model"))
@@ -52,6 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         patch.chdir(folder)
         state = TokenLoader("cache/pretrain/letters/train", T=16, B=2, seed=3).state_dict()
     (folder / "loader.json").write_text(json.dumps(state), encoding="utf-8")
+    push(local_build(folder / "cache/pretrain/letters"), f"file://{folder}/published/letters")
     (folder / "bin").mkdir()
     (folder / "bin" / transcripts.PROGRAM).write_text("#!/bin/sh\n")
     (folder / "bin" / transcripts.PROGRAM).chmod(0o755)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import LONGEST, TESTS
 from tests.layout import circles, imports, modules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,3 +140,8 @@ def test_the_page_about_the_architecture_names_every_room_and_only_files_that_ar
     assert len(named) > 30
     places = (ROOT, ROOT / "niels_cache_assets", ROOT / "niels_cache_runtime")
     assert [path for path in named if not any((place / path).exists() for place in places)] == []
+
+
+def test_long_files_of_tests_are_there() -> None:
+    assert len(LONGEST) > 10
+    assert [name for name in LONGEST if not (TESTS / name).is_file()] == []

@@ -124,6 +124,8 @@ def test_every_line_of_a_file_stays(tmp_path: Path, text: str) -> None:
     wanted = {**before, "pretrain": {**before.get("pretrain", {}), "a": {"added": None, **before.get("pretrain", {}).get("a", {})}}}
     assert tables == wanted
     assert path.stat().st_mode & 0o777 == 0o640
+    assert ("\r\n" in text) == (after.count("\n") == after.count("\r\n"))
+    assert not after.endswith(("\n\n", "\r\n\r\n"))
 
 
 def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path: Path) -> None:

@@ -173,6 +173,18 @@ def test_a_plan_is_the_same_bytes_again_and_tells_no_place(project: PartsProject
     assert materialize(found[f"plan/{NAME}"]).state == "cache_hit"
 
 
+def test_the_picture_of_parts_is_up_to_date(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    from docs import parts_picture
+
+    parts_picture.main(tmp_path)
+    kept, new = imread(parts_picture.TARGET / "parts.png"), imread(tmp_path / "parts.png")
+    assert kept.shape == new.shape
+    assert np.abs(kept - new).mean() < 0.005, "run python -m docs.parts_picture"  # machines may smooth edges otherwise
+
+
 def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.parts.plan.MOST_SHARDS", 0.1)
     warning = materialize(project.graph(2, build="").sealed(NAME).parts_plan).warning

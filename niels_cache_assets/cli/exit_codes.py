@@ -13,8 +13,8 @@ TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS = {
     DONE: "success",
-    FAILED: "a data set failed, a disk or database refused an operation, `verify` has findings, `status` shows something incomplete, "
-    "`doctor` has a problem, or `diff` found a difference",
+    FAILED: "a data set failed, a disk, a database or an object store refused an operation, `verify` has findings, "
+    "`status` shows something incomplete, `doctor` has a problem, or `diff` found a difference",
     WRONG_USE: "wrong use or configuration, or an input that the command needs is missing; nothing was changed",
     BUG: "a bug in niels-cache; a traceback shows its place",
     BUSY: "another process builds this part (`part --no-wait`); try again later",

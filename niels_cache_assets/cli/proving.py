@@ -48,10 +48,10 @@ class Proven:
 
 def prove_models(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as_json: bool) -> int:
     """Prove each engine for each model, and print the results. Return FAILED if any text differs. sources: opens the texts, by name."""
-    from niels_cache_assets.tokenizer.engines import ENGINES, reference_of
+    from niels_cache_assets.tokenizer.engines import engines_for, reference_of
 
     results = [
-        (path, tokenizer, [_proven(name, load(tokenizer), tokenizer, sources) for name, load in ENGINES.items()])
+        (path, tokenizer, [_proven(name, load(tokenizer), tokenizer, sources) for name, load in engines_for(tokenizer).items()])
         for path, tokenizer in models
     ]
     if as_json:

@@ -63,8 +63,12 @@ def _edited(text: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, A
         added = table.setdefault("added", tomlkit.aot())
         if not isinstance(added, AoT):
             return None
+        new.add(tomlkit.nl())
         added.append(new)
-        return mark + tomlkit.dumps(document)
+        edited = tomlkit.dumps(document).replace("\r\n", "\n")
+        if edited.endswith("\n\n") and not text.replace("\r\n", "\n").endswith("\n\n"):
+            edited = edited.removesuffix("\n")
+        return mark + (edited.replace("\n", "\r\n") if "\r\n" in text else edited)
     except (TOMLKitError, AttributeError, TypeError, ValueError):
         return None
 

@@ -137,7 +137,7 @@ class Registry:
 
     def published(self, family: Family) -> list[str]:
         """Return the names of the data sets that [publish] publishes, in order. The list is empty without that table."""
-        if self.publish is None:
+        if self.publish is None or self.publish.address is None:
             return []
         chosen = self.publish.data_sets
         return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
@@ -308,9 +308,9 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
             registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
-    for name in (registry.publish and registry.publish.data_sets) or ():
+    for name in () if registry.publish is None else (*(registry.publish.data_sets or ()), *registry.publish.licenses):
         if name not in registry.pretrain and name not in registry.sft:
-            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] data_sets names an unknown data set", name)
+            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] names an unknown data set", name)
     for name in registry.dedup.priority:
         if name not in registry.pretrain:
             where = origin.of("dedup", "priority")

@@ -14,7 +14,7 @@ from niels_cache_runtime.format.layout import META_NAME, Family
 from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, content_sha256, parse_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
-from niels_cache_runtime.remote.record import TOKENIZER, RemoteFile, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
 from niels_cache_runtime.remote.store import MissingError, Store
 
 
@@ -54,7 +54,16 @@ def read_published(store: Store) -> Published:
         content, _ = store.read(file.key, most_bytes=MOST_META_BYTES)
     except MissingError:
         raise MissingError(f"{where}: the record names this object, but it is gone; push the cache again") from None
-    if len(content) != file.size or hashlib.sha256(content).hexdigest() != file.sha256:
+    return published_of(record, content, where)
+
+
+def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> Published:
+    """Return the build of a record. `content`: the bytes of the cache's meta.json, which was read at `where`.
+
+    in_place: whether the files have their own paths as keys. Raises NielsCacheError if both do not describe one cache.
+    """
+    entry = record.beside[META_NAME]
+    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise NielsCacheError(f"{where}: its content is not the one in the record; push the cache again")
     meta = check_form(parse_meta(content, where), where)
     if is_foreign(meta) or not is_valid_name(record.name):
@@ -67,4 +76,10 @@ def read_published(store: Store) -> Published:
         problem = "its tokenizer is not in the record"
     if problem:
         raise NielsCacheError(f"{where}: {problem}; push the cache again")
-    return Published(family=record.family, name=record.name, meta=meta, meta_content=content, files=record.files(meta))
+    return Published(
+        family=record.family,
+        name=record.name,
+        meta=meta,
+        meta_content=content,
+        files=[file._replace(key=file.path) if in_place else file for file in record.files(meta)],
+    )

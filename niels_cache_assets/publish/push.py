@@ -106,7 +106,7 @@ def push(
     """
     store = open_store(address, make=True)
     found, e_tag = _record_at(store)
-    _check_may_push(build, found, store, replace_other=replace_other)
+    check_may_push(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
     sent = _send_missing(build, store, threads=threads, tally=Tally(total, progress), by_hash=True)
@@ -148,6 +148,17 @@ def prune(address: str) -> Pruned:
             store.delete(keys[start : start + _DELETED_AT_ONCE])
     objects = [each for build in deleted for each in builds[build]]
     return Pruned(builds=deleted, objects=len(objects), bytes=sum(each.size for each in objects), kept=kept)
+
+
+def check_files(build: LocalBuild, *, threads: int = THREADS, progress: Progress | None = None) -> None:
+    """Hash all files of a cache. Raises NielsCacheError if one is damaged or cannot be read."""
+    tally = Tally(sum(file.size for file in build.files), progress)
+
+    def look(file: RemoteFile) -> None:
+        _check_content(build, file, tally)
+        tally.add(file.size)
+
+    at_once(look, build.files, threads=threads, tally=tally)
 
 
 def _local_build(directory: Path) -> LocalBuild:
@@ -202,13 +213,14 @@ def _record_at(store: Store) -> tuple[Record | None, str | None]:
         return None, None
 
 
-def _check_may_push(build: LocalBuild, found: Record | None, store: Store, *, replace_other: bool) -> None:
+def check_may_push(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
+    """Raise NielsCacheError if `found`, the record at the address, must stay."""
     if found is None or build.record.is_same_build(found):
         return
     if (found.family, found.name) != (build.record.family, build.record.name):
-        raise NielsCacheError(f"{store.address}: holds {found.family}/{found.name}; push to another address")
+        raise NielsCacheError(f"{address}: holds {found.family}/{found.name}; push to another address")
     if not replace_other:
-        raise NielsCacheError(f"{store.address}: holds another build ({found.content_sha256[:12]}) of {found.name}; --replace exchanges it")
+        raise NielsCacheError(f"{address}: holds another build ({found.content_sha256[:12]}) of {found.name}; --replace exchanges it")
 
 
 def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally, by_hash: bool) -> set[RemoteFile]:
@@ -222,13 +234,11 @@ def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally
     def send(file: RemoteFile) -> None:
         is_there = sizes.get(file.key) == file.size and (not by_hash or store.head(file.key).sha256 == file.sha256)
         if not is_there:
+            _check_content(build, file, tally)
             try:
-                _check_content(build.paths[file.path], file, tally)
                 store.put(file.key, build.paths[file.path], sha256=file.sha256)
             except OSError as error:
                 raise _unusable(build, file, f"cannot be read: {error.strerror or error}") from error
-            except _OtherContent as error:
-                raise _unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set") from error
             sent.add(file)
         tally.add(file.size)
 
@@ -236,19 +246,18 @@ def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally
     return sent
 
 
-class _OtherContent(Exception):
-    """The hash of a local file is not the one in meta.json."""
-
-
-def _check_content(path: Path, file: RemoteFile, tally: Tally) -> None:
+def _check_content(build: LocalBuild, file: RemoteFile, tally: Tally) -> None:
     """Hash a local file before it is sent, so that no object has a recorded hash that its content does not have."""
     digest = hashlib.sha256()
-    with open(path, "rb") as opened, mapped(opened) as content:
-        for start in range(0, len(content), _BLOCK_BYTES):
-            digest.update(content[start : start + _BLOCK_BYTES])
-            tally.add(0)
+    try:
+        with open(build.paths[file.path], "rb") as opened, mapped(opened) as content:
+            for start in range(0, len(content), _BLOCK_BYTES):
+                digest.update(content[start : start + _BLOCK_BYTES])
+                tally.add(0)
+    except OSError as error:
+        raise _unusable(build, file, f"cannot be read: {error.strerror or error}") from error
     if digest.hexdigest() != file.sha256:
-        raise _OtherContent
+        raise _unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
 
 
 def _unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:

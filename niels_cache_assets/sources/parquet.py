@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, batch_of, texts_of
+from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -83,9 +85,7 @@ class Parquet(RowFileSource):
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
             for first, table in decoded_ahead(parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)):
-                damaged: dict[int, str] = {}
-                values = rows.column_values(table[text_field], self.encoding, damaged)
-                texts = texts_of(values, limit=limit, judged=self.reads_files, damaged=damaged)
+                values, texts, damaged = texts_of_column(table[text_field], encoding=self.encoding, limit=limit, judged=self.reads_files)
 
                 def is_document(index: int, values=values, damaged=damaged, first=first) -> bool:  # type: ignore[no-untyped-def]
                     text, row = values[index], first + index
@@ -102,9 +102,9 @@ class Parquet(RowFileSource):
                     held.saw_text()
                 batch = batch_of(
                     texts,
-                    files=[name] * count,
-                    numbers=range(first, first + count),
-                    ids=rows.column_values(table[id_field], self.encoding) if has_id else None,
+                    files=name,
+                    numbers=np.arange(first, first + count),
+                    ids=ids_of_column(table[id_field], self.encoding) if has_id else None,
                     titles=rows.column_values(table["title"], self.encoding) if has_title else None,
                 )
                 yield from collector.add(batch, first=first, odd=texts.odd, is_document=is_document)

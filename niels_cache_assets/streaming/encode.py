@@ -16,7 +16,7 @@ import numpy as np
 from niels_cache_assets.documents import Divider, DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
-from niels_cache_assets.streaming.types import EncodedDocuments, PositionedChunk
+from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -85,13 +85,12 @@ def encode_documents(
     a special token. Raises EngineDiffers if the tokenizer has a fast engine that gives other ids than its reference.
     """
 
-    def encode(numbered: tuple[int, list[PositionedChunk]]) -> EncodedDocuments:
+    def encode(numbered: tuple[int, Chunks]) -> EncodedDocuments:
         batch, chunks = numbered
         encoded = _encode_chunks(chunks, tokenizer, batch, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
-    chunks = feed.positioned(document_chunks(documents), first=first)
-    return map_in_order(encode, enumerate(_tasks(chunks)), threads=threads, size_of=lambda task: sum(map(_characters, task[1])))
+    return map_in_order(encode, enumerate(_tasks(documents, feed, first)), threads=threads, size_of=lambda task: task[1].characters)
 
 
 def encode_apart(
@@ -104,31 +103,44 @@ def encode_apart(
     if len(encoded.chunks) == 1:
         yield encoded
         return
-    for chunk in encoded.chunks:
-        yield _encode_chunks([chunk], tokenizer, None, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
+    for chunk, position in encoded.chunks:
+        yield _encode_chunks(
+            Chunks.of(chunk, position), tokenizer, None, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision
+        )
 
 
-def _tasks(chunks: Iterable[PositionedChunk]) -> Iterator[list[PositionedChunk]]:
-    """Group chunks of short documents into tasks. Each hand-over between threads costs as much as the encoding of some documents."""
-    task: list[PositionedChunk] = []
-    characters = 0
+def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Iterator[Chunks]:
+    """Divide a stream of documents into chunks, and group chunks of short documents into tasks.
+
+    Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it.
+    """
+    divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
+    task = Chunks()
     try:
-        for chunk in chunks:
-            task.append(chunk)
-            characters += _characters(chunk)
-            if len(task) == _CHUNKS_PER_TASK or characters >= _CHUNK_CHARACTERS:
-                yield task
-                task, characters = [], 0
+        for batch in batches:
+            start = 0
+            for part, is_full in divider.cuts(batch.characters):
+                if not is_full:
+                    continue
+                task.add(batch[start : part.stop])
+                start = part.stop
+                task.end_chunk(feed.position(first + task.size))
+                if len(task) == _CHUNKS_PER_TASK or task.characters >= _CHUNK_CHARACTERS:
+                    first += task.size
+                    yield task
+                    task = Chunks()
+            if start < len(batch):
+                task.add(batch[start:])
+            del batch  # so that a long text is not kept in memory while the next batch is read
     except Exception:
-        if task:  # read before the source failed: a build that is resumed need not read it again
+        task.drop_unfinished_chunk()
+        if len(task):  # read before the source failed: a build that is resumed need not read it again
             yield task
         raise
-    if task:
+    if task.size:
+        if task.has_unfinished_chunk:
+            task.end_chunk(feed.position(first + task.size))
         yield task
-
-
-def _characters(chunk: PositionedChunk) -> int:
-    return int(chunk[0].characters.sum())
 
 
 class EncodedTexts(NamedTuple):
@@ -167,13 +179,15 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
 
     Raises NielsCacheError for an id outside of the vocabulary, so that the tokens of an inconsistent tokenizer are never written.
     """
-    try:
-        if len(encoded.ids) and encoded.ids.min() < 0:
-            raise IndexError
-        special = tokenizer.is_special.take(encoded.ids)
-    except IndexError as error:
+    if not len(encoded.ids):
+        return None
+    least, most = int(encoded.ids.min()), int(encoded.ids.max())
+    if least < 0 or most >= tokenizer.vocab_size:
         size = tokenizer.vocab_size
-        raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {size}; correct vocab_size") from error
+        raise NielsCacheError(f"encoding: the tokenizer gave an id outside its vocab_size {size}; correct vocab_size")
+    if not tokenizer.is_special[least : most + 1].any():  # special ids are usually the first or the last ones of a vocabulary
+        return None
+    special = tokenizer.is_special.take(encoded.ids)
     if not special.any():
         return None
     found = np.zeros(len(encoded.lengths), dtype=bool)
@@ -182,7 +196,7 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
 
 
 def _encode_chunks(
-    chunks: list[PositionedChunk],
+    chunks: Chunks,
     tokenizer: BuildTokenizer,
     batch: int | None,
     *,
@@ -190,7 +204,7 @@ def _encode_chunks(
     append_eot: bool,
     raise_on_collision: bool,
 ) -> EncodedDocuments:
-    documents = DocumentBatch.joined([batch for batch, _ in chunks])
+    documents = chunks.documents
     encoded = encode_texts(documents.text.tolist(), tokenizer, batch)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
@@ -206,12 +220,25 @@ def _encode_chunks(
             keep &= ~found
     if not keep.all():
         documents, ids, lengths = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep]
-    tokens = ids.astype(dtype)
-    if tokenizer.bos is not None:
-        tokens, lengths = np.insert(tokens, np.cumsum(lengths) - lengths, dtype.type(tokenizer.bos)), lengths + 1
-    if append_eot:
-        tokens, lengths = np.insert(tokens, np.cumsum(lengths), dtype.type(tokenizer.eot)), lengths + 1
+    tokens, lengths = _framed(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
     return EncodedDocuments(documents, tokens, lengths, dropped, chunks)
+
+
+def _framed(ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths."""
+    if bos is None and eot is None:
+        return ids.astype(dtype), lengths
+    added = (bos is not None) + (eot is not None)
+    framed = lengths + added
+    ends = np.cumsum(framed)
+    tokens = np.empty(len(ids) + added * len(lengths), dtype)
+    is_text = np.ones(len(tokens), dtype=bool)
+    for token, places in ((bos, ends - framed), (eot, ends - 1)):
+        if token is not None:
+            is_text[places] = False
+            tokens[places] = token
+    tokens[is_text] = ids
+    return tokens, framed
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -108,7 +108,11 @@ class Feed(Generic[Batch]):
         items = first
         for chunk in chunks:
             items += len(chunk)
-            yield chunk, Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
+            yield chunk, self.position(items)
+
+    def position(self, items: int) -> Position:
+        """Return the position of the opened stream now. `items`: the number of items so far."""
+        return Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
 
     def _splitter(self, position: int) -> FractionSplitter | None:
         if self._share is None:

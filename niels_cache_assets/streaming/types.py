@@ -73,3 +73,63 @@ class Position(NamedTuple):
 
 PositionedChunk = tuple[DocumentBatch, Position]
 """Up to 256 documents, and the position after the last document."""
+
+
+class Chunks(Sequence[PositionedChunk]):
+    """Chunks that are encoded together. Their documents are stored as one batch.
+
+    size: the number of documents. characters: the length of all texts.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[DocumentBatch] = []
+        self._ends: list[int] = []  # the number of documents up to the end of each chunk
+        self._positions: list[Position] = []
+        self.size = self.characters = 0
+
+    @classmethod
+    def of(cls, documents: DocumentBatch, position: Position) -> Chunks:
+        """Return one chunk."""
+        chunks = cls()
+        chunks.add(documents)
+        chunks.end_chunk(position)
+        return chunks
+
+    def add(self, documents: DocumentBatch) -> None:
+        """Append documents to the chunk that is not ended yet."""
+        self._parts.append(documents)
+        self.size += len(documents)
+        self.characters += int(documents.characters.sum())
+
+    def end_chunk(self, position: Position) -> None:
+        """End a chunk after the documents so far. position: the position in the source after them."""
+        self._ends.append(self.size)
+        self._positions.append(position)
+
+    @property
+    def has_unfinished_chunk(self) -> bool:
+        return self.size > (self._ends[-1] if self._ends else 0)
+
+    def drop_unfinished_chunk(self) -> None:
+        """Remove the documents after the last chunk."""
+        if self.has_unfinished_chunk:
+            kept = self.documents[: self._ends[-1] if self._ends else 0]
+            self._parts, self.size, self.characters = [kept], len(kept), int(kept.characters.sum())
+
+    @property
+    def documents(self) -> DocumentBatch:
+        """The documents of all chunks."""
+        if len(self._parts) > 1:
+            self._parts = [DocumentBatch.joined(self._parts)]
+        return self._parts[0]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a chunk, or a list of chunks for a slice."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        start = self._ends[number - 1] if number else 0
+        return self.documents[start : self._ends[number]], self._positions[number]

@@ -4,6 +4,9 @@ Before a build, the engine must give the ids of the reference for the fixed set 
 also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of eight in every 64th batch. The first
 batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and the build starts again with the reference. If
 the engine cannot encode a batch, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
+
+For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
+more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.tokenizer.engines import Engine, proven_engine, reference_of, refuse_engine
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer
+from niels_cache_assets.tokenizer.engines import Engine, is_proven, proven_engine, reference_of, refuse_engine
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
 
 BATCHES_PER_CHECK = 64
 TEXTS_PER_CHECK = 8
+
+WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
 
 _EXCERPT = 30  # characters of a text on each side of a difference, in messages
 
@@ -95,6 +100,10 @@ class Encoder:
         self._use: EngineUse | None = None  # of the engine
         self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
         self._lock = threading.Lock()
+        self._waits = False  # whether an engine is loaded later
+        self._characters = 0  # of the texts that were encoded while it was not loaded
+        self._compares_next = False  # whether the next batch of the engine is compared whole
+        self._log: Callable[[str], None] = lambda message: None
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
         """Choose the engine. This takes some seconds if an engine is there, for its proof.
@@ -104,12 +113,30 @@ class Encoder:
         """
         if self._reference is None:
             return
-        self._before = list(before)
-        differed = {(use.name, use.version) for use in before if use.differed}
-        engine = proven_engine(self._tokenizer, log) if self._tokenizer.engine == "auto" else None
-        self._engine = None if engine is not None and (engine.name, engine.version) in differed else engine
-        self._use = EngineUse(name=self._engine.name, version=self._engine.version) if self._engine else None
+        self._before, self._log = list(before), log
         self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
+        if self._tokenizer.engine != "auto":
+            return
+        self._waits = isinstance(self._tokenizer, SentencePieceTokenizer) and not is_proven(self._tokenizer)
+        if not self._waits:
+            self._use_engine()
+
+    def _use_engine(self) -> None:
+        differed = {(use.name, use.version) for use in self._before if use.differed}
+        engine = proven_engine(self._tokenizer, self._log)
+        if engine is not None and (engine.name, engine.version) not in differed:
+            self._use = EngineUse(name=engine.name, version=engine.version)
+            self._engine = engine
+
+    def _wait(self, texts: Sequence[str]) -> None:
+        """Count texts that are encoded while an engine waits. Load it after enough of them."""
+        with self._lock:
+            self._characters += sum(map(len, texts))
+            is_time = self._waits and self._characters >= WORTH_CHARACTERS
+            self._waits = self._waits and not is_time
+        if is_time:
+            self._compares_next = True
+            self._use_engine()
 
     def encode_flat(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
@@ -117,11 +144,15 @@ class Encoder:
         batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
         compared; use this only for texts that have been encoded before. Raises EngineDiffers.
         """
+        if self._waits:
+            self._wait(texts)
         found = None if self._engine is None else self._with_engine(self._engine, texts)
         if found is None:
             self._count_own(len(texts))
             return self._view.encode_flat(texts)
         chosen = _compared(batch)
+        if self._compares_next and batch is not None:
+            self._compares_next, chosen = False, slice(None)
         self._count(len(texts), checked=len(texts[chosen]))
         if texts[chosen]:
             self._compare(texts, found, chosen)
@@ -164,10 +195,13 @@ class Encoder:
     def uses(self) -> list[EngineUse]:
         """All uses for this cache, one for each library and version: those of an interrupted build, the engine, the reference.
 
-        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer.
+        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a model of
+        SentencePiece that no engine has encoded.
         """
         added: dict[tuple[str, str, bool], EngineUse] = {}
         now = [use for use in (self._use, self._own) if use is not None and use.texts]
+        if isinstance(self._tokenizer, SentencePieceTokenizer) and all(use.is_reference for use in (*self._before, *now)):
+            return []  # no engine was used
         for use in (*self._before, *now):
             key = (use.name, use.version, use.differed)
             first = added.get(key, replace(use, texts=0, checked=0))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from niels_cache_assets.tokenizer.kinds import LIBRARIES
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer, byte_characters
+from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 
 if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.base import TextTokenizer
@@ -115,9 +116,26 @@ ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.nam
 """The engines by name, the preferred one first. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
 
 
+OWN_ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {UnigramWords.name: UnigramWords.load}
+"""The engines of this package, for models of SentencePiece. A build loads one only after some megabytes of text (checked.py)."""
+
+
+def engines_for(tokenizer: Any) -> Mapping[str, Callable[[TextTokenizer], Engine | None]]:
+    """Return the engines that may encode for this kind of tokenizer."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return OWN_ENGINES
+    return ENGINES if isinstance(tokenizer, HuggingFaceTokenizer | TiktokenTokenizer) else {}
+
+
 def reference_of(tokenizer: Any) -> str | None:
     """Return the library that defines the ids of a tokenizer, or None if no engine can encode for this kind of tokenizer."""
-    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, HuggingFaceTokenizer | TiktokenTokenizer) else None
+    kinds = HuggingFaceTokenizer | TiktokenTokenizer | SentencePieceTokenizer
+    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, kinds) else None
+
+
+def is_proven(tokenizer: TextTokenizer) -> bool:
+    """Return whether this process has already proven or refused the engines of a model."""
+    return _key(tokenizer) in _PROVEN
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
@@ -145,11 +163,12 @@ def refuse_engine(tokenizer: TextTokenizer) -> None:
 
 
 def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
-    return (tokenizer.kind, tokenizer.model_sha256, *ENGINES.values())
+    return (tokenizer.kind, tokenizer.model_sha256, *engines_for(tokenizer).values())
 
 
 def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
-    loaded = [engine for load in ENGINES.values() if (engine := load(tokenizer)) is not None]
+    engines = engines_for(tokenizer)
+    loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
         proof = prove(tokenizer, engine)
         if not proof.differing:
@@ -158,7 +177,7 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
             f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {reference_of(tokenizer)} for "
             f"{proof.differing:,} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
         )
-    if ENGINES and not loaded and not any(map(installed_version, ENGINES)):
+    if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
     return None
 
@@ -212,7 +231,9 @@ def _of_model(tokenizer: TextTokenizer) -> dict[str, list[str]]:
 
 @cache
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
+    """Return the version of an installed package or of an engine of this package, or None."""
+    if package == UnigramWords.name:
+        return UnigramWords.version
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

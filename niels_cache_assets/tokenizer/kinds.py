@@ -146,7 +146,9 @@ def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
         tokenizer.engine = registry.tokenizer.engine
         return tokenizer
-    return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
+    trained = SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
+    trained.engine = registry.tokenizer.engine
+    return trained
 
 
 @dataclass(frozen=True, kw_only=True)

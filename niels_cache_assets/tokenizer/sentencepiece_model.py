@@ -73,6 +73,11 @@ class SentencePieceTokenizer(TextTokenizer):
         return processor
 
     @property
+    def library_processor(self) -> sentencepiece.SentencePieceProcessor:
+        """The object of the library `sentencepiece`."""
+        return self._processor
+
+    @property
     def vocab_size(self) -> int:
         """The number of pieces, including special tokens. All ids are below this number."""
         return int(self._processor.get_piece_size())

@@ -86,8 +86,13 @@ def read_record(store: Store) -> tuple[Record, str | None]:
         content, e_tag = store.read(META_NAME, most_bytes=MOST_META_BYTES)
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
+    return parse_record(content, name), e_tag
+
+
+def parse_record(content: bytes, name: str) -> Record:
+    """Return the bytes of a record as a Record. `name` is for messages. Raises NielsCacheError if they are no record of this version."""
     try:
-        return _parsed(content), e_tag
+        return _parsed(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         said = str(error) if isinstance(error, NielsCacheError) else "is not the record of a published cache"
         raise NielsCacheError(f"{name}: {said}; give another address") from error

@@ -7,13 +7,14 @@ source. Otherwise it is built again, which gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
+from niels_cache_assets.artifacts.parts.leased import checked
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import OnProgress, Provenance
@@ -81,7 +82,7 @@ class WholePart(Part):
 
     def write(self, work: Work) -> Written:
         if self.built is None or work.force:
-            written = Dataset.write(self, work)
+            written = Dataset.write(self, replace(work, progress=checked(work.lease, work.progress)))
             return Written(meta=self._with_part(written.meta), resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built
         link_all(meta, self._place, work.directory, target=self.directory, log=work.log)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import DATA_SETS, Command, at_least
+from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, at_least
 from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
+from niels_cache_assets.publish.transfer import THREADS
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.publish.push import Pruned, Pushed
@@ -19,10 +21,14 @@ if TYPE_CHECKING:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set")
-    parser.add_argument("address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az:// or file:///PATH")
+    parser.add_argument(
+        "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
+    )
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
     parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
-    parser.add_argument("--threads", type=at_least(1), metavar="N", default=4, help="number of files to send at a time (default: 4)")
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to send at a time (default: %(default)s)"
+    )
 
 
 COMMAND = Command(
@@ -37,11 +43,16 @@ are untested.
 push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
 this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
 missing files. With --replace, only the record is exchanged. The old build stays until --prune, because
-a job may still read it.""",
+a job may still read it.
+
+hf://datasets/OWNER/NAME is a data set repository of the Hugging Face hub. push makes one commit with the
+cache and a data card. A repository that does not exist is made, as a private one. The token comes from
+HF_TOKEN or the login of huggingface_hub.""",
     examples="""\
   niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
   niels-cache push wikitext s3://bucket/caches/wikitext --replace  exchange it by the newer build
-  niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there""",
+  niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there
+  niels-cache push wikitext hf://datasets/ours/wikitext            publish it on the hub, with a data card""",
     add_options=_add_options,
     offers={"name": DATA_SETS},
     has_json=True,
@@ -52,15 +63,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Push the cache, and prune if --prune is given."""
     from niels_cache_assets.cli.context import find_place, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
+    from niels_cache_assets.publish.hub import SCHEME, push_to_hub, repository_of
     from niels_cache_assets.publish.push import local_build, prune, push
     from niels_cache_runtime.remote.store import check_address
 
-    address = check_address(arguments.address)
+    on_hub = arguments.address.startswith(SCHEME)
+    if on_hub and arguments.prune:
+        raise NielsCacheError(f"{WHERE}: --prune: the hub keeps older builds in its history; leave it out")
+    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
     registry, root = open_registry(arguments)
     place = find_place(registry, root, arguments.name, kinds=("pretrain", "sft"))
     build = local_build(place.directory)
     with stop_on_signals(), transfer_progress(f"pushing {place.name}") as progress:
-        pushed = push(build, address, replace_other=arguments.replace, threads=arguments.threads, progress=progress)
+        if on_hub:
+            license = None if registry.publish is None else registry.publish.licenses.get(place.name)
+            pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
+        else:
+            pushed = push(build, address, replace_other=arguments.replace, threads=arguments.threads, progress=progress)
         pruned = prune(address) if arguments.prune else None
     if arguments.json:
         print_json(_as_json(address, pushed, pruned))

@@ -7,9 +7,9 @@ dropping is counted. A Collector groups the documents into new batches of up to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, Objec
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_runtime.format.layout import SPLITS, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FIRST_NOT_ASCII = 0x7F  # DEL is not a blank, but it is rare
 
 
 class Texts(NamedTuple):
@@ -31,8 +36,8 @@ class Texts(NamedTuple):
     odd: Sequence[int]
 
 
-def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection[int]) -> Texts:
-    """Return the texts of a column.
+def texts_of(values: Sequence[Any], *, limit: int, judged: bool, damaged: Collection[int]) -> Texts:
+    """Return the texts of a column of Python values.
 
     A row is odd if it has no text, a blank text, a text of more than `limit` characters, or replaced bytes (`damaged`). If `judged` is set,
     a row with a NUL is odd, too. A value that is not a str becomes an empty text.
@@ -44,24 +49,79 @@ def texts_of(values: list[Any], *, limit: int, judged: bool, damaged: Collection
     return Texts(object_array(values, len(values)), characters, sorted(odd.union(damaged)))
 
 
+def texts_of_column(column: pa.Array, *, encoding: str, limit: int, judged: bool) -> tuple[Sequence[Any] | Objects, Texts, dict[int, str]]:
+    """Return the Python values of an Arrow column, its texts (see `texts_of`), and the marked text of each row with replaced bytes.
+
+    A column of valid strings without nulls is checked in Arrow's buffers. Only rows that may be odd are looked at one by one.
+    """
+    strings = valid_strings(column)
+    if strings is None:
+        damaged: dict[int, str] = {}
+        values = rows.column_values(column, encoding, damaged)
+        return values, texts_of(values, limit=limit, judged=judged, damaged=damaged), damaged
+    content, offsets = _string_buffers(column)
+    characters = np.diff(offsets).astype(np.int64)
+    if len(content) and content.max() >= _FIRST_NOT_ASCII:
+        characters = np.fromiter(map(len, strings), np.int64, len(strings))
+    maybe = (offsets[1:] == offsets[:-1]) | (characters > limit)
+    first = content[np.minimum(offsets[:-1], len(content) - 1)] if len(content) else np.zeros(len(strings), np.uint8)
+    maybe |= (first <= ord(" ")) | (first >= _FIRST_NOT_ASCII)  # the first character of a blank text
+    if judged and len(content) and not content.min():
+        maybe[:] = True
+    rows_to_look_at = np.flatnonzero(maybe)
+    looked_at = texts_of(strings[rows_to_look_at].tolist(), limit=limit, judged=judged, damaged=()).odd if len(rows_to_look_at) else ()
+    return strings, Texts(strings, characters, rows_to_look_at[list(looked_at)].tolist()), {}
+
+
+def valid_strings(column: pa.Array) -> Objects | None:
+    """Return an Arrow column of strings as an object array of str. Return None for another type, for nulls, and for invalid UTF-8."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not (types.is_string(column.type) or types.is_large_string(column.type)) or column.null_count:
+        return None
+    try:
+        return cast(Objects, column.to_numpy(zero_copy_only=False))
+    except (UnicodeDecodeError, pa.ArrowException):
+        return None
+
+
+def _string_buffers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of all strings of an Arrow column, uint8, and the offset of each string in them, (n + 1,) int32 or int64."""
+    import pyarrow.types as types
+
+    _, offsets, content = column.buffers()
+    width = np.int64 if types.is_large_string(column.type) else np.int32
+    found = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
+
+
+def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Objects:
+    """Return the values of a column of ids, for `batch_of`."""
+    strings = valid_strings(column)
+    return rows.column_values(column, encoding) if strings is None else strings
+
+
 def batch_of(
     texts: Texts,
     *,
-    files: Sequence[str],
-    numbers: Sequence[int],
-    ids: list[Any] | None,
-    titles: list[str | None] | None = None,
+    files: Sequence[str] | str,
+    numbers: Sequence[int] | np.ndarray,
+    ids: Sequence[Any] | Objects | None,
+    titles: Sequence[str | None] | None = None,
     split: Split | None = None,
 ) -> DocumentBatch:
-    """Return rows as a batch of documents. files, numbers: the file and the number of each row.
+    """Return rows as a batch of documents. files, numbers: the file and the number of each row; one file for all rows, if it is a str.
 
-    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. split: the split of all rows.
+    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. An object array has only strings that are
+    valid Unicode. split: the split of all rows.
     """
     count = len(texts.text)
+    file = np.full(count, files, dtype=object) if isinstance(files, str) else object_array(files, count)
     return DocumentBatch(
         text=texts.text,
-        source_id=_ids_of(ids, files, numbers),
-        file=object_array(files, count),
+        source_id=ids if isinstance(ids, np.ndarray) else _ids_of(ids, file, numbers),
+        file=file,
         row=np.array(numbers, dtype=np.int64),
         split=np.full(count, NO_SPLIT if split is None else SPLITS.index(split), np.int8),
         characters=texts.characters,
@@ -69,7 +129,7 @@ def batch_of(
     )
 
 
-def _ids_of(values: list[Any] | None, files: Sequence[str], numbers: Sequence[int]) -> Objects:
+def _ids_of(values: Sequence[Any] | None, files: Iterable[str], numbers: Sequence[int] | np.ndarray) -> Objects:
     count = len(numbers)
     if values is not None:
         with suppress(TypeError):

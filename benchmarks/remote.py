@@ -1,0 +1,222 @@
+"""The speed of push and pull, compared with a plain loop of obstore and sha256: in one run, in turns, with the same number of streams.
+
+    python benchmarks/remote.py [--mib 512] [--shards 8] [--rounds 5] [--threads 4]
+
+The store is a file server with the part of the S3 API that push and pull use, in a process of its own on 127.0.0.1. The plain loop to send
+hashes each file and puts it; the plain loop to fetch streams each object, hashes it and writes it to a file. Both have no record, no
+conditions, no listing and no recovery. A time is the median of the rounds. Ratios also compare the processor time of this process, which
+other work on the machine disturbs less. Needs three times the cache's size on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import mmap
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from verify import write_cache
+
+WANTED = 0.8
+BUCKET = "bench"
+_BLOCK = 1 << 20
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Objects are files in `folder`; their metadata are in memory."""
+
+    folder: Path
+    metadata: dict[str, dict[str, str]]
+    lock: threading.Lock
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def _key(self) -> str:
+        return unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/")
+
+    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        key, left = self._key(), int(self.headers["Content-Length"])
+        place = self.folder / key.replace("/", "%")
+        temporary = place.with_name(f"{place.name}.{threading.get_ident()}")
+        with open(temporary, "wb") as file:
+            while left:
+                left -= file.write(self.rfile.read(min(left, _BLOCK)))
+        with self.lock:
+            found = self.metadata.get(key)
+            if ("If-None-Match" in self.headers and found) or (
+                "If-Match" in self.headers and (found or {}).get("ETag") != self.headers["If-Match"]
+            ):
+                return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            os.replace(temporary, place)
+            kept = {name: value for name, value in self.headers.items() if name.lower().startswith("x-amz-meta-")}
+            self.metadata[key] = {"ETag": f'"{time.monotonic_ns()}"', "Last-Modified": formatdate(usegmt=True), **kept}
+        return self._answer(200, b"", {"ETag": self.metadata[key]["ETag"]})
+
+    def do_GET(self) -> None:
+        key = self._key()
+        if not key:
+            return self._list()
+        if key not in self.metadata:
+            return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        place = self.folder / key.replace("/", "%")
+        size = place.stat().st_size
+        headers = {**self.metadata[key], "Content-Length": str(size)}
+        if self.command == "HEAD":
+            return self._answer(200, b"", headers)
+        self._answer(200, b"", headers)
+        with open(place, "rb") as file:
+            self.connection.sendfile(file)
+        return None
+
+    do_HEAD = do_GET
+
+    def _list(self) -> None:
+        prefix = parse_qs(urlsplit(self.path).query).get("prefix", [""])[0]
+        rows = [
+            f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{found['ETag']}</ETag>"
+            f"<Size>{(self.folder / key.replace('/', '%')).stat().st_size}</Size></Contents>"
+            for key, found in sorted(self.metadata.items())
+            if key.startswith(prefix)
+        ]
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+        self._answer(200, body.encode(), {"Content-Type": "application/xml"})
+
+
+def serve(folder: Path) -> None:
+    """Serve until standard input ends. The first line of standard output is the port."""
+    handler = type("Handler", (_Handler,), {"folder": folder, "metadata": {}, "lock": threading.Lock()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    sys.stdin.read()
+
+
+def plain_push(cache: Path, prefix: str, threads: int) -> None:
+    """Hash each file and put it."""
+    import obstore
+    from obstore.store import from_url
+
+    store = from_url(f"s3://{BUCKET}/{prefix}")
+
+    def send(path: Path) -> None:
+        with open(path, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            sha256 = hashlib.sha256(content).hexdigest()
+            obstore.put(store, path.relative_to(cache).as_posix(), content, attributes={"sha256": sha256}, use_multipart=False)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(send, sorted(path for path in cache.rglob("*") if path.is_file())))
+
+
+def plain_pull(prefix: str, out: Path, threads: int) -> None:
+    """Stream each object, hash it and write it."""
+    import obstore
+    from obstore.store import from_url
+
+    store = from_url(f"s3://{BUCKET}/{prefix}")
+    keys = [each["path"] for chunk in obstore.list(store) for each in chunk]
+
+    def fetch(key: str) -> None:
+        (out / key).parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with open(out / key, "wb") as file:
+            for piece in obstore.get(store, key).stream(min_chunk_size=4 << 20):
+                digest.update(piece)
+                file.write(piece)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fetch, keys))
+
+
+def timed(way: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds and the processor seconds of a call."""
+    began, cpu = time.perf_counter(), time.process_time()
+    way()
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--serve", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+    settings = parser.parse_args()
+    if settings.serve is not None:
+        return serve(settings.serve)
+    from niels_cache_assets.publish.pull import pull
+    from niels_cache_assets.publish.push import local_build, push
+
+    with tempfile.TemporaryDirectory() as root:
+        cache, objects = Path(root) / "caches/pretrain/random", Path(root) / "objects"
+        objects.mkdir()
+        write_cache(cache, mib=settings.mib, shards=settings.shards)
+        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+        server = subprocess.Popen([sys.executable, __file__, "--serve", objects], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        socket.create_connection(("127.0.0.1", int(port))).close()
+        os.environ |= {"AWS_ENDPOINT": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+        build, threads = local_build(cache), settings.threads
+        times: dict[str, list[tuple[float, float]]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
+        try:
+            for turn in range(settings.rounds + 1):
+                ours, plain = f"ours/{turn}", f"plain/{turn}"
+                found = {
+                    "push": timed(lambda ours=ours: push(build, f"s3://{BUCKET}/{ours}", threads=threads)),
+                    "plain push": timed(lambda plain=plain: plain_push(cache, plain, threads)),
+                    "pull": timed(lambda ours=ours: pull(f"s3://{BUCKET}/{ours}", Path(root) / ours, threads=threads)),
+                    "plain pull": timed(lambda plain=plain: plain_pull(plain, Path(root) / plain, threads)),
+                }
+                for folder in (Path(root) / "ours", Path(root) / "plain"):
+                    shutil.rmtree(folder)
+                for path in objects.iterdir():
+                    path.write_bytes(b"")  # its metadata stay; the next round has other keys
+                if turn:  # the first round warms up
+                    for name, taken in found.items():
+                        times[name].append(taken)
+        finally:
+            server.stdin.close()
+            server.wait(10)
+    print(f"{size / 1e6:,.0f} MB, {threads} streams; median of {settings.rounds} rounds")
+    medians = {name: [statistics.median(column) for column in zip(*taken, strict=True)] for name, taken in times.items()}
+    for name, (seconds, cpu) in medians.items():
+        print(f"  {name:12} {size / seconds / 1e6:8,.0f} MB/s   {cpu / size * 1e9:6.2f} processor seconds a GB")
+    for name in ("push", "pull"):
+        (seconds, cpu), (plain_seconds, plain_cpu) = medians[name], medians[f"plain {name}"]
+        print(
+            f"  {name} is at {plain_seconds / seconds:.2f} of the plain loop, by processor time at {plain_cpu / cpu:.2f} (wanted: {WANTED})"
+        )
+
+
+if __name__ == "__main__":
+    main()

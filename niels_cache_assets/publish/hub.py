@@ -1,0 +1,163 @@
+"""Push and pull of a data set repository of the Hugging Face hub: `hf://datasets/OWNER/NAME`.
+
+    README.md        the data card
+    published.json   the record, which lists meta.json and the files of the tokenizer
+    meta.json, train/shard_00000.bin, ...   the cache, as it lies on disk       tokenizer/...   its tokenizer
+
+A push is one commit, so readers see the whole build or nothing, and older builds stay in the history. The commit is refused if another
+commit came first. The library skips files that the hub has. A pull reads one commit. The token comes from the environment or the login of
+huggingface_hub, and is in no message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from niels_cache_assets.publish.card import data_card
+from niels_cache_assets.publish.published import Published, published_of
+from niels_cache_assets.publish.pull import Pulled, place
+from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push
+from niels_cache_assets.publish.transfer import THREADS, Progress
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, Split
+from niels_cache_runtime.format.meta import MOST_META_BYTES
+from niels_cache_runtime.remote.record import Record, parse_record
+from niels_cache_runtime.remote.store import MissingError, RemoteError
+
+SCHEME = "hf://"
+RECORD_NAME = "published.json"
+CARD_NAME = "README.md"
+_ADDRESS = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
+_KEPT = (".gitattributes",)
+_PIECE_BYTES = 8 << 20
+_SAID = {
+    401: "the hub does not accept the token; check HF_TOKEN",
+    403: "access is denied; check the rights of HF_TOKEN",
+    409: "another commit came first; look at it, and push again",
+    412: "another commit came first; look at it, and push again",
+}
+
+
+def repository_of(address: str) -> str:
+    """Return OWNER/NAME. Raises NielsCacheError for any other address."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise NielsCacheError("an address on the hub is hf://datasets/OWNER/NAME, without a revision, a folder or a token")
+    return match[1]
+
+
+def push_to_hub(
+    build: LocalBuild, address: str, *, license: str | None = None, replace_other: bool = False, progress: Progress | None = None
+) -> Pushed:
+    """Publish a cache as one commit. A repository that does not exist is made, as a private one.
+
+    license: for the data card. replace_other: whether to replace another build of this data set. Raises the errors of `push`.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+
+    repository, api = repository_of(address), HfApi()
+    check_files(build, threads=THREADS, progress=progress)
+    with _told(address):
+        api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
+        head = api.dataset_info(repository)
+        there = {each.rfilename for each in head.siblings or ()}
+        found = _record_in(_Repository(repository, str(head.sha)), address) if RECORD_NAME in there else None
+    check_may_push(build, found, address, replace_other=replace_other)
+    if META_NAME in there and found is None:
+        raise NielsCacheError(f"{address}: holds a {META_NAME} of another program; push to another repository")
+    paths = {file.path: str(build.paths[file.path]) for file in build.files}
+    if build.record.is_same_build(found) and paths.keys() <= there:
+        return Pushed(record=build.record, state="already there", files=len(paths), sent=0, sent_bytes=0)
+    card = data_card(address, build.record.family, build.record.name, build.meta, license=license)
+    contents: dict[str, str | bytes] = {**paths, RECORD_NAME: build.record.content(), CARD_NAME: card.encode()}
+    operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
+        *(CommitOperationAdd(path_in_repo=path, path_or_fileobj=content) for path, content in contents.items()),
+        *(CommitOperationDelete(path_in_repo=path) for path in sorted(there - contents.keys() - set(_KEPT)) if found is not None),
+    ]
+    message = f"Publish {build.record.family}/{build.record.name}, build {build.record.content_sha256[:12]}"
+    with _told(address):
+        api.create_commit(repository, operations, commit_message=message, repo_type="dataset", parent_commit=head.sha)
+    state: State = "published" if found is None else "replaced"
+    return Pushed(record=build.record, state=state, files=len(paths), sent=len(paths), sent_bytes=sum(file.size for file in build.files))
+
+
+def pull_from_hub(
+    address: str,
+    out: Path,
+    *,
+    split: Split | None = None,
+    replace_other: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Bring a cache on the hub into the cache root `out`. All files are of one commit. See `pull`."""
+    from huggingface_hub import HfApi
+
+    with _told(address):
+        head = HfApi().dataset_info(repository_of(address))
+    source = _Repository(repository_of(address), str(head.sha))
+    if RECORD_NAME not in {each.rfilename for each in head.siblings or ()}:
+        raise MissingError(f"{address}: no published cache here; check the address, or push one")
+    return place(_published(source, address), source, out, split=split, replace_other=replace_other, threads=threads, progress=progress)
+
+
+class _Repository:
+    """The files of one commit."""
+
+    def __init__(self, repository: str, commit: str) -> None:
+        from huggingface_hub import HfFileSystem
+
+        self._files = HfFileSystem(skip_instance_cache=True)
+        self._repository, self._commit = repository, commit
+
+    def name_of(self, key: str) -> str:
+        return f"{SCHEME}datasets/{self._repository}/{key}"
+
+    def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+        path = f"datasets/{self._repository}@{self._commit}/{key}"
+        with _told(self.name_of(key)), self._files.open(path, "rb", block_size=_PIECE_BYTES, cache_type="none") as file:
+            file.seek(start)
+            while piece := file.read(_PIECE_BYTES):
+                yield memoryview(piece)
+
+    def read(self, key: str) -> bytes:
+        content = b""
+        for piece in self.stream(key):
+            content += piece
+            if len(content) > MOST_META_BYTES:
+                raise NielsCacheError(f"{self.name_of(key)}: has more than {MOST_META_BYTES} bytes; give another address")
+        return content
+
+
+def _record_in(source: _Repository, address: str) -> Record:
+    return parse_record(source.read(RECORD_NAME), f"{address}/{RECORD_NAME}")
+
+
+def _published(source: _Repository, address: str) -> Published:
+    record = _record_in(source, address)
+    return published_of(record, source.read(META_NAME), source.name_of(META_NAME), in_place=True)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raise RemoteError for an error of huggingface_hub in the block. `name`: the address in the message."""
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils import httpx
+
+    try:
+        yield
+    except NielsCacheError:
+        raise
+    except (RepositoryNotFoundError, LocalTokenNotFoundError):
+        raise RemoteError(f"{name}: there is no such repository, or this token may not read it; check the address and HF_TOKEN") from None
+    except (EntryNotFoundError, FileNotFoundError):
+        raise MissingError(f"{name}: there is no such file; check the address") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        said = _SAID.get(status, "the hub refused, or the connection broke")
+        raise RemoteError(f"{name}: {said} ({status})", code=str(status), is_transient=status not in _SAID) from None
+    except (httpx.HTTPError, OSError, ValueError):  # httpx, and what the library raises for an upload that failed
+        raise RemoteError(f"{name}: the hub cannot be reached, or refused an upload; try again", is_transient=True) from None

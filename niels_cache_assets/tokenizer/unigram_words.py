@@ -1,0 +1,231 @@
+"""A fast engine for unigram models of SentencePiece, which remembers the pieces of words.
+
+Most words of a text occurred before. In a unigram model whose pieces do not cross a blank, the pieces of a word do not depend on the words
+around it, except for the rounding of sums (unigram_kernels.py). Texts are given to the loop as one array of bytes. A text that the loop
+cannot encode is encoded whole by SentencePiece: one with a user-defined symbol, U+2581 or NUL, or with a word of more than 4,096 bytes.
+
+Cost: a second to import numba and to build the trie, six seconds more where numba has not compiled the loop yet, and 9 MB for each thread.
+So builds load the engine only after some megabytes of text (checked.py). It releases the GIL. Without numba, SentencePiece encodes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from niels_cache_assets.tokenizer.base import flat
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
+
+if TYPE_CHECKING:
+    from niels_cache_assets.tokenizer.base import TextTokenizer
+
+_BLANK = "\u2581"
+_TABLE_ROWS = 1 << 17  # the table is emptied when half of them are used
+_POOL = 6 * _TABLE_ROWS  # numbers for the ids, scores and bytes of all words in a table
+_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6  # types of pieces in a model
+_UNIGRAM = 1
+_UNKNOWN_PENALTY = np.float32(10)
+_ROOT = -2  # in the row of the root, instead of an edge
+_FACTOR = 0x9E3779B97F4A7C15  # of the hash of an edge: see unigram_kernels
+_NOT_HERE = (_BLANK, "\0")  # SentencePiece takes the first for a blank
+
+
+class Pieces(NamedTuple):
+    """The pieces of a model, as a trie over bytes in which a blank stands for U+2581.
+
+    The node after an edge is the place of the edge in a hash table. The root is the last row. nodes: (2**k, 2) int32, for each node the
+    edge to it (the node before * 256 + the byte; -1 for a free row), and the id of the piece that ends there (-1: none; REFUSED: no text
+    may have it). scores: (pieces,) float32, by id. bytes: (256,) int32, the id of each byte. unknown: the score of a character without a
+    piece.
+    """
+
+    nodes: np.ndarray
+    scores: np.ndarray
+    bytes: np.ndarray
+    unknown: np.float32
+
+
+class Table(NamedTuple):
+    """The words that one thread has encoded.
+
+    rows: (2**k, 5) int64, for each word its hash (0 for a free row), its place in `pool`, its bytes, its number of ids. leads: the same
+    memory as float64; the fifth number of a row is the lead. pool: int32, for each word its ids and scores in turns, and then its bytes.
+    pool_scores, pool_bytes: the same memory as float32 and uint8. filled: (2,) int64, the number of words and of used numbers in `pool`.
+    """
+
+    rows: np.ndarray
+    leads: np.ndarray
+    pool: np.ndarray
+    pool_scores: np.ndarray
+    pool_bytes: np.ndarray
+    filled: np.ndarray
+
+    @classmethod
+    def empty(cls) -> Table:
+        rows, pool = np.zeros((_TABLE_ROWS, 5), np.int64), np.zeros(_POOL, np.int32)
+        return cls(rows, rows.view(np.float64), pool, pool.view(np.float32), pool.view(np.uint8), np.zeros(2, np.int64))
+
+
+class UnigramWords:
+    """A unigram model with its table of words. Several threads may encode at the same time; each takes a table of its own."""
+
+    name = "unigram-words"
+    version = "1"  # raise this by hand if a change may give other ids
+
+    def __init__(self, processor: Any, pieces: Pieces, *, is_line_feed_alone: bool) -> None:
+        from niels_cache_assets.tokenizer import unigram_kernels
+
+        self._encode = unigram_kernels.encode
+        self._processor, self._pieces, self._is_line_feed_alone = processor, pieces, is_line_feed_alone
+        self._tables: deque[Table] = deque()  # those that no thread uses now
+
+    @classmethod
+    def load(cls, tokenizer: TextTokenizer) -> UnigramWords | None:
+        """Load the model of a tokenizer.
+
+        Return None without numba, for a model of another kind, and for one that changes texts, or that has pieces of more than one word.
+        """
+        if not isinstance(tokenizer, SentencePieceTokenizer) or find_spec("numba") is None:
+            return None
+        processor = tokenizer.library_processor
+        try:
+            import numba
+
+            if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+                return None
+            model = _Model.parsed(processor.serialized_model_proto())
+            found = None if model is None else _pieces_of(model)
+        except Exception:  # numba cannot be loaded, or the model has another format
+            return None
+        return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts back to back, int32, and the number of ids of each text, int64."""
+        joined = " ".join(["", *texts])
+        whole: list[int] = []
+        if any(each in joined for each in _NOT_HERE):
+            whole = [number for number, text in enumerate(texts) if any(each in text for each in _NOT_HERE)]
+            left_out = set(whole)
+            joined = " ".join(["", *("" if number in left_out else text for number, text in enumerate(texts))])
+        content = joined.encode()
+        sizes = map(len, texts) if len(content) == len(joined) else (len(text.encode()) for text in texts)
+        lengths = np.fromiter(sizes, np.int64, len(texts))
+        lengths[whole] = 0
+        ends, ids = np.cumsum(lengths + 1), np.empty(len(content), np.int32)
+        try:
+            table = self._tables.pop()
+        except IndexError:
+            table = Table.empty()
+        count = self._encode(np.frombuffer(content, np.uint8), ends, self._is_line_feed_alone, *self._pieces, *table, ids, lengths)
+        self._tables.append(table)
+        lengths[whole] = -1
+        return self._with_whole_texts(texts, ids[:count], lengths)
+
+    def _with_whole_texts(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and lengths with those of the texts whose length is -1, which SentencePiece encodes."""
+        is_whole = lengths < 0
+        if not is_whole.any():
+            return ids, lengths
+        others, lengths[is_whole] = flat(
+            self._processor.encode_as_numpy([texts[number] for number in np.flatnonzero(is_whole).tolist()], num_threads=1)
+        )
+        of_whole = np.repeat(is_whole, lengths)
+        every = np.empty(len(of_whole), np.int32)
+        every[of_whole], every[~of_whole] = others, ids
+        return every, lengths
+
+
+class _Model(NamedTuple):
+    """A model file. pieces: (string, score, type) by id."""
+
+    pieces: list[tuple[str, float, int]]
+
+    @classmethod
+    def parsed(cls, content: bytes) -> _Model | None:
+        """Return a unigram model that encodes a text as it is, with a blank before it, and each character without a piece as bytes.
+
+        Return None for any other model. The numbers of the fields are those of sentencepiece_model.proto.
+        """
+        pieces: list[tuple[str, float, int]] = []
+        trainer: dict[int, Any] = {}
+        normalizer: dict[int, Any] = {}
+        for number, value in _fields(content):
+            if number == 1:
+                each = dict(_fields(value))
+                pieces.append((each[1].decode(), struct.unpack("<f", each[2])[0], each.get(3, _NORMAL)))
+            elif number == 2:
+                trainer = dict(_fields(value))
+            elif number == 3:
+                normalizer = dict(_fields(value))
+        is_unigram = trainer.get(3, _UNIGRAM) == _UNIGRAM and trainer.get(35, 0) and not trainer.get(24, 0)
+        adds_blank, removes_blanks, escapes_blanks = (normalizer.get(number, 1) for number in (3, 4, 5))
+        keeps_text = adds_blank and not removes_blanks and escapes_blanks and not normalizer.get(2)
+        return cls(pieces) if is_unigram and keeps_text else None
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield (number, value) of each field of a message of Protocol Buffers: an int, or bytes."""
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        key = number()
+        if key & 7 == 0:
+            yield key >> 3, number()
+            continue
+        size = {1: 8, 5: 4}.get(key & 7) or number()
+        yield key >> 3, message[place : place + size]
+        place += size
+
+
+def _pieces_of(model: _Model) -> tuple[Pieces, bool] | None:
+    """Return the pieces, and whether a line feed is never beside other characters in a piece. Return None if a piece has several words."""
+    from niels_cache_assets.tokenizer.unigram_kernels import REFUSED, WORST_SCORE
+
+    byte_ids = np.full(256, -1, np.int32)
+    ids: dict[bytes, int] = {}
+    scores = np.array([score for _, score, _ in model.pieces], np.float32)
+    normal = np.array([kind == _NORMAL for _, _, kind in model.pieces])
+    for number, (string, _, kind) in enumerate(model.pieces):
+        if kind == _BYTE:
+            byte_ids[int(string[3:5], 16)] = number
+        elif kind in (_NORMAL, _USER_DEFINED):
+            if _BLANK in string.lstrip(_BLANK) or " " in string:
+                return None
+            ids[string.replace(_BLANK, " ").encode()] = number if kind == _NORMAL else REFUSED
+    if not normal.any() or scores[normal].max() > 0 or scores[normal].min() < _UNKNOWN_PENALTY - WORST_SCORE:
+        return None
+    is_line_feed_alone = all(b"\n" not in string or string == b"\n" for string in ids)
+    return Pieces(_trie(ids), scores, byte_ids, scores[normal].min() - _UNKNOWN_PENALTY), is_line_feed_alone
+
+
+def _trie(ids: dict[bytes, int]) -> np.ndarray:
+    """Return the `nodes` of Pieces. ids: the id of each piece."""
+    prefixes = sorted({string[:end] for string in ids for end in range(1, len(string) + 1)}, key=lambda prefix: (len(prefix), prefix))
+    size = 1 << (2 * len(prefixes)).bit_length()
+    edges, ends = [-1] * size, [-1] * size
+    edges[-1] = _ROOT  # not free, because an edge may be stored after it
+    place_of = {b"": size - 1}
+    for prefix in prefixes:
+        edge = place_of[prefix[:-1]] << 8 | prefix[-1]
+        place = (edge * _FACTOR & (1 << 64) - 1) >> 40 & size - 1
+        while edges[place] != -1:
+            place = place + 1 & size - 1
+        edges[place], place_of[prefix] = edge, place
+        ends[place] = ids.get(prefix, -1)
+    return np.array([edges, ends], np.int32).T.copy()

@@ -1,0 +1,81 @@
+"""Push to a repository of the hub, and pull from there: one commit, a data card, and nothing half visible."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.publish.card import data_card
+from niels_cache_assets.publish.hub import repository_of
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.verify import verify_cache
+from tests import programs
+from tests.loopback_hub import LoopbackHub
+from tests.loopback_hub_commits import take_commits
+from tests.remote_caches import Caches
+
+ADDRESS = "hf://datasets/ours/letters"
+TOKEN = "hf_planted0004"
+
+
+def cli(hub: LoopbackHub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return programs.run("-m", "niels_cache_assets.cli", *arguments, env={**hub.env, "HF_TOKEN": TOKEN, "NO_COLOR": "1"})
+
+
+def push(hub: LoopbackHub, cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return cli(hub, "push", cache.name, ADDRESS, "--cache-dir", cache.parents[1], *options)
+
+
+def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, caches: Caches, tmp_path: Path) -> None:
+    stored, refuse = take_commits(hub)
+    refuse.append(403)
+    refused = push(hub, caches.letters)
+    assert (refused.returncode, refused.stderr.count("error:")) == (1, 1)
+    assert "HF_TOKEN" in refused.stderr
+    assert hub.repositories["ours/letters"] == {".gitattributes": b"private"}
+
+    pushed = push(hub, caches.letters)
+    assert pushed.returncode == 0, pushed.stderr
+    files = hub.repositories["ours/letters"]
+    card = files["README.md"].decode()
+    meta = json.loads((caches.letters / META_NAME).read_text(encoding="utf-8"))
+    for fact in (f"{meta['train_tokens']:,}", meta["content_sha256"], meta["dataset_revision"], ADDRESS, "TokenLoader"):
+        assert fact in card
+    assert files["train/shard_00000.bin"] == (caches.letters / "train/shard_00000.bin").read_bytes()
+
+    pulled = cli(hub, "pull", ADDRESS, "--out", tmp_path / "root")
+    assert pulled.returncode == 0, pulled.stderr
+    assert verify_cache(tmp_path / "root") == []
+    assert (tmp_path / "root/pretrain/letters" / META_NAME).read_bytes() == (caches.letters / META_NAME).read_bytes()
+
+    again = push(hub, caches.letters)
+    assert "already there" in again.stdout
+    other = push(hub, caches.other)
+    assert (other.returncode, "--replace" in other.stderr) == (2, True)
+    first = hub.commit("ours/letters")
+    assert push(hub, caches.other, "--replace").returncode == 0
+    assert hub.commits["ours/letters", first] == files  # the older build stays in the history
+    changed = (caches.other / META_NAME).read_bytes()
+    assert hub.repositories["ours/letters"][META_NAME] == changed
+    assert len(stored) > 4
+    assert not any(TOKEN in each.stdout + each.stderr for each in (refused, pushed, pulled, again, other))
+
+
+@pytest.mark.parametrize("address", ["hf://datasets/letters", "hf://models/a/b", "hf://datasets/a/b@main", "hf://datasets/a/b/train"])
+def test_another_form_of_address_is_refused(address: str) -> None:
+    with pytest.raises(NielsCacheError, match="hf://datasets/OWNER/NAME"):
+        repository_of(address)
+
+
+def test_a_card_names_a_licence_and_escapes_what_a_source_says() -> None:
+    meta = {"source": {"kind": "jsonl", "files": ["a|b", "<script>"]}, "train_tokens": 1234, "val_tokens": 0}
+    card = data_card(ADDRESS, "pretrain", "letters", meta, license="odc-by")
+    assert card.startswith('---\nlicense: "odc-by"\n')
+    assert "1,234" in card
+    assert "a\\|b" in card
+    assert "<script>" not in card
+    assert "license:" not in data_card(ADDRESS, "sft", "chats", meta)
