@@ -47,7 +47,7 @@ class Walk:
             f"telemetry: {{enabled: false}}\nstorage: {{postgres: {{postgres_url: {address}}}}}\n"
             "python_logs: {python_log_level: INFO}\nconcurrency: {pools: {default_limit: 1, granularity: op}}\n"
         )
-        tables = f"[dagster]\nplots = false\n[cluster]\n{_LEASE}\n{cluster}"
+        tables = f"[cluster]\n{_LEASE}\n{cluster}"
         self.graph: Graph = self.project.graph(parts, build=tables)
         self.config = self.project.folder / "cache.toml"
         self.env = {
