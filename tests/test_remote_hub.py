@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from niels_cache_assets.publish.card import data_card
-from niels_cache_assets.publish.hub import repository_of
+from niels_cache_assets.publish.hub import push_to_hub, repository_of
+from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.verify import verify_cache
@@ -54,6 +57,7 @@ def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, caches: 
 
     again = push(hub, caches.letters)
     assert "already there" in again.stdout
+    hub.repositories["ours/letters"] = files = {**files, "notes.txt": b"ours"}
     other = push(hub, caches.other)
     assert (other.returncode, "--replace" in other.stderr) == (2, True)
     first = hub.commit("ours/letters")
@@ -61,8 +65,43 @@ def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, caches: 
     assert hub.commits["ours/letters", first] == files  # the older build stays in the history
     changed = (caches.other / META_NAME).read_bytes()
     assert hub.repositories["ours/letters"][META_NAME] == changed
+    assert hub.repositories["ours/letters"]["notes.txt"] == b"ours"
     assert len(stored) > 4
     assert not any(TOKEN in each.stdout + each.stderr for each in (refused, pushed, pulled, again, other))
+
+
+class Api:
+    """A hub whose repository has these files. Nothing may be committed."""
+
+    there: tuple[str, ...] = ()
+
+    def create_repo(self, *arguments: object, **settings: object) -> None: ...
+
+    def dataset_info(self, repository: str) -> SimpleNamespace:
+        return SimpleNamespace(sha="0" * 40, siblings=[SimpleNamespace(rfilename=name) for name in self.there])
+
+    def create_commit(self, *arguments: object, **settings: object) -> None:
+        raise AssertionError("committed")
+
+
+def test_a_repository_with_other_files_is_refused(caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", type("Full", (Api,), {"there": (".gitattributes", "train/shard_00000.bin")}))
+    with pytest.raises(NielsCacheError, match="shard_00000"):
+        push_to_hub(local_build(caches.letters), ADDRESS)
+
+
+def test_a_cache_that_is_rebuilt_during_a_push_is_not_committed(caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(caches.letters.parents[1], root)
+    build = local_build(root / "pretrain/letters")
+
+    def rebuilt(self: Api, *arguments: object, **settings: object) -> None:
+        shutil.rmtree(build.directory)
+        shutil.copytree(caches.other, build.directory)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", type("Slow", (Api,), {"create_repo": rebuilt}))
+    with pytest.raises(NielsCacheError, match="was rebuilt"):
+        push_to_hub(build, ADDRESS)
 
 
 @pytest.mark.parametrize("address", ["hf://datasets/letters", "hf://models/a/b", "hf://datasets/a/b@main", "hf://datasets/a/b/train"])

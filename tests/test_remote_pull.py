@@ -6,18 +6,26 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
+from niels_cache_assets.disk.staging import locked
+from niels_cache_assets.publish import pull as pull_module
 from niels_cache_assets.publish.check import check
+from niels_cache_assets.publish.pieces import pieces
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
@@ -226,3 +234,38 @@ def test_a_folder_is_an_address_too(s3: LoopbackS3, caches: Caches, tmp_path: Pa
     assert push(local_build(caches.other), address, replace_other=True).state == "replaced"
     assert check(address, download=True).findings == []
     assert files_of(pull(address, tmp_path / "root").directory) == files_of(caches.other)
+
+
+def test_a_pull_writes_no_more_bytes_than_the_record_says() -> None:
+    class Longer:
+        def name_of(self, key: str) -> str:
+            return f"s3://x/{key}"
+
+        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+            yield from [memoryview(bytes(4))] * 3
+
+    file = RemoteFile("a.bin", "a.bin", 6, "0" * 64)
+    found: list[int] = []
+    with pytest.raises(RemoteError, match="more than 6 bytes"):
+        found.extend(map(len, pieces(Longer(), file, start=0, tally=Tally(6, None))))
+    assert found == [4]
+
+
+def test_a_tokenizer_that_appears_while_a_pull_waits_is_kept(
+    s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(letters(caches), ADDRESS)
+    folder, copied = tmp_path / "root/tokenizer", []
+
+    @contextmanager
+    def late(target: Path, **settings: Any) -> Iterator[bool]:
+        if target == folder:
+            assert settings["wait"]
+            shutil.copytree(caches.letters.parents[1] / "tokenizer", folder)
+            copied.append((folder / META_NAME).stat().st_ino)
+        with locked(target, **settings) as waited:
+            yield waited
+
+    monkeypatch.setattr(pull_module, "locked", late)
+    assert pull(ADDRESS, tmp_path / "root").state == "pulled"
+    assert [(folder / META_NAME).stat().st_ino] == copied

@@ -87,6 +87,7 @@ def test_replace_exchanges_the_record_alone_and_the_old_build_stays_until_prune(
     pruned = prune(ADDRESS)
     assert (list(pruned.builds), pruned.kept) == ([old.record.content_sha256], [])
     assert all(s3.content(key) is None for key in keys_of(old))
+    assert record_at().previous == ()
     assert check(ADDRESS, download=True).findings == []
     assert pull(ADDRESS, tmp_path).meta == new.meta
 
@@ -298,7 +299,67 @@ def test_of_two_replaces_at_once_one_wins(s3: LoopbackS3, caches: Caches) -> Non
     assert check(ADDRESS, download=True).findings == []
 
 
+def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: LoopbackS3, caches: Caches) -> None:
+    old, new = letters(caches), local_build(caches.other)
+    push(old, ADDRESS)
+    push(new, ADDRESS, replace_other=True)
+    pruned: list[list[str]] = []
+
+    def decide(method: str, key: str) -> str | None:
+        if (method, key) == ("PUT", RECORD):
+            s3.decide = lambda method, key: None
+            pruned.append(list(prune(ADDRESS).builds))
+            s3.decide = lambda method, key: "denied" if method == "PUT" else None  # the push ends here
+        return None
+
+    s3.decide = decide
+    with pytest.raises(RemoteError, match="during the push"):
+        push(old, ADDRESS, replace_other=True)
+    s3.decide = lambda method, key: None
+    assert pruned == [[old.record.content_sha256]]
+    assert record_at().is_same_build(new.record)
+    assert check(ADDRESS, download=True).findings == []
+
+
+def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, caches: Caches) -> None:
+    build = letters(caches)
+    push(build, ADDRESS)
+    s3.ask("DELETE", f"/{BUCKET}/{RECORD}")
+    first, missing = f"at/letters/{build.files[0].key}", []
+
+    def decide(method: str, key: str) -> str | None:
+        if method == "HEAD" and key.endswith(build.files[-1].key):
+            s3.ask("DELETE", f"/{BUCKET}/{first}")
+        if (method, key) == ("PUT", RECORD):
+            missing.append([key for key in keys_of(build) if s3.content(key) is None])
+        return None
+
+    s3.decide = decide
+    assert push(build, ADDRESS, threads=1).sent == 1
+    assert missing == [[]]
+
+
+def test_a_prune_says_that_a_build_was_published_while_its_last_objects_were_deleted(s3: LoopbackS3, caches: Caches) -> None:
+    old, new = letters(caches), local_build(caches.other)
+    push(old, ADDRESS)
+    push(new, ADDRESS, replace_other=True)
+
+    def decide(method: str, key: str) -> str | None:
+        if method == "POST" and "delete" in key:
+            s3.ask("PUT", f"/{BUCKET}/{RECORD}", old.record.content())
+        return None
+
+    s3.decide = decide
+    with pytest.raises(NielsCacheError, match="published again"):
+        prune(ADDRESS)
+
+
 # stores that refuse
+
+
+def test_a_push_to_google_is_refused_by_name(caches: Caches) -> None:
+    with pytest.raises(NielsCacheError, match=r"^gs://bucket/at: .*pull"):
+        push(letters(caches), "gs://bucket/at")
 
 
 @pytest.mark.parametrize("how", ["unconditional", "not implemented"])

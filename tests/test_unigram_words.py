@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,39 @@ def test_the_ids_are_those_of_sentencepiece(engine: UnigramWords, tokenizer: Sen
 def test_ways_with_equal_scores_are_decided_as_sentencepiece_does(engine: UnigramWords, tokenizer: SentencePieceTokenizer) -> None:
     words = [word for word in " ".join(TIES).split(" ") if word]
     texts = [" ".join(words[(start * 7 + each * 3) % len(words)] for each in range(start)) for start in range(1, 400)]
+    assert proof_of(engine, tokenizer, texts).first is None
+
+
+def hand_made(pieces: dict[str, float]) -> bytes:
+    """Return a unigram model with these pieces and their scores, and with all bytes. See sentencepiece_model.proto."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def piece(text: str, score: float, kind: int) -> bytes:
+        return field(1, field(1, text.encode()) + struct.pack("<Bf", 2 << 3 | 5, score) + bytes([3 << 3, kind]))
+
+    every = [piece("<unk>", 0.0, 2), *(piece(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256))]
+    every += [piece(text, score, 1) for text, score in pieces.items()]
+    # the settings: unigram, byte fallback, the id of <unk>
+    trainer = bytes([3 << 3, 1, 35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1, 40 << 3 & 0x7F | 0x80, 40 << 3 >> 7, 0])
+    return b"".join([*every, field(2, trainer), field(3, field(1, b"identity") + bytes([4 << 3, 0]))])
+
+
+def test_a_document_whose_sum_of_scores_is_large_has_the_ids_of_sentencepiece(tmp_path: Path) -> None:
+    (tmp_path / "a.model").write_bytes(hand_made({"\u2581": -1, "x": -50, "a": -1, "b": -0.999, "ab": -2}))
+    tokenizer = SentencePieceTokenizer(str(tmp_path / "a.model"), special_tokens={})
+    engine = UnigramWords.load(tokenizer)
+    assert engine is not None
+    texts = ["x " * count + "ab" for count in (100, 1_000, 1_900, *range(1_950, 1_970), 2_100, 5_000)]
+    texts += ["x" * count + " ab" for count in (1_900, 1_999, 2_000, 2_001, 2_100, 3_900)]  # the sum grows inside a word
+    assert len({tuple(tokenizer.encode(text)[-2:]) for text in texts}) == 2  # SentencePiece rounds in two ways
+    assert proof_of(engine, tokenizer, texts).first is None
+
+
+def test_long_documents_have_the_ids_of_sentencepiece(engine: UnigramWords, tokenizer: SentencePieceTokenizer) -> None:
+    text = "\n".join(sentences(2_000))
+    texts = [(text * 8)[:length] for length in (40_000, 60_000, 250_000, 600_000)] + [" ".join(TIES) * 100]
     assert proof_of(engine, tokenizer, texts).first is None
 
 

@@ -15,17 +15,21 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.publish.published import Published, published_of
 from niels_cache_assets.publish.pull import Pulled, place
-from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push
+from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push, unusable
 from niels_cache_assets.publish.transfer import THREADS, Progress
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split
 from niels_cache_runtime.format.meta import MOST_META_BYTES
 from niels_cache_runtime.remote.record import Record, parse_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
 
 SCHEME = "hf://"
 RECORD_NAME = "published.json"
@@ -64,24 +68,55 @@ def push_to_hub(
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         head = api.dataset_info(repository)
         there = {each.rfilename for each in head.siblings or ()}
-        found = _record_in(_Repository(repository, str(head.sha)), address) if RECORD_NAME in there else None
+        source = _Repository(repository, str(head.sha))
+        found = _record_in(source, address) if RECORD_NAME in there else None
     check_may_push(build, found, address, replace_other=replace_other)
-    if META_NAME in there and found is None:
-        raise NielsCacheError(f"{address}: holds a {META_NAME} of another program; push to another repository")
-    paths = {file.path: str(build.paths[file.path]) for file in build.files}
-    if build.record.is_same_build(found) and paths.keys() <= there:
+    if found is None and (foreign := sorted(there - set(_KEPT))):
+        raise NielsCacheError(f"{address}: holds {foreign[0]!r}, which no push wrote; push to an empty or a new repository")
+    paths = {file.path for file in build.files}
+    if build.record.is_same_build(found) and paths <= there:
         return Pushed(record=build.record, state="already there", files=len(paths), sent=0, sent_bytes=0)
     card = data_card(address, build.record.family, build.record.name, build.meta, license=license)
-    contents: dict[str, str | bytes] = {**paths, RECORD_NAME: build.record.content(), CARD_NAME: card.encode()}
+    written = {RECORD_NAME: build.record.content(), CARD_NAME: card.encode()}
+    older = _paths_of_build(source, address) if found is not None and META_NAME in there else set()
+    added = _additions(build)
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-        *(CommitOperationAdd(path_in_repo=path, path_or_fileobj=content) for path, content in contents.items()),
-        *(CommitOperationDelete(path_in_repo=path) for path in sorted(there - contents.keys() - set(_KEPT)) if found is not None),
+        *added,
+        *(CommitOperationAdd(path_in_repo=path, path_or_fileobj=content) for path, content in written.items()),
+        *(CommitOperationDelete(path_in_repo=path) for path in sorted(there & older - paths)),
     ]
     message = f"Publish {build.record.family}/{build.record.name}, build {build.record.content_sha256[:12]}"
     with _told(address):
         api.create_commit(repository, operations, commit_message=message, repo_type="dataset", parent_commit=head.sha)
     state: State = "published" if found is None else "replaced"
     return Pushed(record=build.record, state=state, files=len(paths), sent=len(paths), sent_bytes=sum(file.size for file in build.files))
+
+
+def _paths_of_build(source: _Repository, address: str) -> set[str]:
+    """Return the paths of the build in a repository. The set is empty if its meta.json is damaged, because a push then repairs it."""
+    try:
+        return {file.path for file in _published(source, address).files}
+    except RemoteError:
+        raise
+    except NielsCacheError:
+        return set()
+
+
+def _additions(build: LocalBuild) -> list[CommitOperationAdd]:
+    """Return the operations that add the files of a build. Raises NielsCacheError if a file changed since it was checked."""
+    from huggingface_hub import CommitOperationAdd
+
+    added, beside = [], build.record.files_beside()
+    for file in build.files:
+        path = build.paths[file.path]
+        try:  # the files beside the data are small: their content is held, so it cannot change before the commit
+            add = CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=path.read_bytes() if file in beside else path)
+        except (OSError, ValueError) as error:
+            raise unusable(build, file, "cannot be read") from error
+        if add.upload_info.sha256.hex() != file.sha256:
+            raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+        added.append(add)
+    return added
 
 
 def pull_from_hub(

@@ -24,9 +24,9 @@ class Source(Protocol):
 
 
 def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:
-    """Yield the content of a file from the byte `start` on, and count it in `tally`. At most `file.size` bytes are expected.
+    """Yield the content of a file from the byte `start` on, and count it in `tally`. At most `file.size` bytes are yielded.
 
-    Raises MissingError if the file is gone, and RemoteError if the source refuses, or fails again and again.
+    Raises MissingError if the file is gone, and RemoteError if it has more bytes, or if the source refuses, or fails again and again.
     """
     size, failures = start, 0
     while size < file.size:
@@ -34,6 +34,8 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
         try:
             for piece in source.stream(file.key, start=size):
                 size += len(piece)
+                if size > file.size:
+                    raise RemoteError(f"{source.name_of(file.key)}: has more than {file.size} bytes; push the cache again")
                 yield piece
                 tally.add(len(piece))
         except MissingError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,18 +129,27 @@ def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
     if not files:
         return
     wanted = published.meta["tokenizer_sha256"]
-    if (folder / META_NAME).exists():
+
+    def is_there() -> bool:
+        if not (folder / META_NAME).exists():
+            return False
         found = load_meta(str(folder / META_NAME)).get("sha256")
         if found != wanted:
             raise NielsCacheError(
                 f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(wanted)}; choose another --out"
             )
         fetch.skip(files)
+        return True
+
+    if is_there():
         return
-    with locked(folder), staged(folder) as partial:
-        fetch.all({file: partial / file.path.removeprefix(TOKENIZER) for file in files})
-        if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
-            raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
+    with locked(folder, wait=True, log=lambda line: print(line, file=sys.stderr)):
+        if is_there():  # another process brought it in the meantime
+            return
+        with staged(folder) as partial:
+            fetch.all({file: partial / file.path.removeprefix(TOKENIZER) for file in files})
+            if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
+                raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
 
 
 def _refuse_unfinished_build(target: Path) -> None:

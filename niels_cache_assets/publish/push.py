@@ -3,8 +3,9 @@
     1. read the record at the address, and ask the store for conditional PUT
     2. list the build's folder; skip what is there with the same size and hash
     3. hash each other file, compare it with meta.json, and send it: one PUT for each, several at once
-    4. list again; then write the record, on the condition that it is unchanged since step 1
+    4. list again; then write the record, on the condition that it is unchanged since step 1; list once more
 
+A prune takes the builds that it deletes out of the record first, so a push that read the record before fails at step 4.
 A reader follows the record, so it sees the old build or the new one. A push that was cut leaves no record, and the next push sends the
 files that are missing. Keys depend on content, so two pushes at once do not disturb each other. Memory does not grow with the cache: files
 are mapped.
@@ -104,6 +105,8 @@ def push(
     Raises NielsCacheError if the address holds something else, or if a file of the cache is damaged. Raises RemoteError if the store
     refuses or does not answer.
     """
+    if address.startswith("gs://"):  # its conditional PUT needs the generation of the record
+        raise NielsCacheError(f"{address}: push cannot write to gs://, only pull reads from it; push to s3://, az://, file:// or hf://")
     store = open_store(address, make=True)
     found, e_tag = _record_at(store)
     check_may_push(build, found, store.address, replace_other=replace_other)
@@ -114,9 +117,10 @@ def push(
     if found is not None:
         older = dict.fromkeys([found.content_sha256, *found.previous])
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
-    if is_new:
-        _write_record(store, record, found, e_tag)
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)  # a prune may have deleted some
+    if is_new:  # a prune may have deleted some files, before the record or after it
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)
+        _write_record(store, record, found, e_tag, doing="push")
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
     return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
 
@@ -125,29 +129,40 @@ def prune(address: str) -> Pruned:
     """Delete the builds that the record does not name any more.
 
     A build that the record named before is deleted. A build that it never named may belong to a running push, so it is deleted only if
-    nothing was written to it for UNFINISHED. Raises MissingError if nothing is published at the address.
+    nothing was written to it for UNFINISHED. Raises MissingError if nothing is published at the address, and RemoteError if another process
+    changes the record.
     """
     store = open_store(address)
-    record, _ = read_record(store)
+    record, e_tag = read_record(store)
     builds: dict[str, list[Listed]] = {}
+    now = None
     for each in store.list():
+        now = each.modified if now is None else max(now, each.modified)
         if match := _BUILD.match(each.key):
             builds.setdefault(match[1], []).append(each)
-    current = builds.pop(record.content_sha256, [])
-    now = max((each.modified for each in [*current, *(each for found in builds.values() for each in found)]), default=None)
+    builds.pop(record.content_sha256, None)
     deleted: list[str] = []
     kept: list[str] = []
     for build, found in builds.items():
         is_old = build in record.previous or (now is not None and now - max(each.modified for each in found) > UNFINISHED)
         (deleted if is_old else kept).append(build)
+    remaining = replace(record, previous=tuple(each for each in record.previous if each not in deleted))
+    if remaining != record:
+        _write_record(store, remaining, record, e_tag, doing="prune")
     for build in deleted:
         keys = [each.key for each in builds[build]]
         for start in range(0, len(keys), _DELETED_AT_ONCE):
-            if read_record(store)[0].content_sha256 == build:  # a push has published it again
-                raise NielsCacheError(f"{address}: build {build[:12]} was published again during the prune; push it once more")
+            _refuse_published(store, build)
             store.delete(keys[start : start + _DELETED_AT_ONCE])
+    for build in deleted:
+        _refuse_published(store, build)
     objects = [each for build in deleted for each in builds[build]]
     return Pruned(builds=deleted, objects=len(objects), bytes=sum(each.size for each in objects), kept=kept)
+
+
+def _refuse_published(store: Store, build: str) -> None:
+    if read_record(store)[0].content_sha256 == build:
+        raise NielsCacheError(f"{store.address}: build {build[:12]} was published again during the prune; push it once more")
 
 
 def check_files(build: LocalBuild, *, threads: int = THREADS, progress: Progress | None = None) -> None:
@@ -238,7 +253,7 @@ def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally
             try:
                 store.put(file.key, build.paths[file.path], sha256=file.sha256)
             except OSError as error:
-                raise _unusable(build, file, f"cannot be read: {error.strerror or error}") from error
+                raise unusable(build, file, f"cannot be read: {error.strerror or error}") from error
             sent.add(file)
         tally.add(file.size)
 
@@ -255,20 +270,21 @@ def _check_content(build: LocalBuild, file: RemoteFile, tally: Tally) -> None:
                 digest.update(content[start : start + _BLOCK_BYTES])
                 tally.add(0)
     except OSError as error:
-        raise _unusable(build, file, f"cannot be read: {error.strerror or error}") from error
+        raise unusable(build, file, f"cannot be read: {error.strerror or error}") from error
     if digest.hexdigest() != file.sha256:
-        raise _unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+        raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
 
 
-def _unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
+def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
+    """Return the error for a local file that cannot be sent: the cache was rebuilt, or `problem`."""
     now = read_build(build.directory)
     if now is None or hashlib.sha256(now).hexdigest() != build.record.beside[META_NAME]["sha256"]:
         return NielsCacheError(f"{build.directory}: was rebuilt during the push; push it again")
     return NielsCacheError(f"{build.paths[file.path]}: {problem}")
 
 
-def _write_record(store: Store, record: Record, found: Record | None, e_tag: str | None) -> None:
-    """Write the record if it is unchanged since it was read.
+def _write_record(store: Store, record: Record, found: Record | None, e_tag: str | None, *, doing: str) -> None:
+    """Write the record if it is unchanged since it was read. `doing`: push or prune, for the message.
 
     Such a request is not repeated blindly, because it may have succeeded although its answer was lost. So the record is read first.
     """
@@ -284,15 +300,15 @@ def _write_record(store: Store, record: Record, found: Record | None, e_tag: str
             if not has_lost and not error.is_transient:
                 raise
             current, _ = _record_at(store)
-            if record.is_same_build(current):  # by another push of this build, or by this one
+            if current == record or (record.is_same_build(current) and not record.is_same_build(found)):  # by this call, or by another push
                 return
             if not has_lost and seconds is None:
                 raise
         if current != found:
             named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
             raise RemoteError(
-                f"{store.address}: another process changed this address during the push; it names {named} now, and this push changed "
-                "nothing; look at it, and push again"
+                f"{store.address}: another process changed this address during the {doing}; it names {named} now, and this {doing} changed "
+                f"nothing; look at it, and {doing} again"
             )
         time.sleep(seconds or 0)
-    raise RemoteError(f"{store.name_of(META_NAME)}: another process is writing this object; push again")
+    raise RemoteError(f"{store.name_of(META_NAME)}: another process is writing this object; {doing} again")

@@ -1,7 +1,7 @@
 """The proof that a fast engine gives the ids of the reference: a fixed set of difficult texts, and the comparison of ids.
 
 The texts are computed from a seed, so every machine gets the same texts for the same model. There are about twenty thousand of them, of
-three million characters. They have every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long
+four million characters. They have every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long
 runs of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference.
 engines.py chooses an engine by this proof, and checked.py compares it again during a build.
 """
@@ -27,6 +27,7 @@ _MIXTURES = 8_000
 _MOST_ADDED = 2_000  # more added tokens are not all tried
 _RUN_LENGTHS = (*range(1, 20), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1_000, 4_096, 10_000)
 _LONG_LENGTHS = (20_000, 33_000, 66_000, 130_000, 400_000)  # engines divide long documents
+_PLAIN_LENGTHS = (40_000, 50_000, 100_000, 300_000, 1_000_000)
 
 _SURROGATES = range(0xD800, 0xE000)
 _VISIBLE = """
@@ -142,6 +143,9 @@ def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> I
     for length in _LONG_LENGTHS:
         yield _long_text(draw, words, length)
         yield _long_text(draw, [word for word in words if word.isascii()], length)
+    letters = [word for word in words if word.isalpha()]  # no special token and no long word, with which some engines leave a text out
+    for length in _PLAIN_LENGTHS:
+        yield " ".join(draw.several(letters, length // 5))
 
 
 def mixtures(count: int, *, pieces: Sequence[str], seed: int) -> Iterator[str]:

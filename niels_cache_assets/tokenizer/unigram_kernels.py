@@ -3,6 +3,7 @@
 A word is a run of blanks with the characters after it, up to the next blank, or one line feed. No piece crosses the end of a word
 (unigram_words.py checks this), so only a sum of scores passes from one word to the next. SentencePiece adds 32-bit numbers from the start
 of a text on, and rounds each sum. `_search` computes the same sums, so it finds the same pieces, also where two ways are equally good.
+SentencePiece begins a new sum where a sum passes -100,000, which changes the rounding. A text that may get there is left to SentencePiece.
 
 The pieces of a short word are kept in a table, with the lead of the best way: by how much it beats the second best one, at the end of each
 of its pieces. They are used again only where the lead is larger than all errors of rounding together, because the errors depend on the sum
@@ -15,10 +16,11 @@ because numba counts references to an array that it takes from a tuple. That wou
 import numpy as np
 from numba import njit
 
-LONGEST_WORD = 4096  # bytes; a text with a longer word is left out
+LONGEST_WORD = 1536  # bytes; a text with a longer word is left out
 LONGEST_KEPT = 40  # bytes of a word in the table
 REFUSED = -2  # instead of the id of a piece that no text may have
-WORST_SCORE = 64.0  # no character may cost more
+WORST_SCORE = 64.0  # no character may cost more; no score is above 0
+LOWEST_SUM = -100_000.0  # kScoreResetThreshold of SentencePiece 0.2.3
 
 _ZERO, _ONE, _EIGHT = np.uint64(0), np.uint64(1), np.uint64(8)
 _FACTOR, _START = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D)
@@ -155,7 +157,7 @@ def encode(  # type: ignore[no-untyped-def]
                     value = (value ^ np.uint64(byte)) * _FACTOR
                     position += _ONE
             length = np.int64(position - begin)
-            if length > LONGEST_WORD:
+            if length > LONGEST_WORD or total - WORST_SCORE * (length + 1) < LOWEST_SUM:
                 is_whole = True
                 break
             key = np.int64(((value ^ (value >> _MIX_SHIFT)) >> _ONE) | _ONE)  # 0 stands for a free row

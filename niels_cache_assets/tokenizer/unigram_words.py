@@ -2,7 +2,8 @@
 
 Most words of a text occurred before. In a unigram model whose pieces do not cross a blank, the pieces of a word do not depend on the words
 around it, except for the rounding of sums (unigram_kernels.py). Texts are given to the loop as one array of bytes. A text that the loop
-cannot encode is encoded whole by SentencePiece: one with a user-defined symbol, U+2581 or NUL, or with a word of more than 4,096 bytes.
+cannot encode is encoded whole by SentencePiece: one with a user-defined symbol, U+2581 or NUL, with a word of more than 1,536 bytes, or of
+more than about 40 KB.
 
 Cost: a second to import numba and to build the trie, six seconds more where numba has not compiled the loop yet, and 9 MB for each thread.
 So builds load the engine only after some megabytes of text (checked.py). It releases the GIL. Without numba, SentencePiece encodes.
@@ -75,7 +76,7 @@ class UnigramWords:
     """A unigram model with its table of words. Several threads may encode at the same time; each takes a table of its own."""
 
     name = "unigram-words"
-    version = "1"  # raise this by hand if a change may give other ids
+    version = "2"  # raise this by hand if a change may give other ids
 
     def __init__(self, processor: Any, pieces: Pieces, *, is_line_feed_alone: bool) -> None:
         from niels_cache_assets.tokenizer import unigram_kernels
