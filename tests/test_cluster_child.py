@@ -180,7 +180,10 @@ lease.mkdir(exist_ok=True)
 """
 
 
-@pytest.mark.parametrize("said", ["", "say('error', message='stopped by stop', exit_code=143)\n"])
+_SAYS_SO = "say('error', message='stop', exit_code=143)\n"
+
+
+@pytest.mark.parametrize("said", ["", _SAYS_SO])
 def test_a_child_that_obeys_stop_is_not_started_again(project: PartsProject, said: str) -> None:
     worker = Worker(project, f"{_TOUCHES_STOP}{said}sys.exit(143)")
     with pytest.raises(Stopped, match="stop"):
@@ -189,7 +192,7 @@ def test_a_child_that_obeys_stop_is_not_started_again(project: PartsProject, sai
 
 
 def test_an_old_stop_does_not_end_the_tries(project: PartsProject) -> None:
-    """A scheduler ends the first child, and nobody has removed an old `stop`."""
+    """A scheduler ends the first child. An old `stop` is still there."""
     ends = "say('error', message='terminated', exit_code=143)\n    sys.exit(143)"
     worker = Worker(project, f"if count == 1:\n    {ends}\nbuild()\nsay('result', state='built')")
     request_stop(worker.part().directory)

@@ -23,7 +23,6 @@ from typing import IO, Any
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.cluster.command import PartCommand
-from niels_cache_assets.disk.attempts import stop_path
 from niels_cache_assets.parts.lease import Stopped, builder_of, request_stop, stopped
 from niels_cache_assets.parts.lease_files import mark_of_stop
 from niels_cache_runtime.errors import NielsCacheError
@@ -116,7 +115,7 @@ def _try(part: Part, command: PartCommand, *, on_progress: Callable[[Any], None]
         return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
     where, on_host = (f" on {command.host}", f" ({command.host})") if command.host else ("", "")
     if mark_of_stop(part.directory) not in (None, stop_before):  # the next process would ignore it, so none is started
-        raise stopped(part.directory, stop_path(part.directory)) if heard.error is None else Stopped(f"{heard.error}{on_host}")
+        raise stopped(part.directory) if heard.error is None else Stopped(f"{heard.error}{on_host}")
     if heard.code == _BUSY and not command.waits:
         raise Busy(part.directory, builder_of(part.directory) or UNKNOWN)
     if heard.error is not None and heard.code not in _OF_SIGNALS:

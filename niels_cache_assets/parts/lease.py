@@ -207,9 +207,9 @@ def request_stop(target: Path, launch: str | None = None) -> None:
     sync(path.parent)
 
 
-def stopped(target: Path, request: Path) -> Stopped:
-    """Return the error for a request to stop."""
-    return Stopped(f"{target}: stopped by {request}; run the same command again to resume")
+def stopped(target: Path, request: Path | None = None) -> Stopped:
+    """Return the error for a request to stop. request: its file; None is the one for all processes."""
+    return Stopped(f"{target}: stopped by {request or stop_path(target)}; run the same command again to resume")
 
 
 class _Claim:
