@@ -20,6 +20,7 @@ from niels_cache_assets.cluster.command import PartCommand
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
+from niels_cache_assets.parts.lease import Stopped, request_stop
 from niels_cache_runtime.errors import NielsCacheError
 from tests.parts_project import NAME, PartsProject, build, parts_of
 
@@ -139,7 +140,87 @@ def test_a_stop_reaches_the_child_and_its_lease(project: PartsProject) -> None:
     worker = Worker(project, "say('progress', documents=1, tokens=1, share=None)\ntime.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
         worker.build(is_stopping=lambda: bool(worker.progress))
-    assert [path.name for path in worker.part().directory.parent.rglob("stop")] == ["stop"]
+    [words] = worker.calls
+    assert stops(worker) == [f"stop-{words[words.index('--launch') + 1]}"]
+
+
+def stops(worker: Worker) -> list[str]:
+    return [path.name for path in worker.part().directory.parent.rglob("stop*")]
+
+
+def test_an_interrupt_between_two_tries_stops_the_workers_of_the_tries(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their connection is lost, but they may live."""
+    monkeypatch.setattr("niels_cache_assets.cluster.child._PAUSES", (60.0, 60.0))
+    worker = Worker(project, "sys.exit(255)")
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        worker.build(is_stopping=lambda: bool(worker.log))
+    assert time.monotonic() - began < 30
+    [words] = worker.calls
+    assert stops(worker) == [f"stop-{words[words.index('--launch') + 1]}"]
+
+
+def test_an_interrupt_before_the_first_child_stops_nobody(project: PartsProject) -> None:
+    worker = Worker(project, "")
+    part = worker.part()
+
+    def command() -> PartCommand:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_apart(part, command, on_progress=worker.progress.append, log=worker.log.append)
+    assert (worker.calls, stops(worker)) == ([], [])
+
+
+_TOUCHES_STOP = """
+lease = folder / "cache/pretrain/.parts" / words[1] / ".part-00000.lease"
+lease.mkdir(exist_ok=True)
+(lease / "stop").unlink(missing_ok=True)
+(lease / "stop").touch()
+"""
+
+
+_SAYS_SO = "say('error', message='stop', exit_code=143)\n"
+
+
+@pytest.mark.parametrize("said", ["", _SAYS_SO])
+def test_a_child_that_obeys_stop_is_not_started_again(project: PartsProject, said: str) -> None:
+    worker = Worker(project, f"{_TOUCHES_STOP}{said}sys.exit(143)")
+    with pytest.raises(Stopped, match="stop"):
+        worker.build()
+    assert len(worker.calls) == 1
+
+
+def test_an_old_stop_does_not_end_the_tries(project: PartsProject) -> None:
+    """A scheduler ends the first child. An old `stop` is still there."""
+    ends = "say('error', message='terminated', exit_code=143)\n    sys.exit(143)"
+    worker = Worker(project, f"if count == 1:\n    {ends}\nbuild()\nsay('result', state='built')")
+    request_stop(worker.part().directory)
+    assert worker.build().state == "built"
+    assert len(worker.calls) == 2
+
+
+def test_a_wait_for_a_machine_can_be_interrupted(tmp_path: Path) -> None:
+    with HostPlace(tmp_path, ("a",), doing="x", log=print) as first, HostPlace(tmp_path, ("a",), doing="y", log=print) as second:
+        assert first.take() == "a"
+        with pytest.raises(KeyboardInterrupt):
+            second.take(lambda: True)
+
+
+_BUSY_PART = """
+if words[2] == "0" and "--no-wait" in words:
+    say('error', message='another build is writing it now', exit_code=75)
+    sys.exit(75)
+build()
+say('result', state='built')
+"""
+
+
+def test_a_part_of_another_process_is_built_last(project: PartsProject, tmp_path: Path) -> None:
+    worker = Worker(project, _BUSY_PART)
+    ends = [event.end for event in build_side_by_side([worker.part(0), worker.part(1)], at_once=1, home=tmp_path)]
+    assert [end.key for end in ends if isinstance(end, Outcome)] == parts_of(worker.graph)[::-1]
+    assert [(words[2], "--no-wait" in words) for words in worker.calls] == [("0", True), ("1", True), ("0", False)]
 
 
 def test_an_interrupt_of_the_caller_reaches_the_child(project: PartsProject) -> None:

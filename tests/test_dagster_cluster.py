@@ -8,10 +8,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.assets.parts import RunEnding
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
@@ -20,11 +22,13 @@ from tests.dagster_tools import metadata
 from tests.parts_project import NAME, PartsProject, build, parts_of
 
 _CHILD = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 made, words = Path(sys.argv[1]), sys.argv[2:]
 name = "part-%05d" % int(words[2])
 print(json.dumps({"event": "log", "message": "resuming it"}))
+if os.path.exists(made / "slow"):
+    time.sleep(60)
 if os.path.exists(made / "broken"):
     print(json.dumps({"event": "error", "message": "row 12 is not JSON", "exit_code": 1}))
     sys.exit(1)
@@ -123,6 +127,7 @@ def test_the_sensor_records_each_finished_part_once(project: PartsProject) -> No
     assert home.tick() == {}
     build(home.graph)
     parts = [key.removeprefix("part/") for key in parts_of(home.graph)]
+    assert home.tick() == {}, "a run may follow, and record them"
     events = home.tick()
     assert list(events) == [NAME, *parts]
     assert home.instance.get_materialized_partitions(keys.PARTS) == set(parts)
@@ -139,8 +144,49 @@ def test_the_sensor_leaves_a_part_to_the_run_that_builds_it(project: PartsProjec
     job = home.defs.resolve_job_def(keys.PARTS_JOB)
     run = home.instance.create_run_for_job(job, tags={keys.PARTITION_TAG: partition}, status=dg.DagsterRunStatus.STARTED)
     assert partition not in home.tick()
+    home.tick()
     home.instance.report_run_failed(run)
+    home.tick()
     assert list(home.tick()) == [partition]
+
+
+def test_the_sensor_leaves_a_part_to_the_run_that_follows_its_child(project: PartsProject) -> None:
+    """`build-all` builds the part in a child first, and then runs the step that records it."""
+    home = Home(project.graph(2))
+    build(home.graph)
+    partition = parts_of(home.graph)[0].removeprefix("part/")
+    assert home.tick() == {}
+    assert home.run(0).success
+    assert partition not in home.tick()
+    assert len(home.instance.fetch_materializations(keys.PARTS, limit=9).records) == 2, "one by the run, one by the sensor"
+
+
+def test_a_step_asks_whether_its_run_was_terminated() -> None:
+    instance = dg.DagsterInstance.ephemeral()
+    job = dg.JobDefinition(name="job", graph_def=dg.GraphDefinition("job"))
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    ending = RunEnding(instance, run.run_id, seconds=0)
+    assert not ending()
+    assert not RunEnding(instance, "00000000-0000-0000-0000-000000000000", seconds=0)()
+    instance.report_run_canceling(run)
+    assert not RunEnding(instance, run.run_id)(), "it has just been asked"
+    assert ending()
+    assert ending.is_true
+
+
+def test_a_step_whose_run_was_terminated_fails_and_stops_its_child(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(by_child(project))
+    (project.folder / "made/slow").touch()
+    monkeypatch.setattr(RunEnding, "__call__", lambda self: setattr(self, "is_true", True) or True)
+    run = home.run(0)
+    [failure] = [event.step_failure_data for event in run.all_events if event.is_step_failure]
+    assert failure.user_failure_data is not None
+    assert "terminated" in str(failure.user_failure_data.description)
+    assert not graph_part(home).directory.exists()
+
+
+def graph_part(home: Home) -> Artifact:
+    return home.graph[parts_of(home.graph)[0]]
 
 
 def test_the_sensor_leaves_out_parts_of_other_settings(project: PartsProject) -> None:

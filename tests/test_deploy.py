@@ -31,6 +31,10 @@ def test_kubernetes_accepts_the_manifests() -> None:
     assert [each["kind"] for each in manifests] == ["ConfigMap", "Job", "Job"]
     for manifest in manifests:
         validator.validate(manifest, "1.31", strict=True)
+        if manifest["kind"] == "Job":
+            [rule] = manifest["spec"]["podFailurePolicy"]["rules"]
+            assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+            assert manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
     manifests[1]["spec"]["completionMode"] = 3
     with pytest.raises(validator.ValidationError):
         validator.validate(manifests[1], "1.31", strict=True)
@@ -73,6 +77,10 @@ def test_the_settings_of_the_examples_are_read() -> None:
 def test_compose_has_its_services_and_no_open_port() -> None:
     [compose] = documents("compose/compose.yaml")
     assert compose["services"].keys() == {"postgres", "code", "webserver", "daemon", "worker"}
+    dockerfile = (DEPLOY / "compose/Dockerfile").read_text(encoding="utf-8")
+    assert not re.search(r"^ENTRYPOINT", dockerfile, re.MULTILINE), "the chart of Kubernetes sets only arguments"
+    own = [service for name, service in compose["services"].items() if name != "postgres"]
+    assert all(service["command"] and "entrypoint" not in service for service in own)
     ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -82,15 +90,17 @@ def test_compose_has_its_services_and_no_open_port() -> None:
         assert documents(name)
 
 
-def test_the_script_of_slurm_is_a_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("val", "before"), [("yes", "--val"), ("", "0")])
+def test_the_script_of_slurm_is_a_script(tmp_path: Path, val: str, before: str) -> None:
     """A program in place of sbatch prints what it gets."""
     (tmp_path / "sbatch").write_text(
         "#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=sys.stderr)\nprint(7)\n"
     )
     (tmp_path / "sbatch").chmod(0o755)
     script = ["bash", str(DEPLOY / "slurm/array.sbatch"), "web", "64"]
-    done = subprocess.run(script, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "VAL": "yes"}, capture_output=True, text=True, check=True)
-    val, array, seal = map(json.loads, done.stderr.splitlines())
-    assert f"{_PROGRAM} part web --val" in val
-    assert {"--array=0-63", "--dependency=afterok:7", f"{_PROGRAM} part web"} <= set(array)
-    assert {"--dependency=afterok:7", f"{_PROGRAM} parts seal web"} <= set(seal)
+    done = subprocess.run(script, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "VAL": val}, capture_output=True, text=True, check=True)
+    first, array, seal = map(json.loads, done.stderr.splitlines())
+    assert f"{_PROGRAM} part web {before}" in first
+    waits = {"--dependency=afterok:7", "--kill-on-invalid-dep=yes"}
+    assert waits | {"--array=0-63", f"{_PROGRAM} part web"} <= set(array)
+    assert waits | {f"{_PROGRAM} parts seal web"} <= set(seal)

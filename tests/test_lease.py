@@ -17,6 +17,7 @@ import pytest
 from niels_cache_assets.disk.attempts import attempt_record, lease_path, recorded_attempts
 from niels_cache_assets.parts import lease as module
 from niels_cache_assets.parts.lease import Lease, LeaseLost, Stopped, Times, builder_of, leased, request_stop
+from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
 from niels_cache_assets.processes import Process
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock
@@ -339,6 +340,42 @@ def test_an_older_stop_is_ignored_and_removed(target: Path) -> None:
         assert not (lease_path(target) / "stop").exists()
         time.sleep(0.05)
         lease.check()
+
+
+def test_a_stop_of_one_launch_reaches_only_its_processes(target: Path, clock: Clock) -> None:
+    def obeys(launch: str | None, wait: bool) -> bool:
+        try:
+            with held(target, wait=wait, stops=Stops(launch=launch)):
+                return False
+        except Stopped:
+            return True
+        except Busy:
+            return False
+
+    quick = Times(renew_seconds=0.01, lease_seconds=100)
+    with leased(target, times=quick, wait=False, log=lambda line: None, stops=Stops(launch="aa")) as lease:
+        clock.meanwhile = lambda seconds: request_stop(target, "bb")
+        assert obeys("bb", wait=True)
+        assert not obeys(None, wait=False)
+        time.sleep(0.05)
+        lease.check()
+    assert obeys("bb", wait=False), "also a process that begins later"
+    assert not obeys("aa", wait=False)
+    with leased(target, times=quick, wait=False, log=lambda line: None, stops=Stops(launch="aa")) as lease:
+        request_stop(target, "aa")
+        deadline = time.monotonic() + 30
+        while lease._stop is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(Stopped, match="stop-aa"):
+            lease.check()
+
+
+def test_a_stop_before_the_lease_is_obeyed_by_a_process_that_is_older(target: Path) -> None:
+    stops = Stops(stale=mark_of_stop(target))
+    request_stop(target)
+    with pytest.raises(Stopped), held(target, stops=stops):
+        raise AssertionError
+    assert (lease_path(target) / "stop").exists()
 
 
 def test_a_lease_that_is_removed_is_lost(target: Path, frozen: Lease) -> None:

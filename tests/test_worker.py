@@ -221,6 +221,15 @@ def test_stop_ends_the_worker_and_the_next_one_ignores_it(root: Root) -> None:
     root.seal_and_compare()
 
 
+def test_a_stop_of_its_launch_ends_a_worker_that_begins_later(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    request_stop(root.target, "ab12")
+    words = ["part", NAME, str(PART), *root.where, "--launch"]
+    assert main([*words, "ab12"]) == 143
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exit_code"] == 143
+    assert main([*words, "../x"]) == 2
+    assert main([*words, "cd34"]) == 0
+
+
 def test_a_worker_outlives_the_readers_of_its_output(root: Root) -> None:
     read, write = os.pipe()
     arguments = ("-c", SLOWLY, "part", NAME, str(PART), *root.where)

@@ -131,7 +131,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
             hint = (
-                _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
+                _meant_as_root(arguments, unknown[0])
+                or _meant_as_only(arguments, unknown)
+                or _meant_as_number(arguments, unknown[0])
+                or f"; see {PROGRAM} {arguments.command} --help"
             )
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         refuse("", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
@@ -148,6 +151,12 @@ def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
     """Return a hint to use --only if the command has this option."""
     names = " ".join(shlex.quote(name) for name in given)
     return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
+
+
+def _meant_as_number(arguments: argparse.Namespace, given: str) -> str:
+    """Return a hint to write the number of a part before the options, because argparse does not look for it behind them."""
+    is_number = getattr(arguments, "number", 0) is None and given.isdecimal()
+    return f"; the number comes before the options: {PROGRAM} {arguments.command} {arguments.name} {given} ..." if is_number else ""
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:

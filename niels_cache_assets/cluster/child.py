@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -15,16 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.cluster.command import PartCommand
-from niels_cache_assets.parts.lease import request_stop
+from niels_cache_assets.parts.lease import Stopped, builder_of, request_stop, stopped
 from niels_cache_assets.parts.lease_files import mark_of_stop
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import UNKNOWN, Busy
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -34,6 +36,7 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
 _SIGHT_SECONDS = 60.0  # how long a shared folder may take to show a file of another machine
 _OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
+_BUSY = 75  # the exit code of a child that does not wait for another build of its part
 _LAST_LINES = 5
 _LONGEST_LINE = 1_000
 
@@ -62,36 +65,61 @@ def build_apart(
 
     command: called before each try. is_stopping: asked a few times a second; if it is true, the child is stopped, and KeyboardInterrupt is
     raised.
-    Raises NielsCacheError with the message of the child, or after the third child that was lost. An exception of the caller, such as an
-    interrupt, stops the child and its worker on another machine.
+    Raises NielsCacheError with the message of the child, or after the third child that was lost; Stopped if somebody has set `stop`; Busy
+    if another process builds the part and the command does not wait. An exception of the caller, such as an interrupt, stops the child and
+    all workers that were started here for this part, also those whose connection was lost.
     """
-    for number in range(1, TRIES + 1):
-        try:
-            return _try(part, command(), on_progress=on_progress, log=log, is_stopping=is_stopping)
-        except LostChildError as error:
-            if number == TRIES:
-                raise
-            log(f"WARNING: {error}; try {number + 1} of {TRIES} follows")
-            time.sleep(_PAUSES[number - 1])
-    raise AssertionError  # the last try returns or raises
+    launch: str | None = None  # of children that SIGTERM may not reach
+    try:
+        for number in range(1, TRIES + 1):
+            try:
+                chosen = command()
+                if not chosen.is_attended:
+                    launch = launch or secrets.token_hex(8)
+                    chosen = replace(chosen, launch=launch)
+                return _try(part, chosen, on_progress=on_progress, log=log, is_stopping=is_stopping)
+            except LostChildError as error:
+                if number == TRIES:
+                    raise
+                log(f"WARNING: {error}; try {number + 1} of {TRIES} follows")
+                _pause(_PAUSES[number - 1], is_stopping)
+        raise AssertionError  # the last try returns or raises
+    except NielsCacheError:
+        raise
+    except BaseException:
+        if launch is not None:
+            _request_stop(part, launch)
+        raise
+
+
+def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
+    """Wait. Raises KeyboardInterrupt if the caller is stopping."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if is_stopping():
+            raise KeyboardInterrupt
+        time.sleep(min(left, _POLL_SECONDS))
 
 
 def _try(part: Part, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]) -> Outcome:
-    began = time.monotonic()
+    began, stop_before = time.monotonic(), mark_of_stop(part.directory)
     heard = _Heard(on_progress, log)
     with _started(command) as process:
         try:
             heard.listen(process, is_stopping)
         except BaseException:
-            _stop(part, process)
+            _stop(part, command, process)
             raise
     code = process.returncode
     if code == 0:
         return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
-    where = f" on {command.host}" if command.host else ""
-    is_stopped = mark_of_stop(part.directory) is not None  # the next process would ignore it, so none is started
-    if heard.error is not None and (is_stopped or heard.code not in _OF_SIGNALS):
-        raise NielsCacheError(f"{heard.error}{f' ({command.host})' if command.host else ''}")
+    where, on_host = (f" on {command.host}", f" ({command.host})") if command.host else ("", "")
+    if mark_of_stop(part.directory) not in (None, stop_before):  # the next process would ignore it, so none is started
+        raise stopped(part.directory) if heard.error is None else Stopped(f"{heard.error}{on_host}")
+    if heard.code == _BUSY and not command.waits:
+        raise Busy(part.directory, builder_of(part.directory) or UNKNOWN)
+    if heard.error is not None and heard.code not in _OF_SIGNALS:
+        raise NielsCacheError(f"{heard.error}{on_host}")
     said = f": {heard.error or ' '.join(heard.last)}" if heard.error or heard.last else ""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise LostChildError(f"{part.key}: the process that builds it{where} {how}{said}")
@@ -126,10 +154,15 @@ def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
         os.close(write_end)
 
 
-def _stop(part: Part, process: subprocess.Popen[bytes]) -> None:
-    """Ask the worker of a part to stop, wherever it runs, and end the child."""
+def _request_stop(part: Part, launch: str) -> None:
     with suppress(NielsCacheError, OSError):
-        request_stop(part.directory)
+        request_stop(part.directory, launch)
+
+
+def _stop(part: Part, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
+    """Ask the worker of a child to stop, wherever it runs, and end the child."""
+    if command.launch is not None:
+        _request_stop(part, command.launch)
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_SECONDS)

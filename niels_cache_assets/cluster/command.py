@@ -22,6 +22,8 @@ class PartCommand:
     """The command of one part.
 
     name, number: the data set and the part. host: what `{host}` stands for; None if no machine is named.
+    launch: the name by which the process that starts the command can stop it (lease.request_stop). waits: wait for another build of the
+    part, instead of ending with exit code 75.
     """
 
     registry: Registry
@@ -29,6 +31,8 @@ class PartCommand:
     name: str
     number: int
     host: str | None = None
+    launch: str | None = None
+    waits: bool = True
 
     @property
     def threads(self) -> int | None:
@@ -64,6 +68,8 @@ class PartCommand:
             str(self.number),
             "--quiet",
             "--no-notify",
+            *(() if self.waits else ("--no-wait",)),
+            *(("--launch", self.launch) if self.launch is not None else ()),
             *(("--threads", str(self.threads)) if self.threads is not None else ()),
             *("--cache-dir", str(self.root.absolute())),
             *(("--config", str(config.absolute())) if config.is_file() else ()),

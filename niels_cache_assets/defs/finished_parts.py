@@ -3,7 +3,8 @@
 Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
 disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records decide
 whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
-the run records it.
+the run records it. Without a run, a tick only notes a new part, and the next tick records it: `build-all` builds parts in children, and
+their runs follow some seconds later.
 """
 
 import json
@@ -47,7 +48,10 @@ class _Found(NamedTuple):
 
 
 def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Return the sensor. Its cursor is {next: the next id to look at, seen: {id: inode and time of the record}}."""
+    """Return the sensor. Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}}.
+
+    A stamp is the inode and the time of a record. pending: parts that were new at the last look.
+    """
 
     @dg.sensor(
         name=PARTS_SENSOR,
@@ -59,6 +63,7 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
         limit_parts(context.instance, registry)
         state = json.loads(context.cursor or "{}")
         seen: dict[str, str] = state.get("seen", {})
+        pending: dict[str, str] = state.get("pending", {})
         problems: list[str] = []
         every = [*_everything(registry, cache_root, problems)]
         ids = [found.id for found in every]
@@ -75,10 +80,17 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
             meta = _current(found.artifact)
             if meta is None:
                 continue
+            if pending.get(found.id) != stamp and _recorded(context.instance, found) != _version(found, meta):
+                pending[found.id] = stamp
+                continue
+            pending.pop(found.id, None)
             if _recorded(context.instance, found) != _version(found, meta):
                 events.append(_event(found, meta))
             seen[found.id] = stamp
-        cursor = {"next": ids[(first + count) % len(ids)] if ids else None, "seen": {name: seen[name] for name in ids if name in seen}}
+        cursor = {
+            "next": ids[(first + count) % len(ids)] if ids else None,
+            **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
+        }
         told = f"Looked at {counted(count, 'part')}; recorded {len(events)}"
         return dg.SensorResult(
             asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join([told, *problems])) if not events else None

@@ -46,8 +46,11 @@ class HostPlace:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._held.close()
 
-    def take(self) -> str | None:
-        """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none."""
+    def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:
+        """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none.
+
+        Raises KeyboardInterrupt if `is_stopping` is true while it waits.
+        """
         if not self._places:
             return None
         self._held.close()
@@ -57,6 +60,8 @@ class HostPlace:
             if not told:
                 self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
                 told = True
+            if is_stopping():
+                raise KeyboardInterrupt
             time.sleep(_POLL_SECONDS)
         self._last = found
         return self._places[found]

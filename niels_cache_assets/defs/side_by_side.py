@@ -20,6 +20,7 @@ from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Busy
 
 
 class Listens(Protocol):
@@ -42,10 +43,17 @@ class Event(NamedTuple):
 
 
 def build_part_apart(
-    part: Part, *, home: Path, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool] = lambda: False
+    part: Part,
+    *,
+    home: Path,
+    on_progress: Callable[[Any], None],
+    log: Log,
+    is_stopping: Callable[[], bool] = lambda: False,
+    waits: bool = True,
 ) -> Outcome:
     """Build a part in a child process, unless it is there already. home: the Dagster home, which holds the places of the machines.
 
+    waits: wait for another build of the part, instead of raising Busy.
     Raises NielsCacheError if the build fails, and tells the people whom [notify] names.
     """
     try:
@@ -62,7 +70,8 @@ def build_part_apart(
         assert progressed is not None
 
         def command() -> PartCommand:
-            return PartCommand(registry=part.registry, root=part.root, name=part.name, number=part.number, host=place.take())
+            host = place.take(is_stopping)
+            return PartCommand(registry=part.registry, root=part.root, name=part.name, number=part.number, host=host, waits=waits)
 
         return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
 
@@ -70,12 +79,14 @@ def build_part_apart(
 def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Generator[Event]:
     """Build parts in children, `at_once` at a time, and yield what they report, in this thread. The last event of each part is its end.
 
+    A part that another process builds is put behind all others, and waited for only then. So launches on several machines take different
+    parts, as in build_free_parts_first.
     If the caller stops to read, all children are stopped.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     stopping = threading.Event()
 
-    def build(part: Part) -> None:
+    def build(part: Part, waits: bool) -> None:
         end: Outcome | NielsCacheError
         try:
             end = build_part_apart(
@@ -84,6 +95,7 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
                 on_progress=lambda progress: events.put(Event(part.key, progress=progress)),
                 log=lambda line: events.put(Event(part.key, line=line)),
                 is_stopping=stopping.is_set,
+                waits=waits,
             )
         except KeyboardInterrupt:  # the caller has stopped to read
             return
@@ -95,13 +107,16 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
         try:
-            left = {part.key for part in parts}
+            left = {part.key: part for part in parts}
             for part in parts:
-                pool.submit(build, part)
+                pool.submit(build, part, waits=False)
             while left:
                 event = events.get()
+                if isinstance(event.end, Busy):
+                    pool.submit(build, left[event.key], waits=True)
+                    continue
                 if event.end is not None:
-                    left.remove(event.key)
+                    del left[event.key]
                 yield event
         finally:
             stopping.set()

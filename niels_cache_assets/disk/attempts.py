@@ -1,7 +1,8 @@
 """The names of attempts. A target that several machines may build has one staging directory for each attempt.
 
     .NAME.lease/attempt-00002.json    who makes attempt 2 (parts/lease.py); the file with the highest number counts
-    .NAME.lease/stop                  a request to stop
+    .NAME.lease/stop                  a request to stop, for all processes
+    .NAME.lease/stop-LAUNCH           a request to stop, for the processes of one launch
     .NAME.partial.2                   the staging directory of attempt 2
     .NAME.gone.1                      that of attempt 1, while it is removed
 
@@ -26,6 +27,11 @@ _RECORD = re.compile(r"attempt-(\d{5,12})\.json")
 def lease_path(target: Path) -> Path:
     """Return the path of the folder with the lease of `target`."""
     return target.parent / f".{target.name}.lease"
+
+
+def stop_path(target: Path, launch: str | None = None) -> Path:
+    """Return the path of a request to stop. launch: the launch that it names; None names all processes."""
+    return lease_path(target) / (STOP_NAME if launch is None else f"{STOP_NAME}-{launch}")
 
 
 def attempt_record(target: Path, attempt: int) -> Path:

@@ -2,6 +2,7 @@
 
     .part-00017.lease/attempt-00002.json    attempt, host, process, count: who makes the latest attempt
     .part-00017.lease/stop                  a request to stop, for all processes that build the part or wait for it
+    .part-00017.lease/stop-LAUNCH           the same, for those that were started with this name (cluster/child.py)
 
 The holder raises the count every `renew_seconds`. A process that sees the same bytes for `lease_seconds` takes over: it creates the file of
 the next attempt, and only one process can create a file. Each process measures this time by its own clock, and only while it can read. So
@@ -26,8 +27,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from niels_cache_assets.disk.attempts import STOP_NAME, attempt_record, highest_number, lease_path, recorded_attempts
-from niels_cache_assets.parts.lease_files import LOCK_SECONDS, Holder, Mark, Seen, has_died, holds_lock, latest, mark_of_stop, take_lock
+from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
+from niels_cache_assets.parts.lease_files import LOCK_SECONDS, Holder, Seen, Stops, has_died, holds_lock, latest, mark_of_stop, take_lock
 from niels_cache_assets.processes import Process
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, sync, writer_lock, writer_of
@@ -65,7 +66,8 @@ class Lease:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
         self._count = 0
-        self._is_lost = self._is_stopped = False
+        self._is_lost = False
+        self._stop: Path | None = None  # the request that was seen
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
@@ -78,8 +80,8 @@ class Lease:
         """Raise the same errors without a look at the disk, as the last renewal has seen it."""
         if self._is_lost:
             raise self.lost()
-        if self._is_stopped:
-            raise stopped(self.target)
+        if self._stop is not None:
+            raise stopped(self.target, self._stop)
 
     def lost(self) -> LeaseLost:
         """Return the error for the loss of this lease."""
@@ -113,7 +115,7 @@ class Lease:
             os.fsync(self._descriptor)  # other machines do not see it before
 
     @contextmanager
-    def renewed(self, times: Times, stale_stop: Mark, on_stop: Callable[[], None] | None) -> Iterator[None]:
+    def renewed(self, times: Times, stops: Stops, on_stop: Callable[[], None] | None) -> Iterator[None]:
         """Renew the lease in the block, by a thread."""
 
         def renew() -> None:
@@ -122,9 +124,9 @@ class Lease:
                     if self._was_overtaken():
                         self._is_lost = True
                         return
-                    if not self._is_stopped and mark_of_stop(self.target) not in (None, stale_stop):
-                        self._is_stopped = True
-                        if on_stop is not None:
+                    if self._stop is None:
+                        self._stop = stops.requested(self.target)
+                        if self._stop is not None and on_stop is not None:
                             on_stop()
                     self._count += 1
                     self._write()
@@ -154,6 +156,7 @@ def leased(
     wait: bool,
     log: Log,
     on_stop: Callable[[], None] | None = None,
+    stops: Stops | None = None,
     at_once: bool = False,
 ) -> Iterator[Lease]:
     """Hold the lease of `target`, whose parent folder must exist, and renew it in the block.
@@ -162,15 +165,16 @@ def leased(
         raised as soon as it is certain that the other process lives. A lease that may be abandoned is watched until this is known.
     at_once: raise Busy at once if the lease cannot be taken now.
     on_stop: called once, by another thread, if somebody sets `stop` while the lease is held. Without it, only the checks raise.
-    Raises LeaseLost from the block if another process has taken over, and Stopped if `stop` is set while this process waits.
+    stops: the requests to stop that count. By default, every `stop` that is set after this call.
+    Raises LeaseLost from the block if another process has taken over, and Stopped if a stop was requested before the lease is taken.
     """
-    stale_stop = mark_of_stop(target)
+    stops = Stops(stale=mark_of_stop(target)) if stops is None else stops
     with ExitStack() as held:
-        lease = _Claim(target, times, log, stale_stop).take(held, wait=wait, at_once=at_once)
-        if stale_stop is not None and mark_of_stop(target) == stale_stop:
+        lease = _Claim(target, times, log, stops).take(held, wait=wait, at_once=at_once)
+        if stops.stale is not None and mark_of_stop(target) == stops.stale:
             with suppress(OSError):
-                (lease_path(target) / STOP_NAME).unlink()
-        held.enter_context(lease.renewed(times, stale_stop, on_stop))
+                stop_path(target).unlink()
+        held.enter_context(lease.renewed(times, stops, on_stop))
         try:
             yield lease
         except LeaseLost:
@@ -192,25 +196,27 @@ def builder_of(target: Path) -> Writer | None:
     return seen.writer
 
 
-def request_stop(target: Path) -> None:
-    """Ask all processes that build `target`, or wait for it, to stop. They notice it at their next renewal or look."""
-    folder = lease_path(target)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / STOP_NAME
+def request_stop(target: Path, launch: str | None = None) -> None:
+    """Ask processes that build `target`, or wait for it, to stop. They notice it at their next renewal or look.
+
+    launch: ask only those that were started with this name, also if they begin later. None asks all.
+    """
+    path = stop_path(target, launch)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    sync(folder)
+    sync(path.parent)
 
 
-def stopped(target: Path) -> Stopped:
-    """Return the error for a request to stop."""
-    return Stopped(f"{target}: stopped by {lease_path(target) / STOP_NAME}; run the same command again to resume")
+def stopped(target: Path, request: Path | None = None) -> Stopped:
+    """Return the error for a request to stop. request: its file; None is the one for all processes."""
+    return Stopped(f"{target}: stopped by {request or stop_path(target)}; run the same command again to resume")
 
 
 class _Claim:
     """The way to a lease: watch the latest attempt until it has ended, its holder has died, or its lease has run out."""
 
-    def __init__(self, target: Path, times: Times, log: Log, stale_stop: Mark) -> None:
-        self._target, self._times, self._log, self._stale_stop = target, times, log, stale_stop
+    def __init__(self, target: Path, times: Times, log: Log, stops: Stops) -> None:
+        self._target, self._times, self._log, self._stops = target, times, log, stops
         self._seen: Seen | None = None
         self._quiet = 0.0  # seconds without a change
         self._looked: float | None = None
@@ -222,6 +228,8 @@ class _Claim:
         lease_path(self._target).mkdir(exist_ok=True)
         began, waited = time.monotonic(), False
         while True:
+            if (request := self._stops.requested(self._target)) is not None:
+                raise stopped(self._target, request)
             locker: Writer | None = None
             is_free, why = self._look()
             if is_free:
@@ -236,8 +244,6 @@ class _Claim:
             self._tell(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
             waited = True
             time.sleep(self._times.poll_seconds)
-            if mark_of_stop(self._target) not in (None, self._stale_stop):
-                raise stopped(self._target)
 
     def _tell(self, locker: Writer | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
         """Log which process is waited for, or raise Busy instead of waiting."""

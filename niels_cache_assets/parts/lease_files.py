@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.disk.attempts import STOP_NAME, attempt_record, lease_path, recorded_attempts
+from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts, stop_path
 from niels_cache_assets.processes import Process
 from niels_cache_runtime.format.commit import UNKNOWN, Writer
 
@@ -89,12 +89,29 @@ def latest(target: Path) -> Seen | None:
 
 
 def mark_of_stop(target: Path) -> Mark:
-    """Return a value that is different for each request to stop. Return None without a request."""
+    """Return a value that is different for each `stop`, the request to all processes. Return None without this file."""
     try:
-        found = os.stat(lease_path(target) / STOP_NAME)
+        found = os.stat(stop_path(target))
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stops:
+    """The requests to stop that a process obeys: every `stop` that is newer than the process, and `stop-LAUNCH` of its own launch.
+
+    launch: the launch of the process, if a program has started it. stale: the `stop` that was there when the process began.
+    """
+
+    launch: str | None = None
+    stale: Mark = None
+
+    def requested(self, target: Path) -> Path | None:
+        """Return the file of a request that this process obeys, or None."""
+        if self.launch is not None and os.path.lexists(own := stop_path(target, self.launch)):
+            return own
+        return None if mark_of_stop(target) in (None, self.stale) else stop_path(target)
 
 
 def holds_lock(target: Path, attempt: int) -> bool | None:

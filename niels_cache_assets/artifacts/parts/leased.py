@@ -16,6 +16,7 @@ from niels_cache_assets.disk.space import refusal
 from niels_cache_assets.disk.staging import require_target
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import Lease, Times, leased
+from niels_cache_assets.parts.lease_files import Stops
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -24,9 +25,11 @@ class Leased(OfPlan):
     """A cache of a plan that one process builds at a time, on whichever machine.
 
     on_stop: called by another thread if somebody asks the build to stop. Without it, the build stops at its next batch.
+    stops: the requests to stop that count; None takes those after the lease is asked for.
     """
 
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
+    stops: Stops | None = field(default=None, compare=False)
 
     @contextmanager
     def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
@@ -34,7 +37,8 @@ class Leased(OfPlan):
         with ExitStack() as held:
             try:
                 require_target(target, self.owns)
-                lease = held.enter_context(leased(target, times=times_of(self.registry), wait=wait, log=log, on_stop=self.on_stop))
+                times = times_of(self.registry)
+                lease = held.enter_context(leased(target, times=times, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops))
             except OSError as error:
                 raise NielsCacheError(f"{refusal(error, target)}; the last good part, if there is one, is unchanged: {target}") from error
             yield Held(waited=lease.waited, lease=lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
-    from niels_cache_assets.artifacts.graph import Graph
+    from niels_cache_assets.artifacts.parts.part import Part
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.cli.worker import Lines
 
@@ -35,7 +36,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
     )
     parser.add_argument("--threads", metavar="N", type=at_least(1), help="threads that encode text; never changes the bytes")
+    parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
     parser.add_argument("--no-notify", action="store_true", help="send no message of [notify]; the program that starts this command does")
+
+
+def _launch(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{1,32}", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: use up to 32 hexadecimal digits")
+    return text
 
 
 COMMAND = Command(
@@ -69,25 +77,28 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.worker import ready
+    from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
+    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
 
     number = _number(arguments)
     registry, root = open_registry(arguments)
+    target = parts_dir(root, arguments.name) / (VAL_NAME if number is None else part_name(number))
+    stops = Stops(launch=arguments.launch, stale=mark_of_stop(target))  # before the tokenizer and the plan, which may take hours
     if arguments.threads is not None:
         registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
-    found = graph(registry, root)
-    sealed = ready(found, arguments.name, lines)
+    sealed = ready(graph(registry, root), arguments.name, lines)
     if number is not None:
-        return _part(found, sealed, number)
+        return replace(_part(sealed, number), stops=stops)
     if not sealed.has_val_part:
         raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val to build before its parts; build them and leave out --val")
-    return sealed.val_part()
+    return replace(sealed.val_part(), stops=stops)
 
 
-def _part(found: Graph, sealed: Sealed, number: int) -> Artifact:
+def _part(sealed: Sealed, number: int) -> Part:
     keys = [key for key in sealed.inputs() if key.startswith("part/")]
     if number >= len(keys):
         raise NielsCacheError(f"{WHERE}: {sealed.name} has the parts 0 to {len(keys) - 1}, and no part {number}")
-    part = found[keys[number]]
+    part = sealed.part(number)
     if sealed.has_val_part and part.finished() is None:
         try:
             sealed.val_part().current()

@@ -7,7 +7,9 @@ The step of a part starts `niels-cache part` as a child, here or on another mach
 the step had done the work.
 """
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
@@ -193,15 +195,42 @@ def _built(
 def _built_apart(context: dg.AssetExecutionContext, part: Part, progress_sink: ProgressSink) -> Outcome:
     """Build a part in a child process, unless it is there already."""
     reporter = BuildReporter(context, progress_sink, name=part.key, observed=keys.PARTS)
+    ending = RunEnding(context.instance, context.run.run_id)
     with readable_failures():
         outcome = progress_sink.outcome_of(part.key)
         if outcome is None:
             home = Path(context.instance.root_directory)
-            outcome = build_part_apart(part, home=home, on_progress=reporter.progress, log=reporter.log)
+            try:
+                outcome = build_part_apart(part, home=home, on_progress=reporter.progress, log=reporter.log, is_stopping=ending)
+            except KeyboardInterrupt:
+                if not ending.is_true:
+                    raise
+                # An interrupt would also end the worker of Dask, which has other steps.
+                raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
     if outcome.warning:
         reporter.warn(outcome.warning)
     reporter.tell(state_of(outcome))
     return outcome
+
+
+class RunEnding:
+    """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a step that runs.
+
+    The instance is asked every `seconds`. is_true: the last answer.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, run_id: str, *, seconds: float = 5.0) -> None:
+        self._instance, self._run_id, self._seconds = instance, run_id, seconds
+        self._next = time.monotonic() + seconds
+        self.is_true = False
+
+    def __call__(self) -> bool:
+        if not self.is_true and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._seconds
+            with suppress(Exception):  # a database that does not answer ends no build; each storage has errors of its own
+                run = self._instance.get_run_by_id(self._run_id)
+                self.is_true = run is not None and (run.status == dg.DagsterRunStatus.CANCELING or run.is_finished)
+        return self.is_true
 
 
 def plan_metadata(outcome: Outcome) -> Metadata:
