@@ -1,7 +1,8 @@
 """Caches that people have built stay valid. Fingerprints of default settings are those of the first versions, even with many new keys."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import Field
@@ -14,10 +15,11 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.cache_identity import cache_identity
 from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.text import Text
-from niels_cache_assets.sources.types import Source
+from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 
 KINDS: dict[str, type[Source]] = {**PRETRAIN_SOURCES, **SFT_SOURCES}
 
@@ -206,3 +208,23 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
         "cli/commands/init.py",  # shown
     }
     assert not [line for file, line in dumps if file == "defs/assets/index.py" and "json_entry(" not in line]
+
+
+def test_the_default_of_parts_does_not_count_for_a_kind_that_is_not_listed() -> None:
+    class Own(PretrainSource):
+        source: Literal["own"] = "own"
+        path: str = "x"
+
+        def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
+            raise NotImplementedError
+
+    assert settings_that_count(Own(val_tokens=5), "own") == {
+        "enabled": True,
+        "path": "x",
+        "shuffle_buffer": 0,
+        "source": "own",
+        "train_tokens": None,
+        "val_frac": None,
+        "val_tokens": 5,
+    }
+    assert settings_that_count(Own(val_tokens=5).model_copy(update={"parts": 2}), "own")["parts"] == 2

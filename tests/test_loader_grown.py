@@ -185,6 +185,18 @@ def test_workers_of_a_dataloader_go_on_over_a_grown_cache(caches: Grown) -> None
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+def test_a_state_of_a_worker_does_not_go_on_over_a_grown_cache(caches: Grown) -> None:
+    old = TokenLoader(caches["old"], **SETTINGS)
+    taken(old, 3)
+    state = {**saved(old), "worker": [0, 1, 3]}
+    new = TokenLoader(caches["new"], **SETTINGS)
+    with pytest.raises(NielsCacheError, match="steps="):
+        new.load_state_dict(state, grown=True)
+    with pytest.raises(NielsCacheError) as caught:
+        new.load_state_dict(state)
+    assert "grown=True" not in str(caught.value)
+
+
 def test_other_caches_are_refused_although_growth_is_allowed(caches: Grown, tmp_path: Path) -> None:
     new = TokenLoader(caches["new"], **SETTINGS)
     taken(new, 2)

@@ -4,13 +4,17 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import pytest
 
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.adding import check_addition
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.cli.__main__ import main
 from niels_cache_assets.config.editing import add_table, added_tables
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
@@ -170,6 +174,46 @@ def test_files_of_the_hub_are_named_from_the_right(monkeypatch: pytest.MonkeyPat
     for keys, said in (({}, "pinned_revision"), ({"files": ["x"], "parts": 2}, "parquet")):
         with pytest.raises(ValueError, match=said):
             Huggingface.model_validate({"dataset": "owner/pages", "added": grown, **keys})
+
+
+def test_other_files_of_a_table_make_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"c": ["2025/0.parquet", "2025/1.parquet"], "d": ["2026/0.parquet", "2026/1.parquet"]}
+    hub(monkeypatch, *there["c"], *there["d"])
+    found = "niels_cache_assets.sources.huggingface.hub_files"
+    monkeypatch.setattr(found, lambda source, revision: [ListedFile(name, 9, "d", None) for name in there[revision]])
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.planned_text_field", lambda *arguments: "text")
+    monkeypatch.setattr(Huggingface, "revision", lambda source, siblings: source.pinned_revision)
+    read = []
+    for files in ("2026/0*", "2026/*", "2026/*"):
+        config = tmp_path / "niels_cache.toml"
+        table = '[pretrain.web]\nsource = "huggingface"\ndataset = "owner/pages"\nparts = 2\npinned_revision = "c"'
+        config.write_text(f'{table}\n[[pretrain.web.added]]\nfiles = ["{files}"]\nrevision = "d"\n')
+        registry = load_registry(config=str(config))
+        made = PartsPlan(registry=registry, root=tmp_path, name="web", source=registry.pretrain["web"], build=registry.build)
+        outcome = materialize(made)
+        read.append((outcome.state, [file.name for file in Plan.of(outcome.meta).groups[1].listed], made.read().groups[1].fingerprint))
+    assert [names for _, names, _ in read] == [["2026/0.parquet"], *[["2026/0.parquet", "2026/1.parquet"]] * 2]
+    assert [state for state, _, _ in read] == ["built", "built", "cache_hit"]
+    assert read[0][2] != read[1][2]
+
+
+def test_other_addresses_of_a_table_are_listed_again(tmp_path: Path) -> None:
+    config = tmp_path / "niels_cache.toml"
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        with fsspec.open(f"memory://{tmp_path}/{name}.jsonl", "w") as file:
+            file.write('{"text": "one"}\n')
+
+    def listed_files(pattern: str) -> list[str]:
+        of = f"memory://{tmp_path}"
+        table = f'[pretrain.web]\nsource = "jsonl"\nfiles = ["{of}/a/*"]\nparts = 2\nval_frac = 0.0\n'
+        config.write_text(f'{table}[[pretrain.web.added]]\nfiles = ["{of}/{pattern}"]\n')
+        registry = load_registry(config=str(config))
+        made = PartsPlan(registry=registry, root=tmp_path, name="web", source=registry.pretrain["web"], build=registry.build)
+        return [file.name for file in Plan.of(materialize(made).meta).groups[1].listed]
+
+    assert listed_files("b/*") == ["b/0.jsonl", "b/1.jsonl"]
+    with pytest.raises(NielsCacheError, match=r"b/0\.jsonl"):
+        listed_files("b/1*")
 
 
 @pytest.mark.parametrize("parts", [1, 2])

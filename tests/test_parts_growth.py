@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.base import Outcome, Work
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
@@ -161,6 +161,23 @@ def test_new_files_below_the_pattern_of_the_data_set_can_be_added(project: Parts
     assert stream_of(project.cache())["train"].startswith(old)
 
 
+@pytest.mark.parametrize(("parts", "tables"), [(3, (2, 1)), (2, (3, 2))])
+def test_other_numbers_of_parts_move_no_part_to_another_number(project: PartsProject, parts: int, tables: tuple[int, int]) -> None:
+    project.write([4, 6, 5], first=20, folder="again")
+
+    def tables_of(numbers: tuple[int, int]) -> str:
+        return "".join(
+            f'[[pretrain.{NAME}.added]]\nfiles = ["{name}/*"]\nparts = {number}\n'
+            for name, number in zip(("more", "again"), numbers, strict=True)
+        )
+
+    build(grow(project, 2, HASHED, added=tables_of((2, 2))))
+    build(grow(project, parts, HASHED, added=tables_of(tables)))
+    build(grow(project, parts, HASHED, added=tables_of(tables), root="nothing"))
+    assert stream_of(project.cache()) == stream_of(project.cache("nothing"))
+    assert len(set(files_of(project.cache(), "train"))) == len(files_of(project.cache(), "train")) > 80
+
+
 def test_the_budget_of_added_files_is_their_own(project: PartsProject) -> None:
     build(project.graph(3, BUDGETS))
     build(grow(project, 3, BUDGETS, added=ADDED + "train_tokens = 101\n"))
@@ -228,6 +245,20 @@ def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: Pa
         grow(project, 1, settings)
 
 
+def test_another_val_is_compared_with_the_added_parts_again(project: PartsProject) -> None:
+    settings = 'val_tokens = {}\ndecontaminate = "exact"'
+    lines = (project.folder / "texts/f000.jsonl").read_text().splitlines()
+    with open(project.folder / "more/f009.jsonl", "a") as file:
+        file.write("".join(json.dumps({"id": f"copy {row}", "text": json.loads(line)["text"]}) + "\n" for row, line in enumerate(lines)))
+    dropped = []
+    for val_tokens in (120, 400):
+        build(grow(project, 3, settings.format(val_tokens)))
+        dropped.append(read_meta(str(project.cache() / "meta.json"))["dropped"]["in_val"])
+    assert 0 < dropped[0] < dropped[1]
+    build(grow(project, 3, settings.format(400), root="nothing"))
+    assert digests(project.cache("nothing")) == digests(project.cache())
+
+
 @pytest.mark.parametrize(("parts", "settings"), [(3, BUDGETS), (1, HASHED)])
 def test_a_dry_run_tells_that_only_new_parts_are_built(project: PartsProject, parts: int, settings: str) -> None:
     build(project.graph(parts, settings))
@@ -258,6 +289,46 @@ def test_a_lost_cache_of_one_process_is_built_again_to_the_same_bytes(project: P
     shutil.rmtree(project.folder / "cache/pretrain")
     build(grow(project, 1, HASHED))
     assert digests(project.cache()) == expected
+
+
+def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: PartsProject) -> None:
+    found = grow(project, 1, HASHED)
+    build(found)
+    expected = digests(project.cache())
+    shutil.rmtree(project.cache())
+    shutil.rmtree(found.root / "pretrain/.parts" / NAME / "part-00000")
+    project.write([6], first=30)
+    build(found, [f"part/{NAME}/part-00000", SEALED])
+    assert digests(project.cache()) == expected
+    shutil.rmtree(found.root / "pretrain/.parts" / NAME / "part-00000")
+    shutil.rmtree(project.cache())
+    project.write([40], first=2)
+    with pytest.raises(NielsCacheError, match=r"f002.*changed"):
+        build(found, [f"part/{NAME}/part-00000"])
+
+
+def test_links_replace_the_files_of_an_unfinished_build(project: PartsProject, tmp_path: Path) -> None:
+    build(project.graph(1, HASHED))
+    found = grow(project, 1, HASHED)
+    build(found, [PLAN])
+    left, part = tmp_path / "left", found[f"part/{NAME}/part-00000"]
+    (left / "train").mkdir(parents=True)
+    for path in list_shards(project.cache() / "train"):
+        (left / "train" / path.name).write_bytes(b"unfinished")
+    revision = part.revision()
+    work = Work(directory=left, revision=revision, made_of=part.identity(revision), force=False, progress=None, log=lambda line: None)
+    part.write(work)
+    assert stream_of(left) == stream_of(project.cache())
+
+
+def test_a_damaged_cache_of_one_process_is_not_linked(project: PartsProject) -> None:
+    build(project.graph(1, HASHED))
+    shard = list_shards(project.cache() / "train")[0]
+    expected = shard.read_bytes()
+    shard.write_bytes(bytes(len(expected)))
+    found = project.graph(1, f"{HASHED}\n{ADDED}", build='verify_parts = "sha256"')
+    build(found)
+    assert list_shards(project.cache() / "train")[0].read_bytes() == expected
 
 
 def rows(count: int, seed: int) -> list[dict[str, object]]:

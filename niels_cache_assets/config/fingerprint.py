@@ -69,4 +69,5 @@ def settings_that_count(table: BaseModel, name: str, *, without: Collection[str]
 def _first_keys(table: BaseModel, name: str) -> set[str]:
     if name in _FIRST_KEYS:
         return {"source", *_FIRST_KEYS[name].split()}
-    return {"source", *inspect.get_annotations(type(table)), *" ".join(_FIRST_KEYS.values()).split()}
+    first = " ".join(keys for table_name, keys in _FIRST_KEYS.items() if table_name != "added")  # `added` came later; `parts` is its key
+    return {"source", *inspect.get_annotations(type(table)), *first.split()}

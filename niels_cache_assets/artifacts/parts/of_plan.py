@@ -97,9 +97,13 @@ class OfPlan(Pretrain):
 
     def check_files(self, meta: Meta) -> None:
         """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
-        listed = listed_files(meta, self.directory)
-        found = {name: (self.directory / name).stat().st_size for name in listed if (self.directory / name).is_file()}
-        check_sizes(self.directory, listed, found, verify=self.build.verify_parts)
+        self.check_files_of(meta, self.directory)
+
+    def check_files_of(self, meta: Meta, directory: Path) -> None:
+        """Raise NielsCacheError if the cache in this folder differs from its meta.json; see `check_files`."""
+        listed = listed_files(meta, directory)
+        found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
+        check_sizes(directory, listed, found, verify=self.build.verify_parts)
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return replace(super().provenance(revision, fingerprint), dataset_name=self._full_name)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.parts.leased import Leased, checked
@@ -45,6 +46,12 @@ class Part(Leased):
     @property
     def planned_by(self) -> str:
         return self.planned.plan
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
+        if self.source.decontaminate != "off" and self.number >= self.source.parts:
+            identity["val"] = self.plan.first.fingerprint  # the plan of added files does not tell which val they are compared with
+        return identity
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it

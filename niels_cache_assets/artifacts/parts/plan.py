@@ -18,6 +18,7 @@ from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
+from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -69,18 +70,32 @@ class PartsPlan(Artifact):
         """Return whether the plan has these settings and lists files of other machines. Such files are listed only once, because everybody
         reads the plan.
         """
-        return self._lists_other_machines and self.is_made_of(meta, self.identity(meta.get("dataset_revision")))
+        if not self._lists_other_machines or meta.get("added_patterns", self._added_patterns) != self._added_patterns:
+            return False
+        return self.is_made_of(meta, self.identity(meta.get("dataset_revision")))
 
     @property
     def _lists_other_machines(self) -> bool:
         patterns = getattr(self.source, "files", None)
         return not patterns or any("://" in pattern for pattern in patterns)
 
+    @property
+    def _added_patterns(self) -> list[list[str]]:
+        """The patterns of each table `added`. Those of local files have no folder, because a plan has no addresses on this machine."""
+        return [[each if "://" in each else os.path.basename(each) for each in added.files] for added in self.source.added]
+
+    @property
+    def _uncounted(self) -> tuple[str, ...]:
+        """The keys of a table `added` that its identity leaves out. The revision of the user's files covers their names; a commit of the
+        hub does not tell which of its files were chosen.
+        """
+        return () if isinstance(self.source, HubData) else ("files",)
+
     def revision(self) -> str | None:
         return self.source.revision(self.registry.pretrain)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        added = [settings_that_count(each, "added", without=("files",)) for each in self.source.added]
+        added = [settings_that_count(each, "added", without=self._uncounted) for each in self.source.added]
         return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
 
     def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
@@ -100,8 +115,10 @@ class PartsPlan(Artifact):
             added = self.source.added[number - 1]
             of_first = ("parts", "train_tokens", "val_tokens", "val_frac")
             identity["source"] = {key: value for key, value in source.items() if key not in of_first}
-            own = settings_that_count(added, "added", without=("files", "revision"))
+            own = settings_that_count(added, "added", without=(*self._uncounted, "revision"))
             identity["added"] = {**own, "val_frac": self.source.seeded_val_frac}
+            # A part is found by its number. So a group whose numbers move must not look like the group that had them before.
+            identity["first_part"] = self.source.parts + sum(each.parts for each in self.source.added[: number - 1])
         return identity
 
     def read(self) -> Plan:
@@ -162,6 +179,7 @@ class PartsPlan(Artifact):
             "seed": self.build.seed,
             "made_of": recordable(work.made_of),
             "fingerprint": work.fingerprint,
+            **({"added_patterns": self._added_patterns} if source.added else {}),
             **joined_groups(groups),
         }
         return Written(meta=meta)

@@ -24,8 +24,11 @@ from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Documents
 from niels_cache_assets.parts.seal import link_all
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading.part_stream import require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import dataset_dir
 from niels_cache_runtime.format.meta import Meta
 
@@ -51,7 +54,14 @@ class WholePart(Part):
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the place of the data set and has these settings."""
         meta = self._of_one_process()
-        return meta if meta is not None and self.is_current(meta) else None
+        if meta is None or not self.is_current(meta):
+            return None
+        if self.build.verify_parts == "sha256":
+            try:
+                self.check_files_of(meta, self._place)
+            except NielsCacheError:
+                return None
+        return meta
 
     @property
     def is_there(self) -> bool:
@@ -75,16 +85,23 @@ class WholePart(Part):
         return Pretrain.split_rule(self)
 
     def items(self, context: StreamContext) -> Iterable[Documents]:
-        return Pretrain.items(self, context)
+        return Pretrain.items(self, self._of_plan(context))
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
-        return Pretrain.builder(self, context, provenance, progress)
+        return Pretrain.builder(self, self._of_plan(context), provenance, progress)
+
+    def _of_plan(self, context: StreamContext) -> StreamContext:
+        """Return the context with the files of the plan, because the patterns may match other files now. A commit of the hub cannot."""
+        return context if isinstance(self.source, HubData) else replace(context, files=[file for _, file in self.stream.files])
 
     def write(self, work: Work) -> Written:
         if self.built is None or work.force:
+            require_unchanged(self.stream.files)
             written = Dataset.write(self, replace(work, progress=checked(work.lease, work.progress)))
             return Written(meta=self._with_part(written.meta), resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built
+        for left in work.directory.iterdir():  # of an unfinished build that was kept
+            remove(left)
         link_all(meta, self._place, work.directory, target=self.directory, log=work.log)
         if finished_meta(self._place) != meta:
             raise NielsCacheError(f"{self._place}: was built again while its files were being linked; run it again")

@@ -31,7 +31,7 @@ def resumed_phases(
 
     mixture: the blend of the loader, whose weights are those of the state up to its position. grown: whether sources may have grown since
     the state was saved. Sources that differ in another way are left out; the caller refuses them.
-    Raises NielsCacheError if the state's own phases do not fit a source.
+    Raises NielsCacheError if the state's own phases do not fit a source, and for growth since a DataLoader worker saved the state.
     """
     taken = mixture.blend.counts(int(state["samples"])).tolist()
     found: dict[str, Phases] = {}
@@ -45,6 +45,11 @@ def resumed_phases(
                 raise NielsCacheError(f"state: has {phases[-1][1]} samples of {name}, but its cache has {source.samples}; it was edited")
             if len(phases) > 1:
                 found[name] = tuple((int(first), int(samples)) for first, samples in phases)
+        elif grown and state.get("worker") is not None:
+            raise NielsCacheError(
+                f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "
+                f"loader.state_dict(steps=batches taken) in the main process, or restore the cache"
+            )
         elif grown and began_as(source, saved["fingerprint"], samples=phases[-1][1]):
             found[name] = Epochs(phases).grown(count, source.samples).phases
     return found
