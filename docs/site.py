@@ -51,7 +51,7 @@ def for_the_site(text: str, page: str, repository: str | None) -> str:
     def rewritten(link: re.Match[str]) -> str:
         words, name, anchor = link[1], link[2], link[3] or ""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
-        if Path(path).suffix in COPIED:
+        if Path(path).suffix in COPIED and (path in AT_THE_TOP or path.startswith("docs/")):
             return link[0]
         if not (ROOT / path).exists() or path.startswith(".."):
             raise ValueError(f"{page}: there is no {name} in the repository")

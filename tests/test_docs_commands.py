@@ -58,6 +58,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache part": "a data set in parts; tests/test_worker.py",
         "sbatch": "Slurm's own",
         "touch": "a part that is being built; tests/test_attempts.py",
+        "storage:": "a Postgres server; tests/cluster",
     },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",
@@ -71,6 +72,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/howto.md": {
         "niels-cache diff": "two builds; tests/test_diff.py",
+        "niels-cache parts add": "a data set of the hub; tests/test_parts_add.py",
+        "niels-cache build-all --only web": "the same",
         "dagster asset materialize": "tests/test_workflow.py and tests/test_dagster_cli.py",
         "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",
     },
