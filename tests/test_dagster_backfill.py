@@ -37,11 +37,9 @@ AT_ONCE = {
 }
 DEFINITIONS = """
 import dagster as dg
-from unittest.mock import patch
-from niels_cache_assets.defs import assembly
+from niels_cache_assets.defs.assembly import build_defs
 
-with patch.object(assembly, "recorded_executor", dg.in_process_executor):
-    defs = assembly.build_defs()
+defs = build_defs(executor=dg.in_process_executor)
 """
 
 

@@ -2,14 +2,12 @@
 
 import multiprocessing
 from multiprocessing.context import ForkServerProcess, SpawnContext
-from unittest.mock import patch
 
 import dagster as dg
 
-from niels_cache_assets.defs import assembly
+from niels_cache_assets.defs.assembly import build_defs
 
-with patch.object(assembly, "recorded_executor", dg.in_process_executor):
-    defs = assembly.build_defs()
+defs = build_defs(executor=dg.in_process_executor)
 
 # The code server starts runs in the context `spawn`, which has no other use here.
 SpawnContext.Process = ForkServerProcess  # type: ignore[assignment, misc]
