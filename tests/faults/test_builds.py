@@ -66,7 +66,7 @@ class Workshop:
         cache = builds.cache_of(self.project, name, root)
         beside = sorted(path.name for path in cache.parent.iterdir() if path.name != ".parts")
         assert beside in ([f".{name}.lock", name], [name]), "leftovers"
-        assert not [path for path in cache.parent.glob(f".parts/{name}/.*") if path.suffix != ".lock"], "leftovers"
+        assert not [path for path in cache.parent.glob(f".parts/{name}/.*") if path.suffix not in (".lock", ".lease")], "leftovers"
         return digests(cache)
 
     def reference(self, name: str, shard_bytes: int, record_every: int) -> Reference:
