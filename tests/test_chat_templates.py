@@ -270,3 +270,15 @@ def test_spans_that_touch_are_one_span() -> None:
     spans = np.array([[4, 6], [0, 2], [2, 3], [5, 5], [5, 9], [11, 12]])
     assert join_spans(spans).tolist() == [[0, 3], [4, 9], [11, 12]]
     assert join_spans(np.empty((0, 2), dtype=np.int64)).shape == (0, 2)
+
+
+def test_the_picture_of_spans_is_up_to_date(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    from docs import chat_picture
+
+    chat_picture.main(tmp_path)
+    kept, new = imread(chat_picture.TARGET / "chat_spans.png"), imread(tmp_path / "chat_spans.png")
+    assert kept.shape == new.shape
+    assert np.abs(kept - new).mean() < 0.005, "run python -m docs.chat_picture"  # machines may smooth edges otherwise
