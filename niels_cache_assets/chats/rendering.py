@@ -63,7 +63,7 @@ class Rendering:
         self._template = template
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._started: list[_Child] = []
-        weakref.finalize(self, _end_all, self._started)  # for an object that nobody closes
+        weakref.finalize(self, _end_all, self._started)  # if `close` is never called
 
     def __enter__(self) -> Rendering:
         return self

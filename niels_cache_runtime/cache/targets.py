@@ -60,8 +60,8 @@ class TargetSpans:
     def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> NDArray[np.bool_]:
         """Return which of `size` tokens are targets, (size,) bool.
 
-        The first token of a part is never a target, because nothing comes before it. Tokens outside of all parts are none. only_last:
-        whether only the last span of each part counts, among those with a target in this part.
+        The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
+        only_last: whether only the last span of each part counts, among those with a target in this part.
         """
         owners, begins, ends = self._clipped(parts)
         if only_last and len(owners):
