@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.pretrain import Pretrain
@@ -57,9 +58,11 @@ class Graph:
         return Tokenizer(registry=self.registry, root=self.root)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
-        """Return the corpus of a data set."""
+        """Return the corpus of a data set. It is joined from its parts if the data set has several."""
         siblings = partial(with_prepared, self.registry, self.root)
-        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        source = self.registry.pretrain.get(name)
+        kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
+        return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""

@@ -225,14 +225,21 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
-        if self.is_in_parts:
+        if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a plan divides the data set. A data set that grows is in parts, even if its first files are one part."""
-        return self.parts > 1 or bool(self.added)
+        """Whether a plan divides the cache. A data set that grows is in parts, even if its first files are one part. With `prepare`, a plan
+        divides the corpus instead.
+        """
+        return not self.prepare and (self.parts > 1 or bool(self.added))
+
+    @property
+    def corpus_parts(self) -> int:
+        """The number of parts of the corpus."""
+        return self.parts if self.prepare else 1
 
     @property
     def total_parts(self) -> int:
@@ -244,7 +251,9 @@ class PretrainSource(Source):
         if not self.may_have_parts:
             raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
         if self.prepare:
-            raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
+            if self.added:
+                raise ValueError("added parts cannot be combined with prepare yet; remove one of them")
+            return
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
@@ -273,15 +282,17 @@ class PretrainSource(Source):
         """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
         hash decides. Without parts, a data set that grows has its val in part 0.
         """
-        return self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+        return (
+            self.is_in_parts and self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+        )
 
     @property
     def builder_shuffle(self) -> int:
         """The number of documents in the builder's shuffle buffer, or 0 if the builder keeps the order of the stream.
 
-        The stream itself may already be shuffled.
+        The stream itself may already be shuffled. A corpus in parts has the order of the files.
         """
-        return 0 if self.shuffles_itself else self.shuffle_buffer
+        return 0 if self.shuffles_itself and self.corpus_parts == 1 else self.shuffle_buffer
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         if self.readable_files():
