@@ -40,5 +40,8 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def as_toml(value: Any) -> str:
-    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same.
+
+    A date or a time becomes a string, because messages also show values that no key takes.
+    """
+    return json.dumps(value, ensure_ascii=False, default=str)
