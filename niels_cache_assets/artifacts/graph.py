@@ -37,6 +37,7 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.parts.layout import PART_KINDS, part_name
 from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
 
@@ -82,9 +83,10 @@ class Graph:
         own = {key: value for key, value in given.items() if key not in BuildSettings.model_fields}
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
+        if isinstance(source, SourceWithParts) and source.is_in_parts:
+            return Sealed(registry=self.registry, root=self.root, name=name, source=source, build=build)
         if isinstance(source, PretrainSource):
-            kind = Sealed if source.is_in_parts else Pretrain
-            return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
+            return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
