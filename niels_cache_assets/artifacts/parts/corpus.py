@@ -46,12 +46,18 @@ from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.parts.seal import joined_facts
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
-from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
 
 _ROWS = 1 << 16
+
+
+def _with_parts(source: PretrainSource) -> SourceWithParts:
+    assert isinstance(source, SourceWithParts)  # other kinds refuse `parts`
+    return source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class JoinedCorpus(Corpus):
     @property
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan."""
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.registry.build)
+        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=_with_parts(self.source), build=self.registry.build)
 
     def part(self, number: int) -> CorpusPart:
         """Return the artifact of a part."""
@@ -113,7 +119,7 @@ class CorpusPart(UnderLease, Corpus):
     @cached_property
     def planned(self) -> PlannedPart:
         """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
-        source, build = self.source, self.registry.build
+        source, build = _with_parts(self.source), self.registry.build
         plan = PartsPlan(registry=self.registry, root=self.root, name=self.name, source=source, build=build).read()
         return plan.parts[self.number]
 
@@ -128,7 +134,7 @@ class CorpusPart(UnderLease, Corpus):
 
     @cached_property
     def _stream(self) -> PartStream:
-        files, source = self.planned.files, self.source
+        files, source = self.planned.files, _with_parts(self.source)
         located = source.located(files, self.planned.revision)
         reader = source.file_reader([file.name for file in files])
         return PartStream(reader=reader, files=[*zip(files, located, strict=True)], text_field=self.planned.text_field)
