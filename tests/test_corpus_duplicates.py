@@ -155,9 +155,36 @@ def test_the_kept_are_those_of_inserting_one_after_the_other(tmp_path: Path) -> 
             for key in keys:
                 seen.setdefault(key, (name, ordinal))
     assert sum(map(len, expected.values())) > 60
-    assert {name: [row["ordinal"] for row in drop_list(tmp_path, name)] for name in expected} == {
-        name: sorted(ordinals) for name, ordinals in expected.items()
-    }
+    for name, ordinals in expected.items():
+        found = drop_list(tmp_path, name)
+        assert set(ordinals) <= {row["ordinal"] for row in found}
+        more = [row for row in found if row["ordinal"] not in ordinals]  # of train, near to val, and missed by the bands
+        assert all(row["similarity"] > 0.849 and {row["split"], row["because_split"]} == {"train", "val"} for row in more)
+
+
+@pytest.mark.parametrize("first", ["books", "notes"])
+def test_no_train_document_is_near_val_although_the_bands_miss_some_pairs(tmp_path: Path, first: str) -> None:
+    """Pairs whose one word differs, at a similarity of about 0.92, of which the balanced bands miss about one in eight."""
+    base = articles(300)
+    data = {"books": base, "notes": [" ".join([*words[:50], "different", *words[51:]]) for words in map(str.split, base)]}
+    registry = corpus_registry(
+        tmp_path, data, settings=f'[dedup]\npriority = ["{first}"]\n', table='prepare = ["clean", "dedup"]\nval_frac = 0.3\n'
+    )
+    counts = prepare_all(registry, tmp_path).meta["datasets"]
+    split_of: dict[str, list[tuple[str, str | None]]] = {name: [] for name in data}
+    for name in data:
+        for batch in prepared_documents(registry, name, root=tmp_path):
+            split_of[name] += [(document.text, document.split) for document in batch]
+    signer = Signer()
+    sets = {name: [(signer.shingle_hashes(text), split) for text, split in rows] for name, rows in split_of.items()}
+    survivors = [
+        (one_split, other_split) for one, one_split in sets["books"] for other, other_split in sets["notes"] if jaccard(one, other) >= 0.85
+    ]
+    assert len(survivors) > 5, "pairs within train stay as the bands leave them"
+    assert not [pair for pair in survivors if set(pair) == {"train", "val"}]
+    because = {row["because_dataset"] for row in drop_list(tmp_path, "books" if first == "notes" else "notes")}
+    assert because == {first}
+    assert sum(count["near"] for count in counts.values()) == 300 - len(survivors)
 
 
 def test_verified_duplicates_have_the_similarity_that_their_texts_have(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.streaming.references import Place, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -58,6 +60,8 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     settings: dict[str, Any] = {"shard_bytes": 4096, "seed": 1, "shuffle_buffer": None, "max_val_tokens": 100, "max_train_tokens": 500}
     apart = str(dataset_dir(project.root, "pretrain", "apart"))
     build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
+    against = ReferenceTexts(identity={}, texts=lambda: iter([(Place("", "quiz", 0), sentences(1)[0])]), threshold=0.8, share=0.5, run=50)
+    PretrainBuild(items=sentences(100), out_dir=f"{apart}_2", tokenizer=tokenizer, references=against, **settings).build(None)
     prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
     import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
     tokenizers = [tiny_model.parent / META_NAME, *tokenizers_of_others(tmp_path_factory.mktemp("tokenizers"))]

@@ -27,6 +27,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_assets.sources.reading.references import own_revision, revision_to_build
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.checked import EngineDiffers
@@ -115,7 +116,8 @@ class Dataset(Artifact):
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
 
     def inputs(self) -> Sequence[str]:
-        read = [each for each in self.registry.prepared() if each == self.name or each in getattr(self.source, "members", ())]
+        others = {*getattr(self.source, "members", ()), *getattr(self.source, "decontaminate_against", ())}
+        read = [each for each in self.registry.prepared() if each == self.name or each in others]
         searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
         return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
 
@@ -146,7 +148,14 @@ class Dataset(Artifact):
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
-        return self.prepared.meta["dataset_revision"] if self.prepared else self.source.revision(self.siblings)
+        if self.prepared:
+            revision: str | None = self.prepared.meta["dataset_revision"]
+            return revision
+        return revision_to_build(self.source, self.siblings)
+
+    def source_revision(self, revision: str | None) -> str | None:
+        """Return the revision of the source alone. `revision`: what `revision` returned for this build."""
+        return own_revision(self.source, self.siblings, revision)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         return self.identity_with(self.tokenizer.model_sha256, self.tokenizer.vocab_size, revision)
@@ -172,7 +181,8 @@ class Dataset(Artifact):
     def _write(self, work: Work) -> Written | None:
         """Build the cache once. Return None if a fast engine gave other ids than the reference; the next attempt does not use it."""
         with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
-            context = StreamContext(seed=self.build.seed, revision=work.revision, log=work.log, siblings=self.siblings, held_out=held_out)
+            revision = self.source_revision(work.revision)
+            context = StreamContext(seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out)
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
             try:
                 meta, resumed = build.write(work.directory, work.resume)

@@ -5,8 +5,8 @@ and how similar the two documents are. Documents are compared in a fixed order, 
 sets are ordered by [dedup] priority, then by the order of their tables. In a data set, val comes before train, so a document that is in
 both splits is dropped from train. In a split, documents are in input order.
 
-Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Only `verify = "jaccard"` reads texts again. It
-reads a text once, and only if the document shares a band (a part of the signature) with another document. An interrupted search resumes
+Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
+"jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search resumes
 after the last band on disk.
 """
 
@@ -36,6 +36,7 @@ from niels_cache_assets.corpus.identity import (
     what_is_otherwise,
 )
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.near_val import drop_near_val
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
@@ -228,6 +229,8 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
         verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
         blocks = (block for each in inputs.all for block in each.signatures())
         dropped = keep_first(blocks, bands=bands, rows=rows, scratch=scratch, ranges=ranges, verify=verify, done=done, record=record)
+        if verify is None:
+            dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
         drops = inputs.drops(dropped)
         datasets = {}
         for corpus, each in enumerate(inputs.all):

@@ -63,7 +63,8 @@ def encode_again(dataset: Dataset, count: int, *, seed: int, log: Callable[[str]
         return EncodedAgain(note="its settings, tokenizer or source have changed since (niels-cache status)")
     wanted = _choose(dataset, meta, count, seed)
     with HeldOut(dataset.registry, root=dataset.root, siblings=dataset.siblings, tokenizer=dataset.tokenizer) as held_out:
-        context = StreamContext(seed=dataset.build.seed, revision=revision, log=log, siblings=dataset.siblings, held_out=held_out)
+        own = dataset.source_revision(revision)
+        context = StreamContext(seed=dataset.build.seed, revision=own, log=log, siblings=dataset.siblings, held_out=held_out)
         build = dataset.builder(context, dataset.provenance(revision, str(meta["fingerprint"])), None)
         compared = sum(map(len, wanted.values()))
         try:

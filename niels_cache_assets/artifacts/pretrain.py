@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
@@ -14,8 +15,12 @@ from niels_cache_assets.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.held_out import HeldOut, reference_texts
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.layout import SPLITS
+
+if TYPE_CHECKING:
+    from niels_cache_assets.streaming.references import ReferenceTexts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +74,17 @@ class Pretrain(Dataset):
             decontaminate=source.decontaminate,
             decontaminate_threshold=source.decontaminate_threshold,
             val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
+            references=self._references(context),
             provenance=provenance,
             progress=progress,
         )
+
+    def _references(self, context: StreamContext) -> ReferenceTexts | None:
+        """Return the texts of `decontaminate_against`, or None without this key."""
+        if not self.source.decontaminate_against:
+            return None
+        held_out = context.held_out if isinstance(context.held_out, HeldOut) else None
+        return reference_texts(self.registry, self.source, context, held_out)
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
         """Return the documents of the corpus, or the documents of the source if the data set has no corpus. Documents of a corpus already

@@ -118,7 +118,7 @@ class _Comparison:
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
     """Return the current revision in a tuple, or None if finding the revision needs the network or much time."""
-    if getattr(source, "members", None):
+    if getattr(source, "members", None) or getattr(source, "decontaminate_against", ()):
         return None
     urls = [file.url for file in source.input_files()]
     if any("://" in url for url in urls) or (isinstance(source, HubData) and not urls):

@@ -8,10 +8,10 @@ recorded: a resumed build reads val again for the guard, which takes little time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
@@ -32,6 +32,10 @@ from niels_cache_runtime.format.layout import SPLITS, Split, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
+if TYPE_CHECKING:
+    from niels_cache_assets.streaming.references import ReferenceTexts
+
+EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
 _LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
 
 
@@ -110,7 +114,8 @@ class _State:
     """The state of a build between two chunks.
 
     documents: the number of documents so far that were not dropped. dropped: the number of documents that the builder dropped, by reason.
-    ended: the final counts, set after everything was read; None before that.
+    ended: the final counts, set after everything was read; None before that. overlaps: the examples so far of documents that were dropped
+        because of `references`.
     """
 
     reached: Reached
@@ -120,6 +125,7 @@ class _State:
     dropped: dict[str, int]
     writer: WriterState
     ended: Counts | None
+    overlaps: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,7 @@ class PretrainBuild(CacheBuild):
     decontaminate: Decontaminate = "off"
     decontaminate_threshold: float = 0.8
     val_texts: Iterable[str | Document] | None = None
+    references: "ReferenceTexts | None" = None
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
 
     def __post_init__(self) -> None:
@@ -159,7 +166,9 @@ class PretrainBuild(CacheBuild):
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
         """The settings of decontamination. Empty if decontamination is off, so that caches of older versions stay current."""
-        return decontamination_identity(self.decontaminate, self.decontaminate_threshold, val_is_given=self.val_texts is not None)
+        against = {} if self.references is None else {"decontaminate_against": self.references.identity}
+        kind, threshold = self.decontaminate, self.decontaminate_threshold
+        return {**decontamination_identity(kind, threshold, val_is_given=self.val_texts is not None), **against}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -191,11 +200,18 @@ class PretrainBuild(CacheBuild):
             PretrainWriter(
                 partial, dtype=self.dtype, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished
             ) as writer,
-            open_guard(self.decontaminate, self.decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
+            open_guard(
+                self.decontaminate,
+                self.decontaminate_threshold,
+                partial,
+                val_is_full=lambda: splitter.val_is_full,
+                references=self.references,
+            ) as guard,
         ):
             counts = state.ended if state is not None else None
+            overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
-                counts = self._write_documents(writer, splitter, guard, journal, resume)
+                counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
             if self.needs_train and not writer.tokens("train"):
                 why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(why)
@@ -204,6 +220,7 @@ class PretrainBuild(CacheBuild):
                 **self._meta,
                 **writer.totals(),
                 "dropped": counts.dropped,
+                **({} if self.references is None else {"decontaminated_examples": overlaps}),
                 "facts": counts.facts,
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
@@ -235,11 +252,18 @@ class PretrainBuild(CacheBuild):
             del batch
 
     def _write_documents(
-        self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None, resume: Resume | None
+        self,
+        writer: PretrainWriter,
+        splitter: BudgetSplitter,
+        guard: TrainGuard | None,
+        journal: Journal | None,
+        resume: Resume | None,
+        overlaps: list[dict[str, Any]],
     ) -> Counts:
         """Write all documents of the stream, or only the rest of them if the journal has a state.
 
-        The caller has already restored `splitter` and `writer` to that state.
+        The caller has already restored `splitter`, `writer` and `overlaps` to that state. `overlaps`: filled with the first examples of
+        documents that were dropped because of `references`.
         """
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
@@ -265,6 +289,7 @@ class PretrainBuild(CacheBuild):
                 remaining=dict(splitter.remaining),
                 dropped=dict(dropped),
                 ended=ended,
+                overlaps=list(overlaps),
             )
 
         if guard is not None and self.val_texts is not None:
@@ -285,6 +310,7 @@ class PretrainBuild(CacheBuild):
                 if guard is not None:
                     batch = guard.admit(batch, is_val=splitter.val_mask(batch))
                 dropped.update(batch.dropped)
+                overlaps += batch.overlaps[: EXAMPLES - len(overlaps)]
                 parts = splitter.place(batch)
                 seen += len(batch.documents)
                 tokens += sum(len(part.tokens) for part in parts.values())
@@ -324,7 +350,8 @@ class PretrainBuild(CacheBuild):
 
         if state is None or resume is None:
             return stream(None)
-        return take_up(stream, state.reached, log=resume.log, replay=show_val if guard is not None else None)
+        shows_val = guard is not None and not guard.val_is_known
+        return take_up(stream, state.reached, log=resume.log, replay=show_val if shows_val else None)
 
 
 def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journal | None, record: Callable[[], None] | None) -> None:

@@ -46,16 +46,21 @@ def cache_identity(
         "tokenizer_sha256": tokenizer_sha256,
         "revision": revision if prepared is None else None,
         "code_version": CODE_VERSIONS[source.family],
-        **_decontamination(source),
+        **_decontamination(registry, source),
         **dtype_identity(build, vocab_size),
         **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
     }
 
 
-def _decontamination(source: Source) -> dict[str, Any]:
+def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
     if not isinstance(source, PretrainSource):
         return {}
-    return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
+    own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
+    if not source.decontaminate_against:
+        return own
+    from niels_cache_assets.streaming.references import references_identity
+
+    return {**own, **references_identity(source, seed=registry.build.seed)}
 
 
 def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, str]:

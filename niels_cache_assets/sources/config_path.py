@@ -1,9 +1,10 @@
-"""Paths in niels_cache.toml, and names of chat templates, which may be paths."""
+"""Paths in niels_cache.toml, and names that stand among paths: of data sets and of chat templates."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,18 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
     return str(Path(info.context["base_dir"] if info.context else ".") / path)
 
 
+def is_name(value: str) -> bool:
+    """Return whether an entry of a list names a data set: it has no slash, no dot and no star. Otherwise, it is a path."""
+    return _NAME.fullmatch(value) is not None
+
+
+def _name_or_path(value: Any, info: ValidationInfo) -> Any:
+    return value if isinstance(value, str) and is_name(value) else _from_config_folder(value, info)
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+NameOrPath = Annotated[str, BeforeValidator(_name_or_path)]
 
 SENTINELS = "sentinels"
 NAMED_TEMPLATES = (SENTINELS, "chatml", "model")

@@ -86,7 +86,7 @@ class Interleave(PretrainSource):
             if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
             context.revisions.update(revisions)  # so that all later passes and restarted members read the same revision
-        streams = [_Member(name, member, context) for name, member in sources.items()]
+        streams = [Member(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
         features = datasets.Features({"member": datasets.Value("int64"), "key": datasets.Value("int64")})
@@ -124,7 +124,7 @@ class Interleave(PretrainSource):
         return sources
 
 
-class _Member:
+class Member:
     """One member of a mixture, as a generator of keys for the library. A document waits here until the library has drawn its key, so that
     no document is copied.
     """
@@ -143,7 +143,7 @@ class _Member:
     def __getstate__(self) -> dict[str, str]:
         return {"name": self._name}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Member:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Member:
         return self
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
@@ -153,7 +153,7 @@ class _Member:
             mine = self._context.report
             report.dropped, report.facts, report.hints = mine.dropped, mine.facts, mine.hints
         self._started = True
-        for document, reason in self._sorted(self._documents(report)):
+        for document, reason in self._sorted(self.documents(report)):
             if reason is not None:
                 report.dropped[reason] += 1
                 continue
@@ -165,11 +165,11 @@ class _Member:
         """Find the val documents of this member. Call this before the first document of any member is read."""
         context = self._context
         if context.held_out is not None:
-            documents = lambda: self._documents(SourceReport())  # noqa: E731
-            heads = self._heads if self._source.parts > 1 and self._source.val_tokens else None
+            documents = lambda: self.documents(SourceReport())  # noqa: E731
+            heads = self.heads if self._source.parts > 1 and self._source.val_tokens else None
             context.held_out.find(self._name, revision=context.revisions[self._name], documents=documents, heads=heads, log=context.log)
 
-    def _heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
+    def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head gives to val, and its documents."""
         context = self._own_context(SourceReport())
         assert isinstance(self._source, SourceWithParts)
@@ -186,7 +186,7 @@ class _Member:
             return self._context.held_out.sort(self._name, documents)
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
-    def _documents(self, report: SourceReport) -> Iterator[Document]:
+    def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the split that the member's own build gives them before it tokenizes."""
         context = self._own_context(report)
         # The rows of a file have the numbers that the parts give them, and these decide about val.

@@ -21,6 +21,7 @@ from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, Docum
 from niels_cache_assets.sources.added import Added
 from niels_cache_assets.sources.config_path import SENTINELS, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
+from niels_cache_assets.sources.config_path import NameOrPath
 from niels_cache_assets.sources.reading.held_out import HeldOut
 from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
 from niels_cache_assets.sources.reading.listed import MemberPlan
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.files import SourceFile
 
 PrepareStep = Literal["clean", "dedup"]
+_DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
 FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
@@ -176,7 +178,7 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     # A plan has its own identity for `added`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold", "added"})
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -195,6 +197,11 @@ class PretrainSource(Source):
     decontaminate_threshold: float = Field(
         0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
     )
+    decontaminate_against: tuple[NameOrPath, ...] = Field(
+        (), strict=False, description="Data sets whose val stays out of this train, and JSON Lines files of evaluation questions"
+    )
+    decontaminate_share: float = Field(0.5, gt=0, le=1, description="A document goes that has this share of the 13-grams of such a text")
+    decontaminate_words: int = Field(50, ge=13, description="A document goes that has a run of this many words of these texts")
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
@@ -224,6 +231,8 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
+        if self.decontaminate_against and (self.prepare or self.parts > 1 or self.added):
+            raise ValueError("decontaminate_against cannot be combined with prepare, parts or added yet; remove one of them")
         if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self

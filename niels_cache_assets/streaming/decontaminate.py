@@ -11,7 +11,7 @@ of documents are decided in splits.py.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
+    from niels_cache_assets.streaming.references import References, ReferenceTexts
     from niels_cache_assets.streaming.val_index import ValIndex
 
 Decontaminate = Literal["off", "exact", "near"]
@@ -49,48 +50,68 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
 
 
 @contextmanager
-def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool]) -> "Iterator[TrainGuard | None]":
-    """Yield a TrainGuard, or None if `kind` is "off". With "off", nothing is imported.
+def open_guard(
+    kind: Decontaminate,
+    threshold: float,
+    folder: Path,
+    *,
+    val_is_full: Callable[[], bool],
+    references: "ReferenceTexts | None" = None,
+) -> "Iterator[TrainGuard | None]":
+    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Then nothing is imported.
 
+    `references`: texts of other origin that stay out of train, too.
     `folder`: a folder for temporary files, which are unlinked at once. `val_is_full`: a function that returns whether all further documents
     without a split go to train. Any thread may call this function. After it has returned True, it never returns False. Raises
     NielsCacheError for an unknown `kind`.
     """
-    if kind == "off":
+    if kind == "off" and references is None:
         yield None
         return
-    if kind not in REASONS:
+    if kind != "off" and kind not in REASONS:
         raise NielsCacheError(f"decontaminate is {kind!r}; choose from off, exact, near")
-    from niels_cache_assets.streaming.val_index import ValIndex
+    with ExitStack() as opened:
+        index, others = None, None
+        if kind != "off":
+            from niels_cache_assets.streaming.val_index import ValIndex
 
-    with ValIndex(kind, threshold=threshold, folder=folder) as index:
-        yield TrainGuard(index, val_is_full)
+            index = opened.enter_context(ValIndex(kind, threshold=threshold, folder=folder))
+        if references is not None:
+            from niels_cache_assets.streaming.references import References
+
+            others = opened.enter_context(References(references, folder=folder))
+        yield TrainGuard(index, val_is_full, others)
 
 
 class TrainGuard:
-    """A guard that indexes the documents of val, and removes each document of train that equals, or is near to, a document of val."""
+    """A guard that indexes the documents of val, and removes each document of train that equals, or is near to, a document of val.
 
-    def __init__(self, index: "ValIndex", val_is_full: Callable[[], bool]) -> None:
+    `index`: None without `decontaminate`. `references`: other texts that stay out of train, or None.
+    """
+
+    def __init__(self, index: "ValIndex | None", val_is_full: Callable[[], bool], references: "References | None" = None) -> None:
         self._index = index
         self._val_is_full = val_is_full
+        self._references = references
 
     @property
     def val_is_known(self) -> bool:
-        """Whether val is complete. After the first document of train, no document is added to val."""
-        return self._index.sealed
+        """Whether val is complete. After the first document of train, no document is added to val. Without an index, nothing is needed."""
+        return self._index is None or self._index.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
         """Index documents of val before the build, because the stream may bring them too late. Documents that encoding dropped are not
         indexed.
         """
-        self._index.add_new(batch.documents.text.tolist())
+        if self._index is not None:
+            self._index.add_new(batch.documents.text.tolist())
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
         """Return the batch without documents of train that are copies of val. Any thread may call this method.
 
         The batch is returned unchanged if val is not complete, or if the token budget of val is not met yet.
         """
-        if not (self._index.sealed and self._val_is_full()):
+        if not (self.val_is_known and self._val_is_full()):
             return batch
         return self._screened(batch, is_val=batch.documents.split == VAL)
 
@@ -100,6 +121,8 @@ class TrainGuard:
         Call this on one thread, with the batches in stream order. `is_val`: bool (documents,), True for val. Raises NielsCacheError if a
         document of val comes after a document of train and is not in the index yet.
         """
+        if self._index is None:
+            return batch if batch.screened else self._screened(batch, is_val=is_val)
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()
         if val:
@@ -118,11 +141,23 @@ class TrainGuard:
 
     def _screened(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
         candidates = np.flatnonzero(~is_val).tolist()
-        matches = self._index.find(batch.documents.text[candidates].tolist())
         kept = np.ones(len(batch.documents), dtype=bool)
         dropped = batch.dropped.copy()
-        for position, match in zip(candidates, matches, strict=True):
-            if match is not None:
-                kept[position] = False
-                dropped[REASONS[match.kind]] += 1
-        return replace(batch.keep(kept), dropped=dropped, screened=True)
+        overlaps = []
+        if self._index is not None:
+            matches = self._index.find(batch.documents.text[candidates].tolist())
+            for position, match in zip(candidates, matches, strict=True):
+                if match is not None:
+                    kept[position] = False
+                    dropped[REASONS[match.kind]] += 1
+        if self._references is not None:
+            candidates = [position for position in candidates if kept[position]]
+            found = self._references.find(batch.documents.text[candidates].tolist())
+            for position, overlap in zip(candidates, found, strict=True):
+                if overlap is not None:
+                    kept[position] = False
+                    dropped[overlap.reason] += 1
+                    (document,) = batch.documents[position : position + 1]
+                    origin = {"source_id": document.source_id, "file": document.file, "row": document.row}
+                    overlaps.append({**origin, "reason": overlap.reason, "because": overlap.place._asdict(), "value": overlap.value})
+        return replace(batch.keep(kept), dropped=dropped, screened=True, overlaps=tuple(overlaps))

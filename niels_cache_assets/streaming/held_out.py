@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -32,11 +33,15 @@ from niels_cache_assets.corpus.cache_identity import cache_identity
 from niels_cache_assets.corpus.prepared import PreparedMember
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.sources.config_path import is_name
+from niels_cache_assets.sources.interleave import Member
+from niels_cache_assets.sources.reading.references import named_data_sets, questions
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.decontaminate import REASONS
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists
+from niels_cache_assets.streaming.references import Place, ReferenceTexts, references_identity
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
@@ -99,17 +104,24 @@ class HeldOut:
         keys = self._built_keys(name, revision) if member.val_tokens and heads is None and not compared else None
         if keys is None and (member.val_tokens or compared):
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
-            val: Iterable[Document]
-            if heads is not None:
-                val = chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())
-            elif member.val_tokens:
-                val = self._within_budget(name, documents())
-            else:
-                val = (document for document in documents() if document.split == "val")
+            val = self.val_documents(name, documents, heads)
             if compared:
                 val = self._indexed(member, val)
             keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
+
+    def val_documents(
+        self,
+        name: str,
+        documents: Callable[[], Iterable[Document]],
+        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
+    ) -> Iterable[Document]:
+        """Return the val of one data set, lazily. `documents`, `heads`: see `find`."""
+        if heads is not None:
+            return chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())
+        if self._registry.pretrain[name].val_tokens:
+            return self._within_budget(name, documents())
+        return (document for document in documents() if document.split == "val")
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
         """Yield each document of a member with the reason to leave it out, or with None to keep it.
@@ -244,6 +256,41 @@ class HeldOut:
                 f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
             )
         return self._tokenizer
+
+
+def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:
+    """Return the texts that `decontaminate_against` keeps out of train: files of questions, and the val of other data sets.
+
+    `held_out`: finds the val of data sets with token budgets. It may be None if `texts` is not called.
+    """
+
+    def texts() -> Iterator[tuple[Place, str]]:
+        for name, other in named_data_sets(source.decontaminate_against, context.siblings).items():
+            context.log(f"reading the val of {name}, to keep it out of train")
+            for document in _val_of(name, other, context, held_out):
+                if not has_lone_surrogate(document.text):
+                    yield Place(name, document.file, document.row), document.text
+        for pattern in source.decontaminate_against:
+            if not is_name(pattern):
+                for question in questions(pattern):
+                    if not has_lone_surrogate(question.text):
+                        yield Place("", question.file, question.row), question.text
+
+    return ReferenceTexts(
+        identity=references_identity(source, seed=registry.build.seed)["decontaminate_against"],
+        texts=texts,
+        threshold=source.decontaminate_threshold,
+        share=source.decontaminate_share,
+        run=source.decontaminate_words,
+    )
+
+
+def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> Iterator[Document]:
+    """Yield the val of another data set, as its own build splits it. Its cache need not exist."""
+    assert held_out is not None
+    member = Member(name, source, replace(context, start=None, revisions={name: source.revision(context.siblings)}, held_out=held_out))
+    heads = member.heads if source.parts > 1 and source.val_tokens else None
+    return iter(held_out.val_documents(name, lambda: member.documents(SourceReport()), heads))
 
 
 def _key(file: str, row: int, source_id: str) -> Key:

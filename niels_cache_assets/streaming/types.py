@@ -19,7 +19,8 @@ class EncodedDocuments:
     `tokens`: of the cache's dtype, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64,
     the tokens of each document, including EOT. `dropped`: the number of documents that were dropped since they were read, by reason.
     `chunks`: the chunks that were read, which still contain the dropped documents. `screened`: whether these documents were already
-    compared with val (decontaminate.py).
+    compared with val (decontaminate.py). `overlaps`: examples of documents that were dropped because of `decontaminate_against`, as rows
+    for meta.json.
     """
 
     documents: DocumentBatch
@@ -28,6 +29,7 @@ class EncodedDocuments:
     dropped: Counter[str]
     chunks: Sequence[PositionedChunk]
     screened: bool = False
+    overlaps: tuple[dict[str, Any], ...] = ()
 
     @property
     def position(self) -> Position:

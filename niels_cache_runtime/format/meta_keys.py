@@ -82,6 +82,18 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("source", "a table", _DATASETS, "`kind` of the source, and the keys that identify the data; no absolute path"),
     MetaKey("split_rule", "text or null", _FAMILIES, "The rule that divided train and val, in one line"),
     MetaKey("decontaminate", "a table", ("pretrain",), "If copies of val were removed from train: `kind`, `threshold`, code version"),
+    MetaKey(
+        "decontaminate_against",
+        "a table",
+        ("pretrain",),
+        "If texts of other data sets or files were kept out of train: limits, names of the data sets, code version",
+    ),
+    MetaKey(
+        "decontaminated_examples",
+        "a list of tables",
+        ("pretrain",),
+        "The first 50 documents that `decontaminate_against` dropped: origin, reason, the text they overlap (`because`), value",
+    ),
     # Tokens
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),

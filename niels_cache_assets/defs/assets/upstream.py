@@ -17,6 +17,7 @@ from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.sources.reading.references import revision_to_build
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -57,7 +58,8 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     Asks upstream over the network, or hashes the files. Raises NielsCacheError if upstream is not available.
     """
     source = registry.source(name)
-    return _observation(registry, name, source.revision(with_prepared(registry, root)) if source.enabled else None, root=root)
+    siblings = with_prepared(registry, root)
+    return _observation(registry, name, revision_to_build(source, siblings) if source.enabled else None, root=root)
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:

@@ -7,8 +7,8 @@ consumers. A sound pretrain cache has two more checks. They check whether the sp
 budgets.
 
 `splits_disjoint` finds documents of val that are also in train, exactly or nearly. Such documents are an error if the configuration should
-have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. For this check, train and val are decoded
-once more.
+have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. It also warns of documents of train that
+equal a document in the val of another data set. For this check, train and val are decoded once more, and the val of all other caches.
 """
 
 import warnings
@@ -23,6 +23,7 @@ from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
@@ -104,7 +105,16 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         threshold=threshold,
         max_pairs=MAX_PAIRS,
         threads=registry.build.threads,
+        other_vals=_other_vals(registry, name, root),
     )
+    elsewhere = [
+        {
+            "data_set": pair.other,
+            "train": f"{pair.train.file}:{pair.train.row} ({pair.train.source_id})",
+            "val": f"{pair.val.file}:{pair.val.row} ({pair.val.source_id})",
+        }
+        for pair in overlap.pairs_elsewhere
+    ]
     pairs = [
         {
             "kind": pair.kind,
@@ -116,9 +126,9 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     ]
     return _of_pretrain(
         SPLITS_DISJOINT,
-        passed=overlap.disjoint,
+        passed=overlap.disjoint and not overlap.elsewhere,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
-        description=None if overlap.disjoint else _describe_overlap(source, overlap),
+        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(overlap)) or None,
         metadata=without_empty(
             {
                 "exact": overlap.exact,
@@ -127,6 +137,8 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
                 "val_documents": overlap.val_documents,
                 "threshold": threshold,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
+                **({"in_val_of_others": overlap.elsewhere} if overlap.elsewhere else {}),
+                "pairs_with_others": table(elsewhere, data_set="string", train="string", val="string"),
             }
         ),
     )
@@ -152,6 +164,27 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
     found = f"{overlap.exact:,} documents of train equal one of val, {overlap.near:,} are near to one"
     prevented = source.decontaminate != "off" or "dedup" in source.prepare
     return found if prevented else f'{found}; decontaminate = "near" keeps them out'
+
+
+def _other_vals(registry: Registry, name: str, root: Path) -> dict[str, Path]:
+    """Return the folders of the other pretrain caches that were made with the same tokenizer."""
+    own = load_meta(str(dataset_dir(root, "pretrain", name) / META_NAME)).get("tokenizer_sha256")
+    found = {}
+    for other in registry.pretrain:
+        folder = dataset_dir(root, "pretrain", other)
+        meta = finished_meta(folder) if other != name else None
+        if meta is not None and meta.get("built") and meta.get("tokenizer_sha256") == own and meta.get("val_tokens"):
+            found[other] = folder
+    return found
+
+
+def _describe_elsewhere(overlap: SplitOverlap) -> list[str]:
+    """Return what to do about documents of train that are in the val of another data set, or an empty list."""
+    if not overlap.elsewhere:
+        return []
+    names = list(dict.fromkeys(pair.other for pair in overlap.pairs_elsewhere))
+    key = ", ".join(f'"{name}"' for name in names)
+    return [f"{overlap.elsewhere:,} documents equal one in the val of {', '.join(names)}; decontaminate_against = [{key}] keeps them out"]
 
 
 def _why_skipped(meta: Meta) -> str | None:

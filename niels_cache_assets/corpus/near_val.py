@@ -1,0 +1,113 @@
+"""The documents of train that are near to a document of val, and that the bands of the search have missed.
+
+The bands of a search without `verify` are balanced, so about one pair in five at a similarity of 0.9 shares none. Such a pair of two
+documents of train does little harm, but one of train and val does. So each kept document of train is compared once more with the kept
+documents of val: by bands that miss few pairs, then by the estimate of their signatures, and then by their texts. The later document of a
+pair in the order of comparison is dropped, as in the search itself.
+
+The cost is one more pass over the signatures of train, and the texts of the few documents that seem to be near. The memory is about 700
+bytes for each document of val.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from niels_cache_assets.config.tables import DedupSettings
+from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.texts import ShingleFile
+from niels_cache_runtime.format.layout import SPLITS
+
+if TYPE_CHECKING:
+    from niels_cache_assets.dedup.greedy import Dropped
+
+_MOST_COMPARED = 64  # documents of val that share a band with one document of train
+_SIGMAS = 4  # an estimate so many standard deviations below the threshold decides without the texts
+
+
+def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, path: Path, log: Callable[[str], None]) -> Dropped:
+    """Return the dropped documents, with those of train and val that are near to each other.
+
+    `path`: a file for the shingles of the compared texts, which the caller removes. If a dropped document had a reason that is dropped now,
+    the reason of that document becomes its own.
+    """
+    from niels_cache_assets.dedup.greedy import Dropped
+
+    later, earlier = _candidates(inputs, dropped, settings)
+    if not len(later):
+        return dropped
+    positions = np.unique(np.concatenate([later, earlier])).astype(np.uint32)
+    log(f"comparing the texts of {len(positions):,} documents of train and val")
+    because: dict[int, tuple[int, float]] = {}
+    with ShingleFile(inputs, positions, ngram=settings.ngram, path=path) as shingles:
+        for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
+            if one not in because and other not in because and (measured := shingles.similarity(other, one)) >= settings.threshold:
+                because[one] = (other, measured)
+    moved = np.array([at in because for at in dropped.because.tolist()], dtype=bool)
+    reasons = [because.get(at, (at, 0.0))[0] for at in dropped.because.tolist()]
+    return Dropped(
+        documents=dropped.documents,
+        ordinals=np.concatenate([dropped.ordinals, np.array([*because], dtype=np.uint32)]),
+        because=np.concatenate([np.array(reasons, dtype=np.uint32), np.array([other for other, _ in because.values()], dtype=np.uint32)]),
+        exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
+        similarity=np.concatenate(
+            [
+                np.where(moved, np.float32("nan"), dropped.similarity).astype(np.float32),
+                np.array([measured for _, measured in because.values()], dtype=np.float32),
+            ]
+        ),
+    )
+
+
+def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n,) int64 each, sorted."""
+    from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
+    from niels_cache_assets.dedup.signatures import estimated_jaccard
+
+    bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
+    least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
+    stays = np.ones(dropped.documents, dtype=bool)
+    stays[dropped.ordinals] = False
+    is_val = np.concatenate([each.splits[each.order] == SPLITS.index("val") for each in inputs.all])
+    chosen = np.flatnonzero(is_val & stays)
+    if not len(chosen) or not (stays & ~is_val).any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    slots = _slots_at(inputs, chosen)
+    hashes = band_hashes(slots, bands, rows)
+    orders = np.argsort(hashes, axis=0, kind="stable")
+    in_order = np.take_along_axis(hashes, orders, axis=0)
+    found = [np.empty((0, 2), dtype=np.int64)]
+    start = 0
+    for block in (block for each in inputs.all for block in each.signatures()):
+        positions = np.arange(start, start + len(block))
+        start += len(block)
+        train = np.flatnonzero(stays[positions] & ~is_val[positions])
+        own = band_hashes(block.slots[train], bands, rows)
+        pairs = []
+        for band in range(bands):
+            first = np.searchsorted(in_order[:, band], own[:, band], side="left")
+            count = np.minimum(np.searchsorted(in_order[:, band], own[:, band], side="right") - first, _MOST_COMPARED)
+            count[own[:, band] == NO_BUCKET] = 0
+            which = np.repeat(np.arange(len(train)), count)
+            offset = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+            pairs.append(np.stack([which, orders[first[which] + offset, band]], axis=1))
+        unique = np.unique(np.concatenate(pairs), axis=0)
+        near = estimated_jaccard(block.slots[train[unique[:, 0]]], slots[unique[:, 1]]) >= least
+        ours, theirs = positions[train[unique[near, 0]]], chosen[unique[near, 1]]
+        found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)], axis=1))
+    later, earlier = np.unique(np.concatenate(found), axis=0).T
+    return later, earlier
+
+
+def _slots_at(inputs: Inputs, positions: np.ndarray) -> np.ndarray:
+    """Return the slots of the documents at these positions, (n, num_perm) uint32."""
+    corpora, ordinals = inputs.places(positions)
+    parts = []
+    for corpus, each in enumerate(inputs.all):
+        with each.slots() as slots:
+            parts.append(slots[ordinals[corpora == corpus]])
+    return np.concatenate(parts)  # positions ascend, so the corpora do, too

@@ -1,0 +1,99 @@
+"""The entries of `decontaminate_against`: other data sets, whose val stays out of train, and JSON Lines files of evaluation questions.
+
+A name of a data set has no slash, no dot and no star. Everything else is a glob of files, relative to the folder of the configuration.
+`streaming/references.py` compares documents with these texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from niels_cache_assets.config.problems import refuse_choice
+from niels_cache_assets.sources.config_path import is_name
+from niels_cache_assets.sources.reading.compressed import with_compressions
+from niels_cache_assets.sources.reading.files import files_digest, find_files
+from niels_cache_assets.sources.reading.rows import json_rows
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.types import PretrainSource, Source
+
+ENDINGS = with_compressions(".jsonl", ".ndjson", ".json")
+QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instruction")
+
+
+class Question(NamedTuple):
+    """A text of a file of evaluation questions, and where it is: the name of the file, and the index of the line from 0."""
+
+    text: str
+    file: str
+    row: int
+
+
+def questions(pattern: str) -> Iterator[Question]:
+    """Yield the texts of the files that match a glob, in order: of each row, every string in one of QUESTION_FIELDS.
+
+    Raises NielsCacheError if no file matches, if a row has none of these fields, and for a file that is not JSON Lines.
+    """
+    for file in find_files([pattern], ENDINGS):
+        for row, values in json_rows(file):
+            texts = [values[field] for field in QUESTION_FIELDS if isinstance(values.get(field), str)]
+            if not texts:
+                raise NielsCacheError(
+                    f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(QUESTION_FIELDS)}, so its question is not "
+                    "known; rename the field that has the question"
+                )
+            yield from (Question(text, file.name, row) for text in texts)
+
+
+def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:
+    """Return the data sets that `decontaminate_against` names. Raises NielsCacheError for an unknown data set, and for a mixture."""
+    found = {}
+    for name in filter(is_name, references):
+        if name not in siblings:
+            refuse_choice("decontaminate_against", "no data set", name, siblings)
+        if getattr(siblings[name], "members", None):
+            raise NielsCacheError(f"decontaminate_against: {name!r} is a mixture; name its members instead")
+        found[name] = siblings[name]
+    return found
+
+
+def revision_to_build(source: Source, siblings: Mapping[str, PretrainSource]) -> str | None:
+    """Return the revision that a build of this table depends on.
+
+    It is the revision of the source. With `decontaminate_against`, it is a digest of this revision and of everything that the key names:
+    the content of the files, and the revisions and settings of the data sets. Raises the errors of `revision`.
+    """
+    own, references = source.revision(siblings), _references_of(source)
+    return _digest(references, own, siblings) if references else own
+
+
+def own_revision(source: Source, siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
+    """Return the revision of the source alone. `revision`: the value of `revision_to_build` for this build.
+
+    Raises NielsCacheError if upstream has changed since then.
+    """
+    references = _references_of(source)
+    if not references:
+        return revision
+    own = source.revision(siblings)
+    if revision is not None and _digest(references, own, siblings) != revision:
+        raise NielsCacheError("the source, or what decontaminate_against names, changed while the build started; run it again")
+    return own
+
+
+def _references_of(source: Source) -> tuple[str, ...]:
+    references: tuple[str, ...] = getattr(source, "decontaminate_against", ())
+    return references
+
+
+def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
+    digest = hashlib.sha256(f"{own}\n".encode())
+    for name, other in named_data_sets(references, siblings).items():
+        digest.update(f"data set\0{name}\0{other.identity()}\0{other.revision(siblings)}\n".encode())
+    for pattern in references:
+        if not is_name(pattern):
+            digest.update(f"files\0{files_digest(find_files([pattern], ENDINGS))}\n".encode())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,189 @@
+"""Train without the val of other data sets, and without questions of evaluations."""
+
+import json
+import shutil
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.defs.checks import cache
+from niels_cache_assets.streaming.disjoint import splits_disjoint
+from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import verify_dataset
+from tests.corpora import write_jsonl
+from tests.test_cache_determinism import digests
+from tests.test_decontaminate import sources_of
+from tests.tiny import sentences
+
+
+def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[Overlap | None]:
+    wanted = ReferenceTexts(
+        identity={},
+        texts=lambda: ((Place("", "questions", row), text) for row, text in enumerate(references)),
+        threshold=0.8,
+        share=share,
+        run=run,
+    )
+    with References(wanted, folder=folder) as index:
+        assert len(index) == len(references)
+        return index.find(texts)
+
+
+def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(400)]
+    question, other, short = " ".join(words[:40]), " ".join(words[100:200]), "one two three"
+    before, after = " ".join(words[300:350]), " ".join(words[350:])
+    documents = [
+        question.upper(),
+        question + " more.",
+        f"{before} {question} {after}",
+        f"{before} {' '.join(words[:27])} {after}",  # 15 of 28 13-grams
+        f"{before} {' '.join(words[:26])} {after}",  # 14 of 28
+        f"{before} {' '.join(words[:25])} {after}",
+        f"{before} {' '.join(words[100:150])} {after}",  # a run of 50 words
+        f"{before} {' '.join(words[100:149])} {after}",
+        "One, two: three!",
+        f"{before} {short} {after}",
+        "",
+    ]
+    overlaps = found(documents, [question, other, short], tmp_path)
+    assert [overlap and overlap.reason for overlap in overlaps] == [
+        "in_held_out",
+        "near_held_out",
+        "shares_ngrams_with_held_out",
+        "shares_ngrams_with_held_out",
+        "shares_ngrams_with_held_out",
+        None,
+        "shares_ngrams_with_held_out",
+        None,
+        "in_held_out",
+        None,
+        None,
+    ]
+    assert [overlap.value for overlap in overlaps[2:5] if overlap] == [1.0, round(15 / 28, 6), 0.5]
+    assert overlaps[6] is not None
+    assert (overlaps[6].place.row, overlaps[6].run) == (1, 50)
+    assert [bool(overlap) for overlap in found(documents, [question, other, short], tmp_path, share=1.0, run=49)] == [
+        *[True] * 3,
+        *[False] * 3,
+        *[True] * 3,
+        False,
+        False,
+    ]
+    assert found(documents, [], tmp_path) == [None] * len(documents)
+
+
+NEWS = 60
+KEY = 'decontaminate_against = ["web", "evals/*.jsonl"]\n'
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Path:
+    """Two data sets that each have documents of the other one, and a file of questions. Nothing is built but the tokenizer."""
+    shutil.copy(tiny_model, tmp_path / "spm.model")
+    texts = sentences(200, words=40)
+    write_jsonl(tmp_path / "news.jsonl", texts[:NEWS])
+    write_jsonl(tmp_path / "web.jsonl", [*texts[NEWS:120], *texts[10:40]])
+    questions = [{"id": row, "question": text} for row, text in enumerate([texts[5], texts[150]])]
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions), encoding="utf-8")
+    build_tokenizer(registry_of(tmp_path), root=tmp_path / "cache")
+    return tmp_path
+
+
+def registry_of(folder: Path, news: str = "", web: str = "") -> Registry:
+    tables = [
+        f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\nval_frac = {share}\n{lines}'
+        for name, share, lines in (("news", 0.1, news), ("web", 0.25, web))
+    ]
+    config = folder / "niels_cache.toml"
+    config.write_text('[tokenizer]\nmodel = "spm.model"\n' + "\n".join(tables), encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def rows_of(folder: Path, split: str) -> set[int]:
+    return {int(source.rsplit("-", 1)[1]) for source in sources_of(folder, split)}
+
+
+def leaks(root: Path) -> int:
+    """Return how many documents of the val of `web` are in the train of `news`."""
+    val = {row - 60 + 10 for row in rows_of(root / "pretrain" / "web", "val") if row >= 60}
+    return len(val & rows_of(root / "pretrain" / "news", "train"))
+
+
+def test_the_val_of_another_data_set_stays_out_of_train_in_either_order(project: Path) -> None:
+    plain, root = registry_of(project), project / "cache"
+    for name in ("news", "web"):
+        build_dataset(plain, name, root=root)
+    before = leaks(root)
+    assert before > 3
+    tokenizer = load_tokenizer(plain, root)
+    others = {"web": root / "pretrain" / "web"}
+    overlap = splits_disjoint(root / "pretrain" / "news", tokenizer, other_vals=others)
+    assert overlap.disjoint
+    assert (overlap.elsewhere, len(overlap.pairs_elsewhere)) == (before, before)
+    assert {pair.other for pair in overlap.pairs_elsewhere} == {"web"}
+    warned = cache._disjoint_result(plain, "news", root, is_sound=True, skipped=None)
+    assert (warned.passed, warned.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert 'decontaminate_against = ["web"]' in str(warned.description)
+    assert warned.metadata["in_val_of_others"].value == before
+    pairs = warned.metadata["pairs_with_others"]
+    assert isinstance(pairs, dg.TableMetadataValue)
+    assert len(pairs.records) == before
+
+    both = registry_of(project, news=KEY, web='decontaminate_against = ["news"]\n')
+    built = {}
+    for place, order in (("cache", ["news", "web"]), ("other", ["web", "news"])):
+        root = project / place
+        if place == "other":
+            build_tokenizer(both, root=root)
+        outcomes = {name: build_dataset(both, name, root=root) for name in order}
+        assert {outcome.state for outcome in outcomes.values()} == {"built"}
+        assert all(build_dataset(both, name, root=root).state == "cache_hit" for name in order)
+        assert leaks(root) == 0
+        built[place] = {name: digests(outcome.directory) for name, outcome in outcomes.items()}
+        meta = outcomes["news"].meta
+        assert verify_dataset(outcomes["news"].directory) == []
+        assert meta["dropped"] == {"in_held_out": before + (5 in range(NEWS) and 5 not in rows_of(root / "pretrain" / "news", "val"))}
+        examples = meta["decontaminated_examples"]
+        assert len(examples) == meta["dropped"]["in_held_out"]
+        assert {(row["because"]["of"], row["because"]["file"]) for row in examples} == {("web", "web.jsonl"), ("", "quiz.jsonl")}
+        assert all(cache._disjoint_result(both, name, root, is_sound=True, skipped=None).passed for name in order)
+    assert built["cache"] == built["other"]
+
+
+def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
+    root, registry = project / "cache", registry_of(project, news=KEY)
+    first = build_dataset(registry, "news", root=root)
+    assert graph(registry, root).state("pretrain/news").condition == "complete"
+    assert build_dataset(registry, "news", root=root).state == "cache_hit"
+    quiz = project / "evals" / "quiz.jsonl"
+    quiz.write_text(quiz.read_text() + json.dumps({"question": "A new question."}) + "\n", encoding="utf-8")
+    second = build_dataset(registry, "news", root=root)
+    assert second.state == "built"
+    assert second.meta["dataset_revision"] != first.meta["dataset_revision"]
+    write_jsonl(project / "web.jsonl", sentences(20, seed=9, words=40))
+    assert build_dataset(registry, "news", root=root).state == "built"
+    assert build_dataset(registry_of(project, news=KEY + "decontaminate_share = 0.4\n"), "news", root=root).state == "built"
+
+
+@pytest.mark.parametrize(
+    ("news", "parts"),
+    [
+        ('decontaminate_against = ["wbe"]\n', ["wbe", "web"]),
+        ('decontaminate_against = ["nowhere/*.jsonl"]\n', ["nowhere"]),
+        ('decontaminate_against = ["evals/wrong.jsonl"]\n', ["wrong.jsonl", "line 1", "question"]),
+    ],
+)
+def test_a_mistake_is_one_clear_line(project: Path, news: str, parts: list[str]) -> None:
+    (project / "evals" / "wrong.jsonl").write_text('{"id": 1}\n', encoding="utf-8")
+    with pytest.raises(NielsCacheError) as caught:
+        build_dataset(registry_of(project, news=news), "news", root=project / "cache")
+    assert [part for part in parts if part not in str(caught.value)] == []
+    assert not (project / "cache" / "pretrain" / "news" / "meta.json").exists()
