@@ -17,6 +17,7 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
+from tests.chat_models import UNMARKED
 from tests.faults.disk import Disk
 from tests.tiny import sentences
 
@@ -36,6 +37,7 @@ TABLES = {
 }
 SFT_TABLES = {
     "chats": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
+    "templated": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\ntemplate = "own.jinja"\n',
     "trees": 'source = "oasst1"\nfiles = ["trees.jsonl"]\nsplit_by = "tree"\nval_frac = 0.2\n',
 }
 _PAGES = 'source = "huggingface"\ndataset = "owner/pages"\n'
@@ -71,6 +73,7 @@ def write_project(folder: Path, model: Path) -> None:
             replies = [reply, {**reply, "message_id": f"{row}-2", "text": f"No. {text}"}]
             prompt = {"message_id": f"{row}", "text": text, "role": "prompter", "lang": "en", "replies": replies}
             trees.write(json.dumps({"message_tree_id": f"{row}", "prompt": prompt}) + "\n")
+    (folder / "own.jinja").write_text(UNMARKED)
     tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **HUB_TABLES, **PARTS_TABLES}.items()]
     tables += [f"[sft.{name}]\n{table}" for name, table in SFT_TABLES.items()]
     (folder / "niels_cache.toml").write_text("\n".join(tables))
