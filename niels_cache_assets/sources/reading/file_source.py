@@ -18,6 +18,7 @@ from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
@@ -60,7 +61,7 @@ class FileSource(DecodesText, PretrainSource):
         return files_digest(self.input_files())
 
 
-class RowFileSource(FileSource):
+class RowFileSource(ChoosesRows, FileSource):
     may_have_parts: ClassVar[bool] = True
 
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
