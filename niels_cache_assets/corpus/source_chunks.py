@@ -26,7 +26,7 @@ class SourceChunks:
     """
 
     def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
-        self._feed: Feed[Documents] = Feed(source.unconverted, context)
+        self._feed: Feed[Documents] = Feed(source.kept_unconverted, context)
         self._log, self._reached = context.log, reached
         self._under_way: deque[Reached] = deque()
 

@@ -20,6 +20,7 @@ from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_assets.sources.added import Added, added_problem
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
+from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.held_out import HeldOut
 from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
 from niels_cache_assets.sources.reading.listed import MemberPlan
@@ -174,8 +175,10 @@ class PretrainSource(Source):
 
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
-    # A plan has its own identity for `added`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold", "added"})
+    # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
+    never_counts: ClassVar[frozenset[str]] = frozenset(
+        {"prepare", "cleaning", "decontaminate", "decontaminate_threshold", "added", "exclude"}
+    )
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
     may_have_parts: ClassVar[bool] = False  # True: the class has `list_files`, `located` and `file_reader`
 
@@ -196,6 +199,9 @@ class PretrainSource(Source):
         0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
     )
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    exclude: ConfigPath | None = Field(
+        None, description="A file with one source id a line: these documents are left out, such as documents to take down"
+    )
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
@@ -242,6 +248,8 @@ class PretrainSource(Source):
         key = "parts" if self.parts > 1 else "added"
         if not self.may_have_parts:
             raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
+        if self.exclude is not None:
+            raise ValueError(f"{key} cannot be combined with exclude yet; remove one of them")
         if self.prepare:
             raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
@@ -294,13 +302,24 @@ class PretrainSource(Source):
         The stream is read lazily. The same context gives the same order.
         """
 
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | exclude_identity(self.exclude)
+
+    def kept_documents(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield `documents` without those that `exclude` names."""
+        return without_excluded(self.documents(context), self.exclude, context.report)
+
+    def kept_unconverted(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield `unconverted` without those that `exclude` names."""
+        return without_excluded(self.unconverted(context), self.exclude, context.report)
+
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split. val_frac needs this number before the first document.
 
         This reads the source once. It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
-        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
+        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.kept_documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
