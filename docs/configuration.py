@@ -27,6 +27,7 @@ from niels_cache_assets.sources.added import Added, AddedOfHub
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
+from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 
 TARGET = Path(__file__).with_suffix(".md")
@@ -230,6 +231,7 @@ parts = 8"""
 SHARED: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Keys of data sets on the hub", HubData, "Sources that read from the Hugging Face hub have these keys."),
     ("Keys of files", RowFileSource, "Sources that read your own files have these keys."),
+    ("Keys that choose rows", ChoosesRows, "Sources that read rows with columns have these keys."),
     ("Keys of text encodings and limits", DecodesText, "Sources that decode text have these keys."),
 )
 

@@ -152,7 +152,7 @@ class Corpus(Artifact):
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`."""
-        return self.source.unconverted(context)
+        return self.source.kept_unconverted(context)
 
     def meta_of(
         self, work: Work, counts: CorpusCounts, dropped_by_source: Counter[str], facts: dict[str, Any], *, files: Files, content_sha256: str

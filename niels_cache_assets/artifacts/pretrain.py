@@ -49,7 +49,7 @@ class Pretrain(Dataset):
         return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
 
     def items(self, context: StreamContext) -> Iterable[Documents]:
-        return self.prepared.stream(context) if self.prepared is not None else self.source.documents(context)
+        return self.prepared.stream(context) if self.prepared is not None else self.source.kept_documents(context)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         source, feed = self.source, self._feed(context)
@@ -93,10 +93,12 @@ class Pretrain(Dataset):
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
         if self.source.seeded_val_frac is None:
-            return Feed(self.source.documents, context)
+            return Feed(self.source.kept_documents, context)
 
         def count() -> int:
             context.log("counting documents, to split them by val_frac")
             return self.source.count_unsplit(context)
 
-        return Feed(self.source.documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count))
+        return Feed(
+            self.source.kept_documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count)
+        )

@@ -1,11 +1,15 @@
-"""The cleaning chain. It normalizes a document, then runs the filters. The first filter that rejects the document gives the reason.
+"""The cleaning chain. It normalizes a document, masks personal data if `mask` names any, then runs the filters. The first filter that
+rejects the document gives the reason.
 
 A Cleaner keeps no state between documents, so any process may clean any document. Cleaning takes about 0.2 ms a kilobyte of text. The
 package `corpus` reads the documents and writes the documents that are kept.
 """
 
+from collections import Counter
+
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import FILTERS, Facts, Rejected
+from niels_cache_assets.cleaning.masks import examples, mask
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
@@ -29,13 +33,17 @@ class Cleaner:
         """
         title = None if document.title is None else replace_unreadable(document.title)
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
-        facts = Facts(document._replace(text=normalize(document.text, self._skip), title=title, source_id=source_id, file=file))
+        text = normalize(document.text, self._skip)
+        masked, places = mask(text, self.settings.mask) if self.settings.mask else (text, [])
+        facts = Facts(document._replace(text=masked, title=title, source_id=source_id, file=file))
         result = self._judged(facts)
         if report is not None:
             language = None
             if facts.language_asked is not None:
                 language = facts.language_asked.code or UNKNOWN_LANGUAGE
             report.add(result, language)
+            if places and isinstance(result, Document):
+                report.add_masked(Counter(place.kind for place in places), examples(text, places))
         return result
 
     def _judged(self, facts: Facts) -> Document | Rejected:

@@ -7,7 +7,7 @@ report can be stored in a journal (the record of an unfinished build) and restor
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.cleaning.filters import Rejected
 
 EXAMPLES = 50
+MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
 UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
@@ -26,8 +27,8 @@ class CleaningReport:
     """Counts and examples of a chunk of the input. `first` is the number of documents before this chunk in the whole input.
 
     `documents` and `kept` are the numbers of documents that were read and kept. `dropped` counts dropped documents by reason. `languages`
-    counts the results of the language identifier, for the documents that were passed to it ("und": not identified). A report can be
-    pickled.
+    counts the results of the language identifier, for the documents that were passed to it ("und": not identified). `masked` counts masked
+    places of the documents that stay, by kind, and `masked_documents` counts these documents. A report can be pickled.
     """
 
     def __init__(self, seed: int, first: int = 0) -> None:
@@ -36,9 +37,12 @@ class CleaningReport:
         self.kept = 0
         self.dropped: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
+        self.masked: Counter[str] = Counter()
+        self.masked_documents = 0
         self._first = first
         # Heaps by reason; the largest hash is on top, as a negative number.
         self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+        self._mask_examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
         """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
@@ -53,7 +57,20 @@ class CleaningReport:
         heap = self._examples.setdefault(result.reason, [])
         key = -_keyed_hash(self.seed, ordinal)
         if len(heap) < EXAMPLES or key > heap[0][0]:
-            self._keep_example(heap, (key, -ordinal, _row(result)))
+            _keep(heap, (key, -ordinal, _row(result)), most=EXAMPLES)
+
+    def add_masked(self, places: Counter[str], examples: Sequence[dict[str, str]]) -> None:
+        """Count the masked places, by kind, of the document that was added last and stays. examples: one for each kind."""
+        ordinal = self._first + self.documents - 1
+        self.masked_documents += 1
+        self.masked += places
+        key = -_keyed_hash(self.seed, ordinal)
+        for each in examples:
+            _keep(self._mask_examples.setdefault(each["kind"], []), (key, -ordinal, each), most=MASK_EXAMPLES)
+
+    def mask_examples(self) -> list[dict[str, Any]]:
+        """Return examples of masked places, by kind, in the order of the input. Each is the first place of its kind in a document."""
+        return [row for kind in sorted(self._mask_examples) for _, _, row in sorted(self._mask_examples[kind], key=lambda each: -each[1])]
 
     def merge(self, later: Self) -> None:
         """Add the report of a chunk that comes later in the input and has the same seed."""
@@ -63,10 +80,15 @@ class CleaningReport:
         self.kept += later.kept
         self.dropped += later.dropped
         self.languages += later.languages
+        self.masked += later.masked
+        self.masked_documents += later.masked_documents
+        for kind, examples in later._mask_examples.items():
+            for example in examples:
+                _keep(self._mask_examples.setdefault(kind, []), example, most=MASK_EXAMPLES)
         for reason, examples in later._examples.items():
             heap = self._examples.setdefault(reason, [])
             for example in examples:
-                self._keep_example(heap, example)
+                _keep(heap, example, most=EXAMPLES)
 
     def join(self, later: Self) -> None:
         """Add the report of a part that comes later. The places of its documents were counted from its own beginning."""
@@ -85,7 +107,8 @@ class CleaningReport:
     def state(self) -> dict[str, Any]:
         """Return everything that was counted, as JSON values for `from_state`."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
-        return {"seed": self.seed, "first": self._first, **counts, "examples": self._examples}
+        masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
+        return {"seed": self.seed, "first": self._first, **counts, "examples": self._examples, **(masked if self.masked else {})}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -94,14 +117,17 @@ class CleaningReport:
         report.documents, report.kept = state["documents"], state["kept"]
         report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
         report._examples = {reason: [(key, ordinal, row) for key, ordinal, row in heap] for reason, heap in state["examples"].items()}
+        report.masked, report.masked_documents = Counter(state.get("masked", {})), state.get("masked_documents", 0)
+        for kind, heap in state.get("mask_examples", {}).items():
+            report._mask_examples[kind] = [(key, ordinal, row) for key, ordinal, row in heap]
         return report
 
-    @staticmethod
-    def _keep_example(heap: list[tuple[int, int, dict[str, Any]]], example: tuple[int, int, dict[str, Any]]) -> None:
-        if len(heap) < EXAMPLES:
-            heappush(heap, example)
-        else:
-            heappushpop(heap, example)
+
+def _keep(heap: list[tuple[int, int, dict[str, Any]]], example: tuple[int, int, dict[str, Any]], *, most: int) -> None:
+    if len(heap) < most:
+        heappush(heap, example)
+    else:
+        heappushpop(heap, example)
 
 
 def _keyed_hash(seed: int, ordinal: int) -> int:

@@ -49,6 +49,7 @@ NORMALIZERS = (  # names of the steps from markup to text, in the order in which
     "headings",
     "blanks",
 )
+MASKS = ("email", "ip", "phone", "key")  # kinds of personal data and secrets that `mask` finds
 _NEVER_SKIPPED = {
     "empty": "a document without text has nothing to keep",
     "unreadable": "a document with lone surrogates cannot be written",
@@ -187,6 +188,11 @@ class CleaningSettings(Table):
         strict=False,
         description="Filters and normalizers that do not run. A filter has the name of its reason, such as 'not_english'; "
         "normalizers are for example 'tags' and 'blanks'",
+    )
+    mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
+        (),
+        strict=False,
+        description="Personal data and secrets to replace: 'email' becomes [email], 'ip', 'phone' and 'key' likewise; empty masks nothing",
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")

@@ -180,7 +180,15 @@ class CorpusCounts:
             "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
             "splits": dict(self.splits),
             "languages": dict(self.report.languages),
+            **self._masked(),
         }
+
+    def _masked(self) -> dict[str, Any]:
+        """Return the entry of masked places, or nothing if there are none."""
+        report = self.report
+        if not report.masked:
+            return {}
+        return {"masked": {"documents": report.masked_documents, "places": dict(report.masked), "examples": report.mask_examples()}}
 
     def state(self) -> dict[str, Any]:
         """Return all values for `from_state`."""

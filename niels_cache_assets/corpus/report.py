@@ -15,6 +15,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.documents import NO_SPLIT
+from niels_cache_assets.sources.excluding import EXCLUDED
 from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
@@ -34,7 +35,8 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     for each reason, and their share of all documents of the source. `lengths`: a histogram of documents by number of characters; a bin goes
     from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". Its `matrix` has the rows of
     `duplicates_matrix` that name this data set. `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of
-    meta.json if it has them.
+    meta.json if it has them. `excluded`: the number of documents that were left out for each id of `exclude`, if there are any. `masked`:
+    counts and examples of masked places, if there are any.
 
     Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
     """
@@ -57,7 +59,8 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "languages": dict(meta["languages"]),
         "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
-        **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT) if key in meta["facts"]},
+        **({"masked": meta["masked"]} if "masked" in meta else {}),
+        **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT, EXCLUDED) if key in meta["facts"]},
     }
 
 

@@ -101,7 +101,7 @@ def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]
 def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Iterator[str]:
     """Yield the text of every document or message of a source."""
     if isinstance(source, PretrainSource):
-        for batch in source.documents(context):
+        for batch in source.kept_documents(context):
             for document in batch:
                 yield document.text
     else:

@@ -25,6 +25,7 @@ from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile, find_files
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
+from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -46,7 +47,7 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 }
 
 
-class HubText(HubData, SourceWithParts):
+class HubText(ChoosesRows, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
@@ -118,7 +119,7 @@ class HubText(HubData, SourceWithParts):
         kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
             raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
-        keys = ("text_field", "id_field", "encoding", "max_replaced_share", "max_document_mib")
+        keys = ("text_field", "id_field", "where", "encoding", "max_replaced_share", "max_document_mib")
         reader = _READERS[kind]
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
@@ -126,6 +127,7 @@ class HubText(HubData, SourceWithParts):
         places, held = RowsPass(context), HeldText()
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
         fields: dict[str, bool] = {}  # the fields of the current part
+        where, id_field = self.condition, self.id_field or "id"
 
         def choose(found: dict[str, bool]) -> list[str]:
             fields.clear()
@@ -134,20 +136,29 @@ class HubText(HubData, SourceWithParts):
 
         for part, begin in places.parts(self.upstream_splits()):
             for columns, files, rows, damaged in self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin):
-                values, *maybe_ids = columns.values()
                 held.field = next(iter(columns))
+                values = columns[held.field]
                 texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
                 if len(texts.odd) < len(values):
                     held.saw_text()
                 kept = np.ones(len(values), dtype=bool)
+                if where is not None:
+                    for index, row in enumerate(zip(*(columns[name] for name in where.columns), strict=True)):
+                        if problem := where.problem(dict(zip(where.columns, row, strict=True))):
+                            dropped[problem] += 1
+                            kept[index] = False
                 for index in texts.odd:
+                    if not kept[index]:
+                        continue
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
                     if problem := held.problem(values[index], files[index], rows[index]):
                         dropped[problem] += 1
                         kept[index] = False
                     else:
                         kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
-                found = batch_of(texts, files=files, numbers=rows, ids=maybe_ids[0] if maybe_ids else None, split=part.split)
+                found = batch_of(
+                    texts, files=files, numbers=rows, ids=columns.get(id_field) if id_field != held.field else None, split=part.split
+                )
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), reading_rows.BATCH_DOCUMENTS):
                     context.report.place = None
@@ -158,10 +169,13 @@ class HubText(HubData, SourceWithParts):
         held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        """Return the text field, and the id field if the rows have one."""
+        """Return the text field, the id field if the rows have one, and the columns of `where`."""
+        if self.condition is not None:
+            self.condition.require(fields, self.origin)
         text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
-        return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
+        columns = [text_field, *([id_field] if id_field in fields else []), *(self.condition.columns if self.condition else ())]
+        return list(dict.fromkeys(columns))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -194,7 +194,7 @@ class Member:
             if self._in_parts is None:
                 self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=context.seed)
             return chain.from_iterable(self._in_parts.documents(context))
-        batches = self._source.documents(context)
+        batches = self._source.kept_documents(context)
         if not self._source.seeded_val_frac:
             return chain.from_iterable(batches)
         if self._unsplit is None:

@@ -34,6 +34,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if not head:
             return
         fields = _fields(head)
+        if self.condition is not None:
+            self.condition.require(fields, head[0][0])
         held = rows.HeldText(rows.choose_text_field(self.text_field, fields, head[0][0]))
         for name, row, values in chain(head, rows.rows_of_proof(stream)):
             if held.problem(values.get(held.field), name, row) in (None, "empty"):
@@ -52,12 +54,17 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if not head:
                 return
             fields = _fields(head)
+            if self.condition is not None:
+                self.condition.require(fields, head[0][0])
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
         held = rows.HeldText(text_field)
         decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
-        waiting = RowCollector(files)
+        waiting, where = RowCollector(files), self.condition
         for name, row, values in files.replayed(head, stream):
+            if where is not None and (problem := where.problem(values)):
+                report.dropped[problem] += 1
+                continue
             text = values.get(text_field)
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)

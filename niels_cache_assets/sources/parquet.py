@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from niels_cache_assets.documents import DocumentBatch, Objects
 from niels_cache_assets.sources.reading import rows
@@ -15,7 +16,8 @@ from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, open_parquet
-from niels_cache_assets.sources.reading.places import FilePass, FilePosition
+from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Parquet(RowFileSource):
-    """Parquet files. Only the text and id columns, and a string column `title`, are read."""
+    """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` are read."""
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -35,9 +37,13 @@ class Parquet(RowFileSource):
         files = FilePass(found, context)
         fields, text_field, kind = self._columns(found[0]) if context.text_field is None else ({}, context.text_field, None)
         held = rows.HeldText(text_field)
-        collector = Collector(files)
+
+        def left_out(rows: int) -> None:
+            context.report.dropped[DROPPED] += rows
+
+        collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
-            yield from self._file_documents(file, files.position, text_field, held, collector, context)
+            yield from self._file_documents(file, files, text_field, held, collector, context)
         yield from collector.rest()
         held.tell(context, fields, key="text_field", kind=kind)
 
@@ -48,6 +54,8 @@ class Parquet(RowFileSource):
         for file in found if "://" not in found[0].url else found[:1]:  # the columns are at the end of a file: this reads little
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
+                if self.condition is not None:
+                    self.condition.require_types(parquet.columns, file.name)
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
         rows.require_text(held, fields, kind=kind)
@@ -66,13 +74,13 @@ class Parquet(RowFileSource):
     def _file_documents(
         self,
         file: SourceFile,
-        position: FilePosition,
+        files: FilePass,
         text_field: str,
         held: rows.HeldText,
         collector: Collector,
         context: StreamContext,
     ) -> Iterator[DocumentBatch]:
-        id_field = self.id_field or "id"
+        id_field, where, position = self.id_field or "id", self.condition, files.position
         name, limit, decoding, dropped = (
             file.name,
             self.max_document_bytes,
@@ -86,16 +94,21 @@ class Parquet(RowFileSource):
                 return
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
-            columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
-            decoded = (
-                (first, self._columns_of(table, text_field, id_field if has_id else None, has_title=has_title))
-                for first, table in parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)
+            if where is not None:
+                where.require_types(fields, name)
+            columns = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else []), *(where.columns if where else ())}
+            tables = parquet.batches(
+                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
-            for first, read in decoded_ahead(decoded):
-                values, texts, damaged = read.values, read.texts, read.damaged
+            decoded = (
+                (first, self._columns_of(first, table, text_field, id_field if has_id else None, has_title=has_title, of=name))
+                for first, table in tables
+            )
+            for _, read in decoded_ahead(decoded):
+                values, texts, damaged, numbers = read.values, read.texts, read.damaged, read.numbers
 
-                def is_document(index: int, values=values, damaged=damaged, first=first) -> bool:  # type: ignore[no-untyped-def]
-                    text, row = values[index], first + index
+                def is_document(index: int, values=values, damaged=damaged, numbers=numbers) -> bool:  # type: ignore[no-untyped-def]
+                    text, row = values[index], int(numbers[index])
                     replaced = decoding.count_marked(name, damaged.get(index))
                     if problem := held.problem(text, name, row):
                         dropped[problem] += 1
@@ -110,18 +123,29 @@ class Parquet(RowFileSource):
                 batch = batch_of(
                     texts,
                     files=name,
-                    numbers=np.arange(first, first + count),
+                    numbers=numbers,
                     ids=read.ids,
                     titles=read.titles,
                 )
-                yield from collector.add(batch, first=first, odd=texts.odd, is_document=is_document)
+                yield from collector.add(batch, odd=texts.odd, is_document=is_document)
+            if where is not None:
+                collector.reach(parquet.rows)
 
-    def _columns_of(self, table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool) -> _Columns:
+    def _columns_of(
+        self, first: int, table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool, of: str
+    ) -> _Columns:
+        """Return the rows that stay. first: the number of the first row in the file `of`."""
+        nbytes, numbers = table.nbytes, np.arange(first, first + len(table))
+        if self.condition is not None:
+            stays = self.condition.mask(table, of)
+            if not stays.all():
+                table, numbers = table.filter(stays), numbers[stays]
         values, texts, damaged = texts_of_column(
             table[text_field], encoding=self.encoding, limit=self.max_document_bytes, judged=self.reads_files
         )
         return _Columns(
-            nbytes=table.nbytes,
+            nbytes=nbytes,
+            numbers=numbers,
             values=values,
             texts=texts,
             damaged=damaged,
@@ -133,10 +157,12 @@ class Parquet(RowFileSource):
 class _Columns(NamedTuple):
     """The columns of a batch as Python values. They are made by the thread that decodes the batch.
 
-    nbytes: the size of the batch in Arrow's form. values, texts, damaged: see texts_of_column. ids, titles: None without such a column.
+    nbytes: the size of the batch in Arrow's form. numbers: (n,) int64, the number of each row in its file. values, texts, damaged: see
+    texts_of_column. ids, titles: None without such a column.
     """
 
     nbytes: int
+    numbers: NDArray[np.int64]
     values: Sequence[Any] | Objects
     texts: Texts
     damaged: dict[int, str]

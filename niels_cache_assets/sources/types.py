@@ -19,9 +19,9 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_assets.sources.added import Added
-from niels_cache_assets.sources.config_path import SENTINELS, TemplateName
+from niels_cache_assets.sources.config_path import SENTINELS, NameOrPath, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
-from niels_cache_assets.sources.config_path import NameOrPath
+from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.held_out import HeldOut
 from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
 from niels_cache_assets.sources.reading.listed import MemberPlan
@@ -177,8 +177,8 @@ class PretrainSource(Source):
 
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
-    # A plan has its own identity for `added`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", *_DECONTAMINATION})
+    # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -203,6 +203,9 @@ class PretrainSource(Source):
     decontaminate_share: float = Field(0.5, gt=0, le=1, description="A document goes that has this share of the 13-grams of such a text")
     decontaminate_words: int = Field(50, ge=13, description="A document goes that has a run of this many words of these texts")
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    exclude: ConfigPath | None = Field(
+        None, description="A file with one source id a line: these documents are left out, such as documents to take down"
+    )
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
@@ -303,13 +306,24 @@ class PretrainSource(Source):
         The stream is read lazily. The same context gives the same order.
         """
 
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | exclude_identity(self.exclude)
+
+    def kept_documents(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield `documents` without those that `exclude` names."""
+        return without_excluded(self.documents(context), self.exclude, context.report)
+
+    def kept_unconverted(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield `unconverted` without those that `exclude` names."""
+        return without_excluded(self.unconverted(context), self.exclude, context.report)
+
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split. val_frac needs this number before the first document.
 
         This reads the source once. It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
-        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
+        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.kept_documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""

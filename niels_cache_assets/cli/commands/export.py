@@ -1,5 +1,6 @@
-"""The command `export FORMAT NAME`. It writes a pretrain cache as files of another project. niels_cache_assets.exchange defines the
-formats.
+"""The command `export FORMAT NAME`. It writes a pretrain cache as files of another project, or the documents of a corpus as text.
+
+niels_cache_assets.exchange defines the formats of tokens, and corpus/text_export.py defines the files of text.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from niels_cache_assets.corpus.text_export import TextExport
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
 
+TEXT = "text"
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo or npy")
+    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo, npy or text")
     parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
     parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, PREFIX of the files")
     parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all splits that are not empty)")
@@ -43,6 +48,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="megatron, if a .bin equals one shard: reflink (default: a copy that shares disk blocks, if the file system can), "
         "hardlink (a second name of the cache's file) or copy",
     )
+    parser.add_argument("--file-type", metavar="TYPE", help="text: jsonl.zst (default) or parquet")
     parser.add_argument("--force", action="store_true", help="replace an older export at the same place")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the files, their sizes, and the files that --force would delete; write nothing"
@@ -52,7 +58,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
     from niels_cache_assets.exchange.formats import FORMATS
 
-    return FORMATS
+    return (*FORMATS, TEXT)
+
+
+def _file_types(arguments: argparse.Namespace) -> tuple[str, ...]:
+    from niels_cache_assets.corpus.text_export import FILE_TYPES
+
+    return FILE_TYPES
 
 
 COMMAND = Command(
@@ -69,6 +81,10 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
              and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
 
+  text       the documents of a data set with `prepare`, cleaned and without duplicates:
+             NAME-00000.jsonl.zst, ... (or .parquet) with id, text, title, file, row and split,
+             and NAME.json with counts and sha256; after a kill, the same command continues
+
 EOT follows each document, as in the cache; for llm.c, EOT precedes each document. The files appear only
 when all of them are complete. A list of the file names (*.files) tells a later export to the same place
 which files to replace. For nanogpt and olmo, export prints lines to add to the code of that project.""",
@@ -76,9 +92,16 @@ which files to replace. For nanogpt and olmo, export prints lines to add to the 
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
   niels-cache export llmc wikitext --out data/llmc --dry-run
+  niels-cache export text books --out data/books --file-type parquet
   niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
     add_options=_add_options,
-    offers={"format": _formats, "name": PRETRAIN, "split": ("train", "val", "all"), "link": ("reflink", "hardlink", "copy")},
+    offers={
+        "format": _formats,
+        "name": PRETRAIN,
+        "file_type": _file_types,
+        "split": ("train", "val", "all"),
+        "link": ("reflink", "hardlink", "copy"),
+    },
     has_json=True,
 )
 
@@ -90,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.exchange.formats import plan_export
     from niels_cache_assets.exchange.writing import write_export
 
+    if arguments.format == TEXT:
+        return _export_text(arguments)
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
     place = find_place(registry, root, arguments.name, kinds=("pretrain",))
@@ -111,12 +136,58 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _export_text(arguments: argparse.Namespace) -> int:
+    """Write the documents of a corpus. Return 1 if writing fails."""
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.progress import transfer_progress
+    from niels_cache_assets.corpus.reading import open_prepared
+    from niels_cache_assets.corpus.text_export import FILE_TYPES, TextExport
+
+    given = {"--max-bytes": arguments.max_bytes, "--key": arguments.key, "--link": arguments.link}
+    given["--split"] = None if arguments.split == "all" else arguments.split
+    for option, value in given.items():
+        if value is not None:
+            raise NielsCacheError(f"{WHERE}: {option}: text does not take it; leave it out")
+    file_type = chosen("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
+    registry, root = open_registry(arguments)
+    folder = Path(arguments.out)
+    _refuse_inside_caches(folder, root)
+    export = TextExport(prepared=open_prepared(registry, arguments.name, root=root), folder=folder, file_type=file_type)
+    if arguments.dry_run:
+        _print_text(arguments, export, {"documents": export.prepared.kept, "files": [{"name": name} for name in export.names()]})
+        return DONE
+    try:
+        with stop_on_signals(), transfer_progress(f"exporting {arguments.name}") as progress:
+            manifest = export.write(force=arguments.force, progress=progress)
+    except NielsCacheError as error:
+        print_error(f"error: {error}")
+        return FAILED
+    _print_text(arguments, export, manifest)
+    return DONE
+
+
+def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dict[str, Any]) -> None:
+    if arguments.json:
+        print_json({"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest})
+        return
+    console = output()
+    for entry in manifest["files"]:
+        counts = f": {counted(entry['documents'], 'document')}, {file_size(entry['bytes'])}" if "documents" in entry else ""
+        console.print(f"{export.folder / entry['name']}{counts}", soft_wrap=True, markup=False)
+    verb = "would be written" if arguments.dry_run else "written"
+    console.print(f"\n{counted(manifest['documents'], 'document')} in {counted(len(manifest['files']), 'file')} {verb}", soft_wrap=True)
+    if arguments.dry_run and export.existing():
+        console.print(f"{counted(len(export.existing()), 'file')} of an older export exist: --force would replace them", soft_wrap=True)
+
+
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, split_choice
     from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
-    format = chosen("", "export has no format", arguments.format, FORMATS)
+    format = chosen("", "export has no format", arguments.format, (*FORMATS, TEXT))
+    if arguments.file_type is not None:
+        raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
     splits = tuple(split_choice(arguments.split))
     if not splits:
         refuse("--split", "no split", arguments.split, (*SPLITS, "all"))

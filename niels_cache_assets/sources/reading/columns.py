@@ -179,31 +179,38 @@ class RowCollector:
 class Collector:
     """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
 
-    def __init__(self, files: FilePass) -> None:
-        self._files = files
+    def __init__(self, files: FilePass, *, left_out: Callable[[int], None] | None = None) -> None:
+        """left_out: called with the number of rows that the batches of a file pass over, before the place moves past them."""
+        self._files, self._left_out = files, left_out
         self._parts: list[DocumentBatch] = []
         self._divider = Divider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
 
-    def add(self, batch: DocumentBatch, *, first: int, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
+    def add(self, batch: DocumentBatch, *, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
         """Add the rows of a batch, and yield each batch of documents that is full.
 
-        Immediately before each yield, the place after the yielded documents is reported. first: the number of the batch's first row in its
+        Immediately before each yield, the place after the yielded documents is reported. The rows of the batch are in the order of their
         file. odd: the indices of the rows to handle one by one. is_document: returns whether such a row is a document; if not, it counts
         the reason.
         """
         start = 0
         for row in odd:
-            yield from self._add(batch[start:row], first + start)
+            yield from self._add(batch[start:row])
             start = row
             if not is_document(row):
                 start = row + 1
-                self._files.position.row = first + start
-        yield from self._add(batch[start:], first + start)
+                self.reach(int(batch.row[row]) + 1, rows=1)
+        yield from self._add(batch[start:])
 
-    def _add(self, batch: DocumentBatch, first: int) -> Iterator[DocumentBatch]:
+    def reach(self, row: int, *, rows: int = 0) -> None:
+        """Move the position to this row of the file. rows: how many rows of the batches lie in between; all others were left out."""
+        if self._left_out is not None and (between := row - self._files.position.row - rows):
+            self._left_out(between)
+        self._files.position.row = row
+
+    def _add(self, batch: DocumentBatch) -> Iterator[DocumentBatch]:
         for part, is_full in self._divider.cuts(batch.characters):
             self._parts.append(batch[part])
-            self._files.position.row = first + part.stop
+            self.reach(int(batch.row[part.stop - 1]) + 1, rows=part.stop - part.start)
             if is_full:
                 yield from self.rest()
 

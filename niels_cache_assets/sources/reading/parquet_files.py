@@ -10,7 +10,7 @@ twice. The sources give rows their meaning.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -109,26 +109,34 @@ class ParquetTable:
         return pq.ParquetFile(self._source, pre_buffer=False, **settings)  # with pre-buffering, memory grows with the file
 
     def batches(
-        self, columns: Sequence[str] | None = None, *, most_rows: int, start: int = 0, by_bytes: bool = True
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        most_rows: int,
+        start: int = 0,
+        by_bytes: bool = True,
+        wanted: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (number of the first row, rows) in batches, from row `start` on. A batch never crosses a row group; earlier row groups are
         not read.
 
-        If `by_bytes` is False, all batches of a row group except the last have `most_rows` rows, however long the rows are. Raises
+        If `by_bytes` is False, all batches of a row group except the last have `most_rows` rows, however long the rows are. wanted: returns
+        whether to read a row group, from its pyarrow.parquet.RowGroupMetaData; None reads all row groups. Raises
         NielsCacheError if the file has two columns with the same requested name.
         """
-        wanted = list(self.columns if columns is None else columns)
-        if repeated := [".".join(path) for path in self._repeated if path[0] in wanted]:
+        chosen = list(self.columns if columns is None else columns)
+        if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
             names = " and ".join(map(repr, repeated))
             raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
         first, together = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
-            end = first + self._parquet.metadata.row_group(group).num_rows
-            if end > start:
-                most = self._rows_together(group, wanted, most_rows) if by_bytes else most_rows
+            described = self._parquet.metadata.row_group(group)
+            end = first + described.num_rows
+            if end > start and (wanted is None or wanted(described)):
+                most = self._rows_together(group, chosen, most_rows) if by_bytes else most_rows
                 together = min(together, most) if by_bytes else most
                 row = first
-                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=wanted, use_threads=False):
+                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=chosen, use_threads=False):
                     decoded = _decoded(batch)
                     if by_bytes:
                         together = max(1, min(2 * together, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))

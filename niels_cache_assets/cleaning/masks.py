@@ -1,0 +1,168 @@
+"""Masks for personal data and secrets, from the key `mask` of [cleaning]. `jo@web.org` becomes `[email]`.
+
+The masks work on normalized text, before the filters. They find forms, not meanings: a phone number without a country code, without
+separators and without a word such as "Tel." before it stays. Addresses of private and reserved networks stay, because they identify
+no machine. Each pattern looks at a bounded number of characters after each place where it may begin, so the time is linear in the length of
+the text. A text without `@`, digits and known beginnings costs about a microsecond a kilobyte for each kind.
+
+Sources of the forms: RFC 5322 and RFC 1035 (email), RFC 5952 and the IANA registries of special-purpose addresses (ip), ITU-T E.164 and the
+North American Numbering Plan (phone), and the documentation of the services that issue keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import NamedTuple
+
+from niels_cache_assets.config.tables import MASKS
+
+CONTEXT = 40  # characters of an example on each side
+
+_EMAIL = re.compile(
+    r"(?<![\w.%+-])[\w%+-](?:[\w.%+-]{0,62}[\w%+-])?@((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}([A-Za-z]{2,24}))(?![\w@-])"
+)
+_NO_DOMAIN_ENDS = frozenset(("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "ts", "py"))  # icon@2x.png
+
+_IPV4 = re.compile(r"(?<![\w.])(?<![\w.]-)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?!\w|\.\d)")
+_IPV6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:])")  # 2000::/3 is all that is assigned
+_VERSION = re.compile(r"(?i)\b(?:version|release|firmware|build|section|chapter)\s?$")
+_NOBODYS = [
+    IPv4Network("0.0.0.0/8"),
+    IPv4Network("10.0.0.0/8"),
+    IPv4Network("100.64.0.0/10"),
+    IPv4Network("127.0.0.0/8"),
+    IPv4Network("169.254.0.0/16"),
+    IPv4Network("172.16.0.0/12"),
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.0.2.0/24"),
+    IPv4Network("192.168.0.0/16"),
+    IPv4Network("198.18.0.0/15"),
+    IPv4Network("198.51.100.0/24"),
+    IPv4Network("203.0.113.0/24"),
+    IPv4Network("224.0.0.0/4"),
+    IPv4Network("240.0.0.0/4"),
+]
+_NOBODYS_6 = [IPv6Network(network) for network in ("2001:db8::/32", "2001:2::/48", "3fff::/20")]
+
+_PHONES = (
+    re.compile(r"(?<![\w+])\+\d{1,3}(?:[ .\u2010-\u2013-]?(?:\(\d{1,5}\)|\d{1,5})){2,7}(?!\w)"),  # +49 (0)30 1234-567
+    re.compile(r"(?<![\w+.)-])(?:1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?![\w-]|\.\d)"),  # (212) 555-0123
+    re.compile(
+        r"(?i)(?<!\w)(?:tel(?:efon|ephone)?|phone|fon|fax|mobile?|cell)\b[.:]{0,2} {0,2}(?P<value>\(?\d(?:[ ./()-]{0,2}\d){5,14})(?!\w)"
+    ),
+)
+_DIGITS = range(7, 16)  # of a number with its country code
+
+_KEYS = (
+    re.compile(r"(?<!\w)(?:AKIA|ASIA)[0-9A-Z]{16}(?!\w)"),  # AWS
+    re.compile(r"(?<!\w)gh[pousr]_[A-Za-z0-9]{36,255}(?!\w)"),  # GitHub
+    re.compile(r"(?<!\w)github_pat_[A-Za-z0-9_]{40,255}(?!\w)"),
+    re.compile(r"(?<!\w)glpat-[A-Za-z0-9_-]{20,64}(?![\w-])"),  # GitLab
+    re.compile(r"(?<![\w-])sk-(?=[A-Za-z_-]{0,40}\d)[A-Za-z0-9_-]{20,220}(?![\w-])"),  # OpenAI, Anthropic
+    re.compile(r"(?<!\w)[srp]k_(?:live|test)_[0-9A-Za-z]{16,120}(?!\w)"),  # Stripe
+    re.compile(r"(?<!\w)xox[abeprs]-[A-Za-z0-9-]{10,250}(?![\w-])"),  # Slack
+    re.compile(r"(?<!\w)AIza[0-9A-Za-z_-]{35}(?![\w-])"),  # Google
+    re.compile(r"(?<!\w)hf_[A-Za-z0-9]{30,60}(?!\w)"),  # Hugging Face
+    re.compile(r"(?<!\w)eyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,2000}(?![\w-])"),  # JSON Web Token, RFC 7519
+    re.compile(
+        r"-----BEGIN (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----[A-Za-z0-9+/=:,\s-]{40,10000}?-----END (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----"
+    ),
+    re.compile(
+        r"(?i)(?<![A-Za-z])(?:api[_-]?key|secret(?:[_-]?key)?|access[_-]?token|auth[_-]?token|password|passwd)[\"']?"
+        r" {0,3}[:=] {0,3}(?P<quote>[\"'])(?P<value>[^\"'\s<>{}$*]{8,200})(?P=quote)"
+    ),
+)
+_KEY_BEGINNINGS = ("AKIA", "ASIA", "gh", "github_pat_", "glpat-", "sk-", "k_", "xox", "AIza", "hf_", "eyJ", "PRIVATE KEY", "=", ":")
+
+Span = tuple[int, int]
+
+
+class Masked(NamedTuple):
+    """A masked place in a text. `start`, `end`: in the text before masking."""
+
+    kind: str
+    start: int
+    end: int
+
+
+def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
+    """Return the text with `[kind]` at each place that a kind finds, and these places in order. kinds: names of config.tables.MASKS.
+
+    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. Masking a masked text
+    changes nothing.
+    """
+    every = (Masked(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
+    found = sorted(every, key=lambda each: (each.start, -each.end, each.kind))
+    places: list[Masked] = []
+    for each in found:
+        if not places or each.start >= places[-1].end:
+            places.append(each)
+    if not places:
+        return text, places
+    pieces, end = [], 0
+    for each in places:
+        pieces += [text[end : each.start], f"[{each.kind}]"]
+        end = each.end
+    return "".join([*pieces, text[end:]]), places
+
+
+def examples(text: str, places: Sequence[Masked]) -> list[dict[str, str]]:
+    """Return what a report shows of the first place of each kind: its kind, its form, and the text around it.
+
+    Reports are passed on. So the form has an `a` for each letter and a 9 for each digit, and the text around ends at the next place. text:
+    before masking. places: those that `mask` returned.
+    """
+    first: dict[str, dict[str, str]] = {}
+    for number, place in enumerate(places):
+        if place.kind not in first:
+            form = re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", text[place.start : place.end][: 2 * CONTEXT]))
+            start = max(place.start - CONTEXT, places[number - 1].end if number else 0)
+            end = min(place.end + CONTEXT, places[number + 1].start if number + 1 < len(places) else len(text))
+            first[place.kind] = {"kind": place.kind, "form": form, "before": text[start : place.start], "after": text[place.end : end]}
+    return [*first.values()]
+
+
+def _emails(text: str) -> Iterator[Span]:
+    if "@" in text:
+        for found in _EMAIL.finditer(text):
+            if found[2].lower() not in _NO_DOMAIN_ENDS:
+                yield found.span()
+
+
+def _addresses(text: str) -> Iterator[Span]:
+    for found in _IPV4.finditer(text):
+        numbers = [int(each) for each in found.group().split(".")]
+        if max(numbers) < 256 and not _VERSION.search(text, max(0, found.start() - 12), found.start()):
+            address = IPv4Address(bytes(numbers))
+            if not any(address in network for network in _NOBODYS):
+                yield found.span()
+    if "::" in text or text.count(":") >= 7:
+        for found in _IPV6.finditer(text):
+            written = found.group().rstrip(":") if not found.group().endswith("::") else found.group()
+            try:
+                address6 = IPv6Address(written)
+            except ValueError:
+                continue
+            if not any(address6 in network for network in _NOBODYS_6):
+                yield found.start(), found.start() + len(written)
+
+
+def _phones(text: str) -> Iterator[Span]:
+    for pattern in _PHONES:
+        for found in pattern.finditer(text):
+            name = "value" if "value" in pattern.groupindex else 0
+            digits = sum(character.isdigit() for character in found[name])
+            if digits in _DIGITS or name:
+                yield found.span(name)
+
+
+def _keys(text: str) -> Iterator[Span]:
+    if any(beginning in text for beginning in _KEY_BEGINNINGS):
+        for pattern in _KEYS:
+            for found in pattern.finditer(text):
+                yield found.span("value" if "value" in pattern.groupindex else 0)
+
+
+_FINDERS: dict[str, Callable[[str], Iterator[Span]]] = dict(zip(MASKS, (_emails, _addresses, _phones, _keys), strict=True))

@@ -1,0 +1,77 @@
+"""The key `exclude`: documents to take down, by the ids that the source gives them.
+
+The file has one id a line, as `trace` and the lineage show it: the value of the id field, or `file#row`. The ids are in memory, at about
+100 bytes each, and a document costs one look into a set. The set of ids is part of the fingerprint; the order of the lines and the path are
+not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from niels_cache_assets.documents import DocumentBatch, Documents, SourceReport
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_runtime.errors import NielsCacheError
+
+EXCLUDED = "excluded"  # the reason in `dropped`, and the key in `facts` with the number of removed documents for each id
+
+
+def excluded_ids(path: str) -> frozenset[str]:
+    """Return the ids in a file: its lines, without blanks around them. Empty lines are left out.
+
+    Raises NielsCacheError if the file is missing, is not UTF-8, or has no id.
+    """
+    try:
+        stamp = None if "://" in path else (os.stat(path).st_mtime_ns, os.stat(path).st_size)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: exclude cannot be read ({error.strerror}); correct its path, or write one id a line") from error
+    return _read(path, stamp)
+
+
+def exclude_identity(path: str | None) -> dict[str, str]:
+    """Return what the key adds to a fingerprint: a sha256 over the sorted ids, or nothing without the key."""
+    if path is None:
+        return {}
+    return {"exclude": hashlib.sha256("".join(f"{each}\n" for each in sorted(excluded_ids(path))).encode()).hexdigest()}
+
+
+def without_excluded(batches: Iterator[Documents], path: str | None, report: SourceReport) -> Iterator[Documents]:
+    """Return the batches without the documents whose ids are in the file `path`. None: all batches, unchanged.
+
+    The removed documents are counted in `dropped` and `facts` of the report.
+    """
+    return batches if path is None else _without(batches, excluded_ids(path), report)
+
+
+def _without(batches: Iterable[Documents], ids: frozenset[str], report: SourceReport) -> Iterator[DocumentBatch]:
+    for each in batches:
+        batch = DocumentBatch.of(each)
+        gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
+        if gone.any():
+            removed = dict(report.facts.get(EXCLUDED, {}))
+            for source_id in batch.source_id[gone]:
+                removed[source_id] = removed.get(source_id, 0) + 1
+            report.dropped[EXCLUDED] += int(gone.sum())
+            report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
+            batch = batch[~gone]
+        if len(batch):
+            yield batch
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, stamp: tuple[int, int] | None) -> frozenset[str]:
+    file = SourceFile(path, os.path.basename(path))
+    with reading(file), open_bytes(file) as stream:
+        try:
+            lines = stream.read().decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise NielsCacheError(f"{path}: exclude is not UTF-8 at byte {error.start}; write one id a line in UTF-8") from error
+    ids = frozenset(filter(None, map(str.strip, lines)))
+    if not ids:
+        raise NielsCacheError(f"{path}: exclude has no id; write one id a line, or remove the key")
+    return ids
