@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator
 
-from docs import parts_picture, runtime_pictures
+from docs import chat_picture, parts_picture, runtime_pictures
 from tests.dagster_tools import Project
 from tests.ui.browser import browser_page
 from tests.ui.person import Person
@@ -158,6 +158,7 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     runtime_pictures.main(IMAGES)
+    chat_picture.main(IMAGES)
     parts_picture.main(IMAGES)
     folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
     if folder.exists():

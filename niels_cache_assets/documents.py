@@ -19,11 +19,14 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 NO_SPLIT = -1
 Objects = NDArray[np.object_]
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Message(TypedDict):
-    """One turn of a conversation: the speaker ("system", "user" or "assistant"), and the text."""
+    """One turn of a conversation: the speaker, and the text. Only chat templates know the speaker "tool".
+
+    With a chat template, a message may have further keys, with JSON values. They reach the template unchanged.
+    """
 
     role: Role
     content: str
@@ -177,7 +180,7 @@ Documents = Sequence[Document] | DocumentBatch
 class Conversation(NamedTuple):
     """One SFT example: its messages, and its origin (see Document).
 
-    Each message is {"role": "system", "user" or "assistant", "content": text}. The messages are in order. If a data set splits by group,
+    See Message. The messages are in order. If a data set splits by group,
     all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
     """
 

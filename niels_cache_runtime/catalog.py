@@ -37,6 +37,8 @@ from niels_cache_runtime.format.layout import (
     dataset_dir,
     doc_ends_name,
     idx_name,
+    target_ends_name,
+    targets_name,
     token_dtype_of,
     tokenizer_dir,
     tokens_name,
@@ -88,7 +90,8 @@ class CacheSplit:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
         meta = dataset.meta
-        prefixes = (f"{split}/", f"{split}_doc_ends.npy", tokens_name(split), idx_name(split))
+        of_examples = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
+        prefixes = (f"{split}/", f"{split}_doc_ends.npy", *of_examples)
         if is_foreign(meta):
             found = find_files(Path(dataset.folder)).sizes
         else:

@@ -26,7 +26,7 @@ ONE_FILE_EACH = {
 }  # folders of many things of one kind: as many files as there are things
 MOST_LINES = 400
 
-ANYWHERE = {"documents", "processes", "errors", "old_paths"}  # of a package's root: what every room may import
+ANYWHERE = {"documents", "processes", "errors", "old_paths", "scripts"}  # of a package's root: what every room may import
 ROOMS = {  # what each room may import of its own package
     "niels_cache_runtime": {
         "format": "",
@@ -45,8 +45,9 @@ ROOMS = {  # what each room may import of its own package
         "dedup": "disk",
         "tokenizer": "config",
         "streaming": "config corpus dedup disk sources tokenizer",
+        "chats": "config streaming tokenizer",
         "corpus": "artifacts build_cache cleaning config dedup disk sources streaming tokenizer",
-        "build_cache": "config disk sources streaming tokenizer",
+        "build_cache": "chats config disk sources streaming tokenizer",
         "parts": "disk sources",
         "indices": "config",
         "notify": "config parts sources",
@@ -55,7 +56,7 @@ ROOMS = {  # what each room may import of its own package
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
-        "artifacts": "build_cache cleaning config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
+        "artifacts": "build_cache chats cleaning config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
         "defs": "artifacts build_cache cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },

@@ -204,7 +204,7 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
         for corpus, each in enumerate(inputs.all):
             own = drops.of(corpus)
             _write_drop_list(work.directory, each.name, inputs, own, files)
-            datasets[each.name] = {**_counts(inputs, each, own), "clusters": _cluster_sizes(drops.because_of(corpus))}
+            datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
         meta = {
             "kind": "duplicates",
             "built": True,
@@ -289,10 +289,20 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
     }
 
 
-def _cluster_sizes(drops: Drops) -> dict[str, int]:
-    """Return the number of clusters for each cluster size. A cluster is a kept document and its duplicates; single documents are not
-    counted.
+def _clusters(drops: Drops, corpus: int) -> dict[str, dict[str, int]]:
+    """Return the number of clusters for each cluster size, for meta.json. A cluster is a kept document and its duplicates.
+
+    `clusters` counts the clusters with a document of this corpus, `clusters_across` those of them that also have a document of another one.
+    A size counts the documents of all corpora. Single documents are not counted.
     """
-    _, copies = np.unique(drops.because_ordinals, return_counts=True)
-    sizes, clusters = np.unique(copies + 1, return_counts=True)
-    return {str(size): count for size, count in zip(sizes.tolist(), clusters.tolist(), strict=True)}
+    own, other = drops.corpora == corpus, drops.because_corpora == corpus
+    kept = np.stack([drops.because_corpora.astype(np.int64), drops.because_ordinals])
+    _, cluster, copies = np.unique(kept, axis=1, return_inverse=True, return_counts=True)
+    cluster = cluster.reshape(-1)
+
+    def sizes(members: np.ndarray) -> dict[str, int]:
+        found, counts = np.unique(copies[np.unique(cluster[members])] + 1, return_counts=True)
+        return {str(size): count for size, count in zip(found.tolist(), counts.tolist(), strict=True)}
+
+    has_own, has_other = np.unique(cluster[own | other]), np.unique(cluster[~own | ~other])
+    return {"clusters": sizes(own | other), "clusters_across": sizes(np.isin(cluster, np.intersect1d(has_own, has_other)))}

@@ -6,7 +6,7 @@ of all examples.
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,8 +17,13 @@ import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
-from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
+from niels_cache_assets.chats.encoding import NO_TARGET, ChatEncoder, EncodedChat
+from niels_cache_assets.chats.rendering import REFUSED, Chat
+from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, in_chunks, texts_with_special
@@ -28,9 +33,12 @@ from niels_cache_assets.streaming.intake import as_conversations, require_whole_
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Tokens
+from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SPLITS, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
+
+_MOST_HINTS = 2  # of a template, in the message about a source without usable conversations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,8 @@ class _State:
 class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
-    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation.
+    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: with a chat template,
+    the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first.
     """
 
     conversations: list[Conversation]
@@ -58,6 +67,8 @@ class _Encoded(NamedTuple):
     lengths: np.ndarray
     dropped: Counter[str]
     position: Position
+    spans: list[np.ndarray] | None = None
+    hints: tuple[str, ...] = ()
 
 
 def build_sft_cache(
@@ -72,6 +83,7 @@ def build_sft_cache(
     on_collision: Literal["drop", "raise"] = "drop",
     threads: int | None = None,
     token_dtype: str | None = None,
+    template: Template | None = None,
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
@@ -81,8 +93,9 @@ def build_sft_cache(
 
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
-    replaced in one step. `token_dtype`, `report`, `progress`, `resume` and the return value have the same meaning as for
-    build_pretrain_cache.
+    replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
+    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `token_dtype`, `report`,
+    `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
@@ -99,6 +112,7 @@ def build_sft_cache(
         on_collision=on_collision,
         threads=threads,
         token_dtype=token_dtype,
+        template=template,
         provenance=provenance or Provenance(),
         report=report,
         progress=progress,
@@ -115,17 +129,27 @@ class SftBuild(CacheBuild):
     val_frac: float
     split_by: Literal["example", "group"] = "example"
     on_invalid: Literal["raise", "drop"] = "raise"
+    template: Template | None = None
 
     def __post_init__(self) -> None:
         require_whole_numbers(seed=self.seed, threads=self.threads)
         if not 0 <= self.val_frac < 1:
             raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
-        self.view.require(ROLE_KEYS)
+        if self.template is None:
+            self.view.require(ROLE_KEYS)
+        else:
+            assert self._chats  # raises for a tokenizer that cannot be used with the template
         assert self.dtype  # raises for a dtype that cannot hold the vocabulary
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self.split_by}
+        with_template = {} if self.template is None else {"template": self.template.identity}
+        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self.split_by, **with_template}
+
+    @cached_property
+    def _chats(self) -> ChatEncoder | None:
+        """The encoder of conversations with a chat template."""
+        return None if self.template is None else ChatEncoder(self.template, self.tokenizer)
 
     @cached_property
     def _meta(self) -> Meta:
@@ -136,9 +160,14 @@ class SftBuild(CacheBuild):
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        with self._chats or nullcontext():
+            return self._write(partial, resume)
+
+    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
-        with SftSpool(partial, dtype=self.dtype, state=state.spool if state is not None else None) as spool:
+        spooled = state.spool if state is not None else None
+        with SftSpool(partial, dtype=self.dtype, state=spooled, with_spans=self.template is not None) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -149,13 +178,26 @@ class SftBuild(CacheBuild):
             counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self.split_by == "group")
             meta = {
                 **self._meta,
-                **{key: count for key, count in counts.items() if key != "straddling_groups"},
+                **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
+                **self._described_template(partial, counts, files),
                 "dropped": ended.dropped,
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
                 "content_sha256": content_sha256(files),
             }
         return meta, state.spool.tokens if state is not None else 0
+
+    def _described_template(self, partial: Path, counts: dict[str, int], files: Files) -> dict[str, Any]:
+        """Write the text of the template into the cache. Return the entries of meta.json about it."""
+        if self.template is None or self._chats is None:
+            return {}
+        path = partial / CHAT_TEMPLATE_NAME
+        with naming(path):
+            path.write_text(self.template.text, encoding="utf-8", newline="")
+            sync(path)
+        add_file(path, CHAT_TEMPLATE_NAME, files)
+        described = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
+        return {"template": described, "targets": {split: counts[f"{split}_targets"] for split in SPLITS}}
 
     def tokens_of(self, item: Conversation) -> Tokens:
         return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
@@ -174,17 +216,20 @@ class SftBuild(CacheBuild):
                 asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=position.share, documents=spool.examples
             )
 
+        hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
         with closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
-                spool.write(batch.conversations, batch.tokens, batch.lengths)
+                hints += batch.hints[: _MOST_HINTS - len(hints)]
+                spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
                     self.progress(Progress(spool.examples, spool.tokens, position.share))
                 if journal is not None and journal.due(spool.bytes):
                     record(position)
+        self.feed.report.hints += hints
         ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
         if journal is not None and journal.recorded:
             record(position, ended=ended)
@@ -204,9 +249,13 @@ class SftBuild(CacheBuild):
         return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task[1][0])))
 
     def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
-        """Encode a chunk. Each message becomes the special token of its role, the ids of its content, and EOT."""
+        """Encode a chunk. Without a template, each message becomes the special token of its role, the ids of its content, and EOT."""
         batch, (chunk, position) = task
-        problems = {number: problem for number, each in enumerate(chunk) if (problem := conversation_problem(each.messages)) is not None}
+        known = ROLE_TO_KEY.keys() if self.template is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
+        found = ((number, conversation_problem(each.messages, known)) for number, each in enumerate(chunk))
+        problems = {number: problem for number, problem in found if problem is not None}
+        if self._chats is not None:
+            return self._encode_chats(self._chats, chunk, position, problems)
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
@@ -234,6 +283,34 @@ class SftBuild(CacheBuild):
             lengths=np.diff(ends[last], prepend=0),
             dropped=Counter(problems.values()),
             position=position,
+        )
+
+    def _encode_chats(self, chats: ChatEncoder, chunk: list[Conversation], position: Position, problems: dict[int, str]) -> _Encoded:
+        """Encode the valid conversations of a chunk with the template. problems: the reasons of the others, by their places."""
+        first = position.items - len(chunk)
+        valid = [number for number in range(len(chunk)) if number not in problems]
+        encoded: dict[int, EncodedChat] = {}
+        said: dict[str, str] = {}
+        names = [f"example {chunk[number].source_id or first + number}" for number in valid]
+        results = chats.encode([Chat(chunk[number].messages, name) for number, name in zip(valid, names, strict=True)])
+        for number, result in zip(valid, results, strict=True):
+            if isinstance(result, EncodedChat):
+                encoded[number] = result
+                continue
+            problems[number] = result.reason
+            if result.reason in (REFUSED, NO_TARGET):
+                if self.on_invalid == "raise":
+                    raise NielsCacheError(result.said)
+                said.setdefault(result.reason, result.said)
+        self._require_sound(chunk, problems, first=first)
+        return _Encoded(
+            conversations=[chunk[number] for number in encoded],
+            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for each in encoded.values())]),
+            lengths=np.fromiter((len(each.ids) for each in encoded.values()), np.int64, len(encoded)),
+            dropped=Counter(problems.values()),
+            position=position,
+            spans=[each.spans for each in encoded.values()],
+            hints=tuple(said.values()),
         )
 
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:

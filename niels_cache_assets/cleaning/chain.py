@@ -8,7 +8,7 @@ text without markup, and four times that at the start, before the compiled loops
 from collections.abc import Set
 
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
-from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, STOP_WORDS, Facts, Rejected
+from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, certain, is_available
 from niels_cache_assets.config.tables import CleaningSettings
@@ -40,12 +40,12 @@ class Cleaner:
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
         text = normalize(document.text, self._skip, compiled=compiled)
         facts = Facts(document._replace(text=text, title=title, source_id=source_id, file=file))
-        proven = certain(facts.text, self.settings, BULLETS, STOP_WORDS) if compiled else set()
+        proven = certain(facts.text, self.settings, BULLETS) if compiled else set()
         result = self._judged(facts, self._skip | proven)
         if report is not None:
             language = None
-            if facts.language_asked:
-                language = facts.language(self.settings.language_characters)[0] or UNKNOWN_LANGUAGE
+            if facts.language_asked is not None:
+                language = facts.language_asked.code or UNKNOWN_LANGUAGE
             report.add(result, language)
         return result
 

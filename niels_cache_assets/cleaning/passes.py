@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
 from niels_cache_assets.config.tables import CleaningSettings
 
 WORTH_IT = 4_000_000  # characters that are cleaned in about half a second without these loops
@@ -70,13 +71,10 @@ def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
     return Counts(*out.tolist()) if found else None
 
 
-def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...], stop_words: frozenset[str]) -> set[str]:
-    """Return the names of filters that do not reject this text. Any other filter must judge the text itself.
-
-    `stop_words`: those of English, which decide only if English is the only language of the settings.
-    """
+def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
+    """Return the names of filters that do not reject this text. Any other filter must judge the text itself."""
     proven = set()
-    if settings.languages == ("en",) and _stop_words_in(text, stop_words) >= settings.min_stopwords:
+    if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:
         proven.add("no_stopwords")
     found = counts(text, bullets)
     if found is None or not found.words:
@@ -100,10 +98,12 @@ def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...], sto
     return proven
 
 
-def _stop_words_in(text: str, stop_words: frozenset[str]) -> int:
-    """Return how many different stop words the beginning of the text has."""
+def _stop_words_in(text: str, code: str) -> int:
+    """Return how many different stop words of a language the beginning of the text has. 0 if the language has none."""
+    if code not in STOP_WORDS:
+        return 0
     head = text[:_HEAD] if len(text) <= _HEAD else text[:_HEAD].rpartition(" ")[0]  # whole words
-    return len(stop_words.intersection(head.lower().split()))
+    return stop_words_in(head, head.lower().split(), code)
 
 
 def _bytes_of(text: str) -> NDArray[np.uint8]:

@@ -148,10 +148,6 @@ class Drops:
         """Return the documents that are dropped from this corpus."""
         return self.where(self.corpora == corpus)
 
-    def because_of(self, corpus: int) -> Drops:
-        """Return the documents that are dropped because of a document of this corpus."""
-        return self.where(self.because_corpora == corpus)
-
 
 class Inputs:
     """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept."""

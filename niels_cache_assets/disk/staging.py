@@ -23,6 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
 from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_path, remove, sync, writer_lock, writer_of
 from niels_cache_runtime.format.layout import (
+    CHAT_TEMPLATE_NAME,
     META_NAME,
     SPLITS,
     TOKENIZER_MODEL_NAMES,
@@ -33,15 +34,33 @@ from niels_cache_runtime.format.layout import (
     documents_name,
     examples_name,
     idx_name,
+    target_ends_name,
+    targets_name,
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-_NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, examples_name)
+_NAMES_BY_SPLIT = (
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    tokens_name,
+    idx_name,
+    targets_name,
+    target_ends_name,
+    examples_name,
+)
 _TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
-_CACHE_NAMES = {META_NAME, VAL_TEXTS, *_TOKENIZER_NAMES, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+_CACHE_NAMES = {
+    META_NAME,
+    CHAT_TEMPLATE_NAME,
+    VAL_TEXTS,
+    *_TOKENIZER_NAMES,
+    *SPLITS,
+    *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS),
+}
 
 
 def is_cache_name(name: str) -> bool:

@@ -32,7 +32,7 @@ class Sizes(dict[str, int]):
         self.sums: dict[str, tuple[int, str]] = {}
 
 
-_NPY_HEADER_BYTES = 128
+NPY_HEADER_BYTES = 128
 
 
 def require_shard_bytes(shard_bytes: int, dtype: np.dtype) -> None:
@@ -170,9 +170,9 @@ class NpyWriter(GrowingFile):
         self._dtype, self._files = dtype, files
         self._row = () if width is None else (width,)
         there = resume_at * dtype.itemsize * (width or 1)
-        super().__init__(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0, header=_NPY_HEADER_BYTES)
+        super().__init__(root, relative, resume_at=there + NPY_HEADER_BYTES if there else 0, header=NPY_HEADER_BYTES)
         if not there:
-            self.append(bytes(_NPY_HEADER_BYTES))
+            self.append(bytes(NPY_HEADER_BYTES))
         self.items = resume_at
 
     def write(self, values: np.ndarray) -> None:
@@ -183,7 +183,7 @@ class NpyWriter(GrowingFile):
         self.file.seek(0)
         description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items, *self._row)}
         np.lib.format.write_array_header_1_0(self.file, description)
-        assert self.file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
+        assert self.file.tell() == NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
         super().seal()
         add_file(self.path, self.relative, self._files)
 

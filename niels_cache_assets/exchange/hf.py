@@ -27,13 +27,15 @@ from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.opening import check_same_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
+from niels_cache_runtime.cache.targets import map_targets
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split, Tokens, token_dtype_of
+from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split, Tokens, has_spans, token_dtype_of
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
 _FORM = 1  # version of rows and columns; part of the fingerprint with which `datasets` finds earlier results
+_FIRST_TOKEN, _BOUNDS = "first_token", "targets"  # columns from which labels are made
 
 
 def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
@@ -48,7 +50,8 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     same tokens, because models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
 
     An SFT data set has a row for each example. `input_ids` are at most the first T tokens of the example. `labels` are made when a row is
-    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded.
+    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded. A data set
+    that was built with a chat template has two further columns, from which labels are made; rows do not show them.
 
     Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has a different tokenizer, for an
     unknown split, and for T below 1 or longer than a pretrain split.
@@ -68,6 +71,8 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
     if found.family == "pretrain":
         return dataset
+    if has_spans(found.meta):
+        return dataset.with_transform(_WithSpans(T=T))
     ids = {role: resolve_id(role, None, meta=found.meta, tokens_path=opened.folder) for role in ("eot", "asst")}
     return dataset.with_transform(_WithLabels(**ids, T=T))
 
@@ -102,7 +107,8 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     of_token = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
-        return pa.table({"input_ids": pa.chunked_array(chunks, type=pa.large_list(of_token))})
+        ids = pa.chunked_array(chunks, type=pa.large_list(of_token))
+        return pa.table({"input_ids": ids, **(_span_columns(split) if has_spans(split.dataset.meta) else {})})
     total = int(stream.offsets[-1])
     if total < T:
         raise NielsCacheError(f"{split.folder}: T={T} needs {T} tokens and this split has {total}")
@@ -112,6 +118,15 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     ]
     column = pa.chunked_array(chunks, type=pa.list_(of_token, T))
     return pa.table({"input_ids": column, "labels": column})
+
+
+def _span_columns(split: CacheSplit) -> dict[str, pa.Array]:
+    """Return the first token of each example in the split, and the bounds of its spans. The bounds are a view of their memory map."""
+    offsets = split.stream.offsets
+    spans = map_targets(Path(split.dataset.folder), split.split, starts=offsets[:-1], token_count=int(offsets[-1]))
+    ends = np.append(0, 2 * spans.ends.astype(np.int64))
+    bounds = pa.LargeListArray.from_arrays(pa.array(ends), _values(spans.bounds.reshape(-1)))
+    return {_FIRST_TOKEN: pa.array(offsets[:-1]), _BOUNDS: bounds}
 
 
 def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[Tokens, NDArray[np.int64]]]:
@@ -196,3 +211,24 @@ class _WithLabels:
             slice(start, start + (len(row) if self.T is None else min(len(row), self.T))) for start, row in zip(starts, rows, strict=True)
         ]
         return {**batch, "input_ids": [tokens[part].tolist() for part in cut], "labels": [labels[part].tolist() for part in cut]}
+
+
+class _WithSpans:
+    """The transform of `_WithLabels` for examples with spans of targets."""
+
+    def __init__(self, *, T: int | None) -> None:
+        self.T = T
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if not {"input_ids", _FIRST_TOKEN, _BOUNDS} <= batch.keys():
+            return batch
+        first_tokens, bounds = batch.pop(_FIRST_TOKEN), batch.pop(_BOUNDS)
+        rows, labels = [], []
+        for row, first, spans in zip(batch["input_ids"], first_tokens, bounds, strict=True):
+            tokens = np.asarray(row, dtype=np.int64)
+            made = np.full(len(tokens), IGNORE_INDEX)
+            for begin, end in np.asarray(spans, dtype=np.int64).reshape(-1, 2) - first:
+                made[begin:end] = tokens[begin:end]
+            rows.append(tokens[: self.T].tolist())
+            labels.append(made[: self.T].tolist())
+        return {**batch, "input_ids": rows, "labels": labels}

@@ -15,18 +15,22 @@ import numpy as np
 from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
     SPLITS,
+    TARGETS_DTYPE,
     Split,
     doc_ends_name,
     documents_folder,
     documents_name,
     examples_name,
+    has_spans,
     idx_name,
+    target_ends_name,
+    targets_name,
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta, content_sha256
 
 _COUNTS = ("tokens", "examples")
-_BY_SPLIT = ("documents", "characters", "cut")
+_BY_SPLIT = ("documents", "characters", "cut", "targets")
 
 
 def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
@@ -36,7 +40,7 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
     """
     (other,) = (each for each in SPLITS if each != split)
     files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}
-    empty = _empty_files(other) if meta["kind"] == "sft" else {}
+    empty = _empty_files(other, with_spans=has_spans(meta)) if meta["kind"] == "sft" else {}
     files |= {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in empty.items()}
     found: Meta = {key: value for key, value in meta.items() if key != "meta_sha256"}
     found |= {"files": files, "content_sha256": content_sha256(files), "fingerprint": None}
@@ -50,14 +54,20 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
 
 
 def _is_of(path: str, split: Split) -> bool:
-    names = (name(split) for name in (doc_ends_name, documents_name, tokens_name, idx_name, examples_name))
+    names = (name(split) for name in (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name))
     return path in names or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
 
 
-def _empty_files(split: Split) -> dict[str, bytes]:
-    starts = io.BytesIO()
-    np.save(starts, np.empty(0, IDX_DTYPE), allow_pickle=False)
-    return {tokens_name(split): b"", idx_name(split): starts.getvalue()}
+def _empty_files(split: Split, *, with_spans: bool) -> dict[str, bytes]:
+    arrays = {idx_name(split): np.empty(0, IDX_DTYPE)}
+    if with_spans:
+        arrays |= {targets_name(split): np.empty((0, 2), TARGETS_DTYPE), target_ends_name(split): np.empty(0, TARGETS_DTYPE)}
+    files = {tokens_name(split): b""}
+    for name, array in arrays.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        files[name] = content.getvalue()
+    return files
 
 
 def _without(entry: dict[str, Any], split: Split) -> dict[str, Any]:

@@ -7,7 +7,7 @@ for each document or example of the split, and the shown tokens. `niels-cache sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.show.split_tokens import SplitTokens
+from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import Offsets
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,7 +31,6 @@ from niels_cache_runtime.format.layout import (
     token_dtype_of,
 )
 from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, load_meta
-from niels_cache_runtime.format.meta_keys import is_count
 
 if TYPE_CHECKING:
     import torch
@@ -45,12 +45,13 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A notable document or example. `what`: why it was picked. `number`: its number in the split. `length`: its number of tokens.
-    `tokens`: (n,), its first tokens.
+    """A notable document or example. `what`: why it was picked. `number`: its number in the split. `start`: its place in the split, in
+    tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
     """
 
     what: str
     number: int
+    start: int
     length: int
     tokens: Tokens
 
@@ -83,7 +84,7 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
 
 def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
     start, end = tokens.bounds(number)
-    return Sample(what=what, number=number, length=end - start, tokens=tokens.read(start, min(end - start, shown)))
+    return Sample(what=what, number=number, start=start, length=end - start, tokens=tokens.read(start, min(end - start, shown)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +123,8 @@ class Drawn:
         return None
 
 
-def _of_example(title: str, tokens: Tokens, *, shown: int, ids: Mapping[str, int]) -> Drawn:
-    """Return the first `shown` tokens of a whole example. ids: the ids of the special tokens, by role."""
-    from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
-
-    is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
+def _of_example(title: str, tokens: Tokens, is_target: NDArray[np.bool_], *, shown: int) -> Drawn:
+    """Return the first `shown` tokens of a whole example. is_target: (n,), which of them are targets."""
     cut = f", the first {shown:,} of them shown" if len(tokens) > shown else ""
     return Drawn(
         title=f"{title}, {counted(len(tokens), 'token')}{cut}",
@@ -159,10 +157,11 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
     if not picked:
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
     cut_by_budget = cut_ordinals(meta, split)
+    targets = targets_of(directory, split, meta, tokenizer) if family == "sft" else None
     for sample in picked:
         title = f"{sample.what}: {split} {noun} {sample.number:,}"
-        if family == "sft":
-            yield _of_example(title, sample.tokens, shown=length, ids=_target_ids(directory, tokenizer))
+        if targets is not None:
+            yield _of_example(title, sample.tokens, targets.of_example(sample.tokens, sample.number, sample.start), shown=length)
             continue
         cut = f", the first {length:,} of them shown" if sample.length > length else ""
         yield Drawn(
@@ -180,25 +179,25 @@ def examples(
     """Yield different random examples. Long examples are cut for display."""
     import torch
 
-    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(load_meta(str(directory / META_NAME))))
+    meta = load_meta(str(directory / META_NAME))
+    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta))
     total = len(stream.ends)
     if not total:
         raise NielsCacheError(
             f"{directory / idx_name(split)}: this split is empty (0 examples), so there is nothing to sample; choose another --split"
         )
-    ids = _target_ids(directory, tokenizer)
+    targets = targets_of(directory, split, meta, tokenizer)
     for example in torch.randperm(total, generator=generator)[:count].tolist():
         start, end = stream.bounds(example)
-        yield _of_example(f"{split} example {example:,} of {total:,}", stream.read(start, end - start), shown=length, ids=ids)
+        tokens = stream.read(start, end - start)
+        is_target = targets.of_example(tokens, example, start)
+        yield _of_example(f"{split} example {example:,} of {total:,}", tokens, is_target, shown=length)
 
 
-def _target_ids(directory: Path, tokenizer: TextTokenizer | None) -> dict[str, int]:
-    """Return the ids that mark targets. Without a tokenizer, take the ids from meta.json. Raise NielsCacheError if meta.json lacks these
-    ids.
+def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:
+    """Return the targets of a split. Without a tokenizer, the ids that mark them are those in meta.json.
+
+    Raises the errors of ExampleTargets.
     """
-    if tokenizer is not None:
-        return tokenizer.special_token_ids()
-    ids = load_meta(str(directory / META_NAME))["special_token_ids"]
-    if not is_count(ids.get("asst")):
-        raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, the token before the targets; add its id there")
-    return {role: ids[role] for role in ("eot", "asst")}
+    total = len(SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta)))
+    return ExampleTargets(directory, split, meta, token_count=total, ids=tokenizer.special_token_ids() if tokenizer else None)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import conversation_problem, instruction_messages, joined, valid_batches
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
@@ -34,6 +35,7 @@ _FORMS = (
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
 )
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
+_MESSAGE_KEYS = ("role", "from", "content", "value")
 
 
 class ChatJsonl(DecodesText, SftSource):
@@ -89,7 +91,7 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         messages = self.messages_of(values)
-        return "malformed_messages" if messages is None else conversation_problem(messages)
+        return "malformed_messages" if messages is None else conversation_problem(messages, self.roles)
 
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
@@ -104,7 +106,7 @@ class ChatJsonl(DecodesText, SftSource):
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
-        yield from valid_batches(self._conversations(files, context), context.report, files)
+        yield from valid_batches(self._conversations(files, context), context.report, files, roles=self.roles)
 
     def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
         field = self.instruction_field or self.messages_field
@@ -153,7 +155,9 @@ class ChatJsonl(DecodesText, SftSource):
 
     def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
         """Return the messages of a row, or None if it has no list of messages."""
-        return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
+        if self.instruction_field:
+            return self._mapped(values)
+        return _messages(values.get(self.messages_field), keeps_others=self.template != SENTINELS)
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
         extra = values.get(self.input_field) if self.input_field else None
@@ -173,8 +177,11 @@ def _contents(messages: list[Message] | None) -> list[str]:
     return [content for message in messages or () if isinstance(content := message["content"], str)]
 
 
-def _messages(value: Any) -> list[Message] | None:
-    """Return the messages with the keys and role names of this project, or None if the value is not a list of objects."""
+def _messages(value: Any, *, keeps_others: bool = False) -> list[Message] | None:
+    """Return the messages with the keys and role names of this project, or None if the value is not a list of objects.
+
+    keeps_others: whether messages keep their other keys, for a chat template. Keys without a value are left out.
+    """
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         return None
     messages = []
@@ -183,5 +190,6 @@ def _messages(value: Any) -> list[Message] | None:
         content = message.get("content", message.get("value"))
         if role == "system" and content in (None, ""):
             continue
-        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content})
+        others = {key: each for key, each in message.items() if key not in _MESSAGE_KEYS and each is not None} if keeps_others else {}
+        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content, **others})
     return cast(list[Message], messages)

@@ -1,7 +1,8 @@
-"""Paths in niels_cache.toml."""
+"""Paths in niels_cache.toml, and names of chat templates, which may be paths."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,3 +29,20 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
 
 
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+
+SENTINELS = "sentinels"
+NAMED_TEMPLATES = (SENTINELS, "chatml", "model")
+
+
+def _known_or_a_file(value: Any, info: ValidationInfo) -> Any:
+    """Accept the name of a template, or the path of a .jinja file, which is treated like a ConfigPath."""
+    if not isinstance(value, str) or value in NAMED_TEMPLATES:
+        return value
+    if not value.endswith(".jinja"):
+        near = difflib.get_close_matches(value, NAMED_TEMPLATES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(NAMED_TEMPLATES)}, or give the path of a .jinja file"
+        raise ValueError(f"{value!r:.80} is no chat template; {hint}")
+    return _from_config_folder(value, info)
+
+
+TemplateName = Annotated[str, BeforeValidator(_known_or_a_file)]

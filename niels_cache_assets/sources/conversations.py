@@ -2,7 +2,7 @@
 instruction.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY
@@ -11,39 +11,39 @@ from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 
 
-def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
     """Return why these messages are not an SFT example, as a reason for `dropped`. Return None if they are an SFT example.
 
-    Roles may come in any order. Each role must be known, and each message needs content. At least one message must be the assistant's,
+    Roles may come in any order. Each role must be in `roles`, and each message needs content. At least one message must be the assistant's,
     because the loss counts only these messages.
     """
     if not messages:
         return "empty_conversation"
-    roles = set()
+    found = set()
     for message in messages:
         role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or role not in ROLE_TO_KEY:
+        if not isinstance(role, str) or role not in roles:
             return "unknown_role"
         if not isinstance(content, str):
             return "null_content" if content is None else "non_string_content"
         if not content or content.isspace():
             return "empty_content"
-        roles.add(role)
-    return None if "assistant" in roles else "no_assistant"
+        found.add(role)
+    return None if "assistant" in found else "no_assistant"
 
 
 def valid_batches(
-    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
+    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None, *, roles: Collection[str] = ROLE_TO_KEY
 ) -> Iterator[list[Conversation]]:
     """Yield the conversations in batches of 256. Drop and count conversations that cannot be used for training.
 
     `files`: the pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
-    build can be resumed (see `rows.batched`).
+    build can be resumed (see `rows.batched`). `roles`: the roles that messages may have.
     """
 
     def valid() -> Iterator[Conversation]:
         for conversation in conversations:
-            if problem := conversation_problem(conversation.messages):
+            if problem := conversation_problem(conversation.messages, roles):
                 report.dropped[problem] += 1
             else:
                 yield conversation

@@ -15,7 +15,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
-from niels_cache_assets.sources.types import PATH_KEYS, Source
+from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -44,13 +44,17 @@ class BadInputs(NielsCacheError):
         super().__init__("\n".join(self.lines))
 
 
+def _needs_roles(source: Source) -> bool:
+    return isinstance(source, SftSource) and source.template == SENTINELS
+
+
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
     """Yield the problems of the data sets in `names`, in order. With None, check all data sets that can be built.
 
     `offline`: whether to skip files on other machines. This function sends no request to the hub.
     """
     for table, source in _tables(registry, names):
-        if source.family == "sft" and (problem := registry.tokenizer.roles_problem) is not None:
+        if _needs_roles(source) and (problem := registry.tokenizer.roles_problem) is not None:
             yield InputProblem(table, f"cannot be built: {problem}")
             continue
         if offline and is_remote(source):

@@ -19,6 +19,7 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_assets.sources.added import Added, added_problem
+from niels_cache_assets.sources.config_path import SENTINELS, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.sources.reading.held_out import HeldOut
 from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
@@ -360,7 +361,13 @@ class SftSource(Source):
     """A table of [sft.*]."""
 
     family: ClassVar[Family] = "sft"
+    never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # a fingerprint has the text of the template instead
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed decides which ones")
+    template: TemplateName = Field(
+        SENTINELS,
+        description="The form of conversations as tokens: 'sentinels' are the special tokens of [tokenizer], 'chatml' is ChatML, "
+        "'model' is the chat template in the folder of the tokenizer's model, and a path names a .jinja file",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -368,6 +375,14 @@ class SftSource(Source):
         if isinstance(table, Mapping) and "parts" in table:
             raise ValueError("parts is for pretrain data sets only; remove it")
         return table
+
+    def shown_settings(self) -> dict[str, Any]:
+        return super().shown_settings() | ({} if self.template == SENTINELS else {"template": self.template})
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles that messages may have."""
+        return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

@@ -13,14 +13,27 @@ import numpy as np
 
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.disk.writers import NPY_HEADER_BYTES, Files, GrowingFile, HashedFile, NpyWriter, Sizes
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.val_share import val_mask
-from niels_cache_runtime.format.layout import IDX_DTYPE, SPLITS, Split, examples_name, idx_name, tokens_name
+from niels_cache_runtime.format.layout import (
+    IDX_DTYPE,
+    SPLITS,
+    TARGETS_DTYPE,
+    Split,
+    examples_name,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    tokens_name,
+)
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
+_SPAN_COUNTS = "span_counts.npy"
+_SPAN_BOUNDS = "spans.npy"
 _TOKENS_PER_BLOCK = 1 << 21
+_EXAMPLES_PER_BLOCK = 1 << 18
 _NO_GROUP = -1
 _UNDECIDED = 2  # not an index of SPLITS: the example has no split of its own
 
@@ -38,10 +51,10 @@ class SftSpool:
     """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint.
+    this checkpoint. `with_spans`: whether the examples have spans of targets.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, with_spans: bool = False) -> None:
         state = state or SpoolState()
         self._root, self._dtype = root, dtype
         self._scratch: Files = {}
@@ -49,6 +62,7 @@ class SftSpool:
         self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
+        self._spans = _SpanSpool(root, self._scratch, examples=state.examples) if with_spans else None
         self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
         for rows in self._lineage.read():
@@ -65,7 +79,8 @@ class SftSpool:
 
     @property
     def _parts(self) -> tuple[GrowingFile, ...]:
-        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage
+        of_spans = () if self._spans is None else (self._spans.counts, self._spans.bounds)
+        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, *of_spans
 
     @property
     def examples(self) -> int:
@@ -83,13 +98,20 @@ class SftSpool:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
-    def write(self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation."""
+    def write(
+        self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray, spans: Sequence[np.ndarray] | None = None
+    ) -> None:
+        """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
+        spans: for each conversation, its spans of targets, (m, 2), relative to its first token.
+        """
         if not conversations:
             return
         self.tokens += len(tokens)
         self._tokens.append(tokens.data.cast("B"))
         self._lengths.write(lengths)
+        if self._spans is not None and spans is not None:
+            self._spans.counts.write(np.fromiter(map(len, spans), np.int64, len(spans)))
+            self._spans.bounds.write(np.concatenate(spans))
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
             np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])
@@ -106,13 +128,13 @@ class SftSpool:
         )
 
     def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
-        """Write both splits into the cache directory, in input order. Return the counts of examples and tokens by split, and of straddling
-        groups.
+        """Write both splits into the cache directory, in input order. Return the counts of examples, tokens and spans by split, and of
+        straddling groups.
 
         A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
         examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
         """
-        for part in (self._tokens, self._lengths, self._groups, self._own_splits):
+        for part in (each for each in self._parts if each is not self._lineage):
             part.seal()
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         self._write_lineage(is_val, files)
@@ -121,6 +143,8 @@ class SftSpool:
             chosen = is_val if split == "val" else ~is_val
             counts[f"{split}_examples"] = int(chosen.sum())
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen, files)
+            if self._spans is not None:
+                counts[f"{split}_targets"] = self._write_spans(split, chosen, files)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
@@ -167,6 +191,26 @@ class SftSpool:
         idx.seal()
         return written
 
+    def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+        """Write the spans of one split. Return their number."""
+        lengths, counts = self._load("lengths.npy"), self._load(_SPAN_COUNTS)
+        bounds = np.load(self._root / SCRATCH_NAME / _SPAN_BOUNDS, mmap_mode="r", allow_pickle=False)
+        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)
+        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, files)
+        read = begin = 0  # spans that were read, and the first token of the next example of the split
+        for first in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
+            block = slice(first, first + _EXAMPLES_PER_BLOCK)
+            keep, block_counts = chosen[block], counts[block]
+            kept, kept_lengths = block_counts[keep], lengths[block][keep]
+            starts = begin + np.cumsum(kept_lengths) - kept_lengths
+            end = read + int(block_counts.sum())
+            ends.write(targets.items + np.cumsum(kept))
+            targets.write(bounds[read:end][np.repeat(keep, block_counts)].astype(np.int64) + np.repeat(starts, kept)[:, None])
+            read, begin = end, begin + int(kept_lengths.sum())
+        targets.seal()
+        ends.seal()
+        return targets.items
+
     def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
         import pyarrow
 
@@ -181,3 +225,15 @@ class SftSpool:
                 writer.seal()
             finally:
                 writer.abandon()
+
+
+class _SpanSpool:
+    """The number of spans of each example, and their bounds, relative to the first token of the example."""
+
+    def __init__(self, root: Path, files: Files, *, examples: int) -> None:
+        counts = root / SCRATCH_NAME / _SPAN_COUNTS
+        there = 0
+        if examples:
+            there = int(np.fromfile(counts, IDX_DTYPE, count=examples, offset=NPY_HEADER_BYTES).sum())
+        self.counts = NpyWriter(root, f"{SCRATCH_NAME}/{_SPAN_COUNTS}", IDX_DTYPE, files, resume_at=examples)
+        self.bounds = NpyWriter(root, f"{SCRATCH_NAME}/{_SPAN_BOUNDS}", TARGETS_DTYPE, files, width=2, resume_at=there)

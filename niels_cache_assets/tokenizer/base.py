@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TEXTS_PER_TASK = 64
 
+Span = tuple[int, int]
+"""The first place and the place past the last one."""
+
 _MOST_NAMED = 5  # the most special tokens that one message names
 IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")  # names of models
@@ -113,6 +116,20 @@ class TextTokenizer(ABC):
                 raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
         return [ids.astype(dtype) for ids in arrays]
 
+    @abstractmethod
+    def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the ids of rendered texts, and where the spans of their characters are among the ids.
+
+        The string of a special token in a text yields this token. `spans`: for each text, pairs of the first character and the character
+        past the last one. The result has for each text its ids, (n,), and the spans of ids, (m, 2) int64. A token that is partly in a span
+        belongs to it. A span without a token is empty.
+        """
+
+    def yields_special(self, texts: Sequence[str]) -> list[bool]:
+        """Return for each text whether `encode_rendered` gives it a special id."""
+        special = np.array(self.reserved_ids(), dtype=np.int64)
+        return [bool(np.isin(ids, special).any()) for ids, _ in self.encode_rendered(texts, [()] * len(texts))]
+
     def count_tokens(self, texts: Sequence[str], threads: int = 1) -> int:
         """Return the number of ids of all texts. Special ids count too."""
         return sum(map(len, self._encode_on_threads(texts, threads)))
@@ -159,6 +176,12 @@ def flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     arrays = [ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=np.int64) for ids in encoded]
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     return np.concatenate(arrays) if arrays else np.empty(0, np.int32), lengths
+
+
+def places_of_spans(begins: np.ndarray, ends: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
+    """Return the tokens that overlap each span, (m, 2) int64. begins, ends: (n,), the place of each token; both never decrease."""
+    bounds = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return np.stack([np.searchsorted(ends, bounds[:, 0], side="right"), np.searchsorted(begins, bounds[:, 1], side="left")], axis=1)
 
 
 def find_special_ids(

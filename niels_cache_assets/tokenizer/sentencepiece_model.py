@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.base import TextTokenizer, find_special_ids
+from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, places_of_spans
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
@@ -88,6 +88,20 @@ class SentencePieceTokenizer(TextTokenizer):
             return self._processor.encode_as_numpy(list(texts), num_threads=1)
         except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
+
+    def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Special tokens are always known in a text."""
+        try:
+            encoded = self._processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
+        except (RuntimeError, TypeError) as error:
+            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
+        found = []
+        for each, own in zip(encoded, spans, strict=True):
+            places = np.array(each["offsets"], dtype=np.int64).reshape(-1, 2)
+            begins = places[:, 0]
+            ends = np.maximum(places[:, 1], begins + 1)  # only the last of several bytes of a character has a place of its own
+            found.append((np.array(each["ids"], dtype=np.int32), places_of_spans(begins, ends, own)))
+        return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.config.defaults import ENCODINGS, SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.base import IN_ORDER, TextTokenizer, find_special_ids, missing_token, no_eot_is_named
+from niels_cache_assets.tokenizer.base import (
+    IN_ORDER,
+    Span,
+    TextTokenizer,
+    find_special_ids,
+    missing_token,
+    no_eot_is_named,
+    places_of_spans,
+)
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
@@ -193,14 +201,24 @@ class TiktokenTokenizer(TextTokenizer):
         """Return the ids of each text as uint32 arrays. No text yields a special id."""
         return [np.array(self._encode(text), dtype=np.uint32) for text in texts]
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Only the named special tokens are known in a text."""
+        found = []
+        for text, own in zip(texts, spans, strict=True):
+            ids = self._encode(text, with_special=True)
+            ends = np.cumsum([len(piece) for piece in self._encoding.decode_tokens_bytes(ids)], dtype=np.int64)
+            in_bytes = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in own]
+            found.append((np.array(ids, dtype=np.uint32), places_of_spans(np.append(0, ends[:-1]), ends, in_bytes)))
+        return found
+
+    def _encode(self, text: str, *, with_special: bool = False) -> list[int]:
         if not text.isascii():
             try:
                 text.encode()  # tiktoken would replace a lone surrogate
             except UnicodeEncodeError as error:
                 raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         try:
-            return self._encoding.encode_ordinary(text)
+            return self._encoding.encode(text, allowed_special="all") if with_special else self._encoding.encode_ordinary(text)
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust; it is not an Exception
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.base import TextTokenizer, find_special_ids
+from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
 
@@ -67,7 +68,7 @@ class HuggingFaceTokenizer(TextTokenizer):
     """
 
     kind = "tokenizer.json"
-    _loaded = ("_tokenizer", "_pieces", "_is_byte_level")
+    _loaded = ("_tokenizer", "_pieces", "_is_byte_level", "_rendered_tokenizer", "_written_specials")
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         self._given = str(model_path)
@@ -113,6 +114,48 @@ class HuggingFaceTokenizer(TextTokenizer):
         except Exception as error:  # `tokenizers` raises bare exceptions, for example for a character without a token
             raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
         return [np.array(each.ids, dtype=np.uint32) for each in encoded]
+
+    def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). They are those of `transformers`.
+
+        A span begins with the first token of its first character, and ends with the first token of its last character.
+        """
+        try:
+            encoded = self._rendered_tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # `tokenizers` raises bare exceptions
+            raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
+        return [
+            (np.array(each.ids, dtype=np.uint32), np.array([_tokens_between(each, *span) for span in own], dtype=np.int64).reshape(-1, 2))
+            for each, own in zip(encoded, spans, strict=True)
+        ]
+
+    @cached_property
+    def _rendered_tokenizer(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer that knows the special tokens in a text."""
+        import tokenizers
+
+        return tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+
+    def yields_special(self, texts: Sequence[str]) -> list[bool]:
+        """Return for each text whether `encode_rendered` gives it a special id. Only texts that may do so are encoded."""
+        if self._written_specials is None:
+            return super().yields_special(texts)
+        result = [self._written_specials.search(text) is not None for text in texts]
+        likely = [number for number, found in enumerate(result) if found]
+        for number, is_special in zip(likely, super().yields_special([texts[number] for number in likely]), strict=True):
+            result[number] = is_special
+        return result
+
+    @cached_property
+    def _written_specials(self) -> re.Pattern[str] | None:
+        """A pattern of the strings of special tokens. None if a normalizer may also make them of other text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        reserved = [added[token] for token in self.reserved_ids() if token in added]
+        if len(reserved) < len(self.reserved_ids()) or (
+            self._tokenizer.normalizer is not None and any(each.normalized for each in reserved)
+        ):
+            return None
+        return re.compile("|".join(re.escape(each.content) for each in reserved))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
@@ -166,6 +209,16 @@ class HuggingFaceTokenizer(TextTokenizer):
             for name in _SIDE_NAMES:
                 if (Path(self._given) / name).is_file():
                     copyfile(Path(self._given) / name, folder / name)
+
+
+def _tokens_between(encoded: tokenizers.Encoding, start: int, end: int) -> Span:
+    """Return the span of tokens for a span of characters. Characters at its ends that have no token are passed over."""
+    places = (encoded.char_to_token(place) for place in range(start, end))
+    first = next((place for place in places if place is not None), None)
+    if first is None:
+        return 0, 0
+    places = (encoded.char_to_token(place) for place in range(end - 1, start - 1, -1))
+    return first, next(place for place in places if place is not None) + 1
 
 
 def side_files(model: str | Path) -> list[Path]:

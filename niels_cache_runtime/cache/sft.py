@@ -1,14 +1,15 @@
-"""The two files of an SFT split, opened together, and the targets among their tokens.
+"""The files of an SFT split, opened together, and the targets among its tokens.
 
     sys ... EOT  usr ... EOT  asst A B EOT           an example
                                    A B EOT           its targets; every other target is -100
 
 EOT is the end-of-text token. `sys`, `usr` and `asst` are sentinels: tokens that begin a message of that role. All code that samples or
-packs examples uses these functions, so targets are the same everywhere. Opening reads the starts of all examples, 8 bytes each.
+packs examples uses these functions, so targets are the same everywhere. Opening reads the starts of all examples, 8 bytes each. A split
+that was built with a chat template has its targets in files of their own (`targets`).
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,21 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_token_id
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.cache.targets import TargetSpans, map_targets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Tokens, idx_name, token_dtype_of, tokens_name
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    SPLITS,
+    Split,
+    Tokens,
+    has_spans,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    token_dtype_of,
+    tokens_name,
+)
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -60,8 +73,26 @@ def example_target_mask(
     return mask
 
 
+class OpenedExamples(NamedTuple):
+    """The open files of an SFT split, all of one build.
+
+    meta: the meta.json, or None. tokens: mapped. starts: (examples,) int64. spans: the targets, if the split was built with a chat
+    template; None if sentinels mark them.
+    """
+
+    meta: Meta | None
+    tokens: Tokens
+    starts: NDArray[np.int64]
+    spans: TargetSpans | None
+
+
 def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
-    """Return meta.json (or None), the mapped tokens, and the start of each example, all of one build of a data set.
+    """Return meta.json (or None), the mapped tokens, and the start of each example. See `open_examples`."""
+    return open_examples(tokens_path, idx_path, verify=verify)[:3]
+
+
+def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> OpenedExamples:
+    """Open the files of an SFT split, all of one build of a data set.
 
     Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists. Also raises it if the data set was never
     built, and if the cache has another tokenizer now than at the build.
@@ -69,12 +100,14 @@ def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tu
     return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
 
 
-def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
+def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> OpenedExamples:
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
+    with_spans = _split_with_spans(meta, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
-        paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
+        beside = () if with_spans is None else (folder / targets_name(with_spans), folder / target_ends_name(with_spans))
+        paths = [*(Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder), *beside]
         names = {path.name for path in paths}
         listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
         check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
@@ -84,7 +117,18 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
         if split is not None and Path(idx_path) == folder / idx_name(split):
             check_meta_count(meta, folder, f"{split}_examples", len(starts))
             check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
-    return meta, tokens, starts
+    spans = None if with_spans is None else map_targets(folder, with_spans, starts=starts, token_count=len(tokens))
+    return OpenedExamples(meta, tokens, starts, spans)
+
+
+def _split_with_spans(meta: Meta | None, tokens_path: Path) -> Split | None:
+    """Return the split of this file if its targets are spans, otherwise None."""
+    if not has_spans(meta):
+        return None
+    for split in SPLITS:
+        if tokens_path.name == tokens_name(split):
+            return split
+    raise NielsCacheError(f"{tokens_path}: the targets of this data set are in files beside it, so the file must keep its name")
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
@@ -116,3 +160,20 @@ def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, t
     if asst == eot:
         raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
     return eot, asst
+
+
+def resolve_target_ids(
+    eot_id: int | None, asst_id: int | None, *, opened: OpenedExamples, tokens_path: str, all_count: bool = False
+) -> tuple[int, int | None]:
+    """Return the ids of EOT and of the assistant sentinel. The second is None if no sentinel marks the targets.
+
+    all_count: whether every token is a target. Raises NielsCacheError for the reasons that `resolve_ids` lists, and for an asst_id if the
+    targets are spans.
+    """
+    if opened.spans is not None and asst_id is not None:
+        raise NielsCacheError(
+            f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
+        )
+    if opened.spans is not None or all_count:
+        return resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path), None
+    return resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)

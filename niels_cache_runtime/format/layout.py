@@ -19,7 +19,7 @@ Family = Literal["pretrain", "sft"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
 
-SCHEMA_VERSION = 3  # the newest that is read; `schema_version_of` says which one a cache has
+SCHEMA_VERSION = 4  # the newest that is read; `schema_version_of` says which one a cache has
 SPLITS: tuple[Split, Split] = ("train", "val")
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
@@ -31,10 +31,12 @@ TOKEN_DTYPE = np.dtype("<u2")  # of files without a meta.json
 TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
+TARGETS_DTYPE = np.dtype("<u8")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 META_NAME = "meta.json"
+CHAT_TEMPLATE_NAME = "chat_template.jinja"  # beside the meta.json of an SFT data set, and in folders of tokenizers
 VAL_TEXTS = "val_texts"  # folder of the texts of a val that the parts of a data set are compared with; only the val part has it
 TOKENIZER_MODEL_NAME = "spm.model"
 TOKENIZER_MODEL_NAMES = {  # by the kind of model
@@ -76,14 +78,22 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
 
 
 def schema_version_of(meta: Mapping[str, Any]) -> int:
-    """Return the schema_version of a cache with this meta.json: 3 if it was joined from parts, 2 if its tokens are uint32, otherwise 1.
+    """Return the schema_version of a cache with this meta.json.
 
-    An older version of niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, or find the short
-    shards of parts damaged.
+    It is 4 if its targets are spans, 3 if it was joined from parts, 2 if its tokens are uint32, otherwise 1. An older version of
+    niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, find no targets, or find the short shards
+    of parts damaged.
     """
+    if has_spans(meta):
+        return 4
     if meta.get("kind") == "pretrain" and "parts" in meta:
         return 3
     return 2 if meta.get("token_dtype") == "uint32-le" else 1
+
+
+def has_spans(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether the targets of a cache with this meta.json are spans of tokens, in the files of `targets_name`."""
+    return meta is not None and meta.get("kind") == "sft" and "targets" in meta
 
 
 def tokenizer_model_name(meta: Mapping[str, Any]) -> str:
@@ -150,6 +160,16 @@ def tokens_name(split: Split) -> str:
 def idx_name(split: Split) -> str:
     """Return the name of the int64 .npy file that holds where each SFT example of the split begins, in tokens."""
     return f"{split}_idx.npy"
+
+
+def targets_name(split: Split) -> str:
+    """Return the name of the uint64 .npy file, (spans, 2), that holds the first token of each target and the token after its last one."""
+    return f"{split}_targets.npy"
+
+
+def target_ends_name(split: Split) -> str:
+    """Return the name of the uint64 .npy file that holds how many spans there are up to the end of each SFT example."""
+    return f"{split}_target_ends.npy"
 
 
 def examples_name(split: Split) -> str:

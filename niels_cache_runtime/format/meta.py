@@ -135,7 +135,7 @@ def parse_meta(content: bytes, path: str) -> Meta:
             "upgrade niels-cache or rebuild this data set"
         )
     if meta["schema_version"] < (needed := schema_version_of(meta)):
-        why = "the key `parts`" if "parts" in meta else f"token_dtype {meta['token_dtype']}"
+        why = next((f"the key `{key}`" for key in ("targets", "parts") if key in meta), f"token_dtype {meta.get('token_dtype')}")
         raise NielsCacheError(
             f"{path}: {why} needs schema_version {needed}, but it has {meta['schema_version']}, so an older version would misread it; "
             "rebuild this data set"

@@ -34,14 +34,24 @@ from niels_cache_runtime.cache.opening import (
 )
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Tokens, doc_ends_name, idx_name, list_shards, shard_name, token_dtype_of
+from niels_cache_runtime.format.layout import (
+    SPLITS,
+    TOKEN_DTYPE,
+    Tokens,
+    doc_ends_name,
+    idx_name,
+    list_shards,
+    shard_name,
+    target_ends_name,
+    token_dtype_of,
+)
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
 
 STATE_VERSION = 1
 
-_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # also 1-D arrays of integers, but not tokens
+_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name, target_ends_name) for split in SPLITS}  # 1-D, but no tokens
 _NAMES_SHOWN = 8
 
 

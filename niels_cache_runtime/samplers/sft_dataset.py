@@ -19,13 +19,15 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, send
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.cache.sft import (
+    OpenedExamples,
     assistant_target_mask,
     example_target_mask,  # noqa: F401  its former path, until the next release
-    open_pair,
-    resolve_ids,
+    open_examples,
+    resolve_target_ids,
 )
+from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IGNORE_INDEX
+from niels_cache_runtime.format.layout import IGNORE_INDEX, Tokens
 
 _SCAN_TOKENS = 1 << 22
 
@@ -37,7 +39,8 @@ class SFTExampleDataset:
     idx_path: an int64 .npy file, the start of each example in tokens.
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
-    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens.
+    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens. A data set with a chat template
+        has its targets in further files beside the tokens, and takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
 
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
@@ -64,17 +67,18 @@ class SFTExampleDataset:
         self.tokens_path = os.path.abspath(tokens_path)
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
-        starts = self._open(verify)
-        self.eot_id, self.asst_id = resolve_ids(eot_id, asst_id, meta=self.meta, tokens_path=self.tokens_path)
+        opened = self._open(verify)
+        starts = opened.starts
+        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=self.tokens_path)
         if not len(starts):
             raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
         kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
-        has_target = self._find_targets(starts, kept_lengths)
+        has_target = self._find_targets(starts, kept_lengths) if self._spans is None else self._spans.have_targets(starts, kept_lengths)
         self.examples_without_target = int(np.count_nonzero(~has_target))
         if not has_target.any():
             raise NielsCacheError(
                 f"{tokens_path}: none of its {len(starts)} examples has an assistant target in its first {T + 1} tokens; "
-                f"use a larger T, or check asst_id={self.asst_id} and eot_id={self.eot_id}"
+                f"use a larger T{self._hint()}"
             )
         if self.examples_without_target:
             warnings.warn(
@@ -82,6 +86,7 @@ class SFTExampleDataset:
                 f"in their first {T + 1} tokens and are never sampled; a larger T may keep them",
                 stacklevel=2,
             )
+        self._examples = np.flatnonzero(has_target)
         self._starts = starts[has_target]
         self._lengths = kept_lengths[has_target]
 
@@ -96,16 +101,33 @@ class SFTExampleDataset:
         real = columns < lengths
         rows = self._tokens[self._starts[chosen, None] + np.minimum(columns, lengths - 1)]
         rows[~real] = self.eot_id
-        mask = (assistant_target_mask(rows, self.asst_id, self.eot_id) & real)[:, 1:]
+        mask = self._targets(rows, chosen, real)[:, 1:]
         x, y = self._pairs.pairs(rows)
         targets = send(np.ascontiguousarray(mask), self.device)
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
-    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta.json and the tokens. Return the start of each example."""
+    def _targets(self, rows: Tokens, chosen: NDArray[np.int64], real: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which tokens of the rows (B, T+1) are targets. real: which of them are not padding."""
+        if self._spans is None:
+            assert self.asst_id is not None
+            return assistant_target_mask(rows, self.asst_id, self.eot_id) & real
+        parts = ExampleParts(
+            examples=self._examples[chosen],
+            starts=self._starts[chosen],
+            lengths=self._lengths[chosen],
+            places=np.arange(len(chosen)) * (self.T + 1),
+        )
+        return self._spans.mask(rows.size, parts).reshape(rows.shape)
+
+    def _hint(self) -> str:
+        return "" if self._spans is not None else f", or check asst_id={self.asst_id} and eot_id={self.eot_id}"
+
+    def _open(self, verify: Verify = "size") -> OpenedExamples:
+        """Open or reopen the files."""
         self._pairs = PairMaker(self.device)
-        self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path, verify=verify)
-        return starts
+        opened = open_examples(self.tokens_path, self.idx_path, verify=verify)
+        self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
+        return opened
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return (examples,) bool: whether the kept part of each example has a target. A target is a token after an assistant sentinel."""
@@ -120,7 +142,7 @@ class SFTExampleDataset:
         return has_target
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs", "_spans")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -6,7 +6,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, idx_name, token_dtype_of, tokens_name
+from niels_cache_runtime.format.layout import (
+    CHAT_TEMPLATE_NAME,
+    META_NAME,
+    SPLITS,
+    Split,
+    Tokens,
+    has_spans,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    token_dtype_of,
+    tokens_name,
+)
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import Look
 from niels_cache_runtime.verify.invariants import (
@@ -24,6 +36,7 @@ from niels_cache_runtime.verify.invariants import (
     total_problems,
 )
 from niels_cache_runtime.verify.offset_file import OffsetFile
+from niels_cache_runtime.verify.target_files import check_target_files
 
 
 def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
@@ -32,6 +45,12 @@ def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Pa
     sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
+    if has_spans(meta):
+        ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [])
+        yield MetaPart(lambda: _template_problems(meta, ids.vocab_size, dtype))
+        for split in SPLITS:
+            yield _SpanSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
+        return
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
     yield MetaPart(lambda: meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
@@ -65,6 +84,47 @@ class _SftSplit:
             yield self._path, found
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
+
+
+def _template_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+    yield from meta_problems(meta, vocab_size, dtype)
+    named = meta["template"]["sha256"] if isinstance(meta.get("template"), dict) else None
+    if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
+        yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
+
+
+class _SpanSplit:
+    """A split that was built with a chat template: ids in the vocabulary, and spans of targets that lie in their examples."""
+
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
+        self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
+        self._path = tokens_name(split)
+        self._names = (self._path, idx_name(split), targets_name(split), target_ends_name(split))
+        self._sizes, self._too_large = sizes, -1
+        self.inputs = frozenset(self._names)
+        self.looks: dict[str, Look] = {self._path: self._look_at} if self._path in sizes else {}
+
+    def _look_at(self, block: memoryview) -> None:
+        tokens = tokens_of(block, self._dtype)
+        self._too_large = max(self._too_large, self._ids.too_large(tokens))
+
+    def problems(self) -> Iterator[Problem]:
+        for name in self._names:
+            if name not in self._meta["files"]:
+                yield META_NAME, f"lists no {name}"
+        size = self._sizes.get(self._path, 0)
+        if problem := size_problem(size, self._dtype):
+            yield self._path, problem
+        yield from self._ids.too_large_problems(self._path, self._too_large)
+        token_count = size // self._dtype.itemsize
+        yield from total_problems(self._meta, f"{self._split}_tokens", token_count)
+        if not all(name in self._sizes for name in self._names):  # the comparison of files reports a missing file
+            return
+        starts = OffsetFile(self._folder / idx_name(self._split), "example_starts", token_count=token_count)
+        yield from total_problems(self._meta, f"{self._split}_examples", len(starts))
+        spans = check_target_files(self._folder, self._split, starts, token_count=token_count)
+        if self._meta["targets"].get(self._split) != spans:
+            yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
 
 
 class _Messages:

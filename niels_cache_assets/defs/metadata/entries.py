@@ -16,7 +16,8 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.show.samples import Sample, pick_samples
+from niels_cache_assets.show.samples import Sample, pick_samples, targets_of
+from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -82,26 +83,24 @@ def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: T
     """
     try:
         picked = pick_samples(folder, family, split, meta)
-        return "\n\n".join(_shown(sample, family, tokenizer) for sample in picked) or None
+        targets = targets_of(folder, split, meta, tokenizer) if family == "sft" and picked else None
+        return "\n\n".join(_shown(sample, targets, tokenizer) for sample in picked) or None
     except (NielsCacheError, OSError) as error:
         return f"cannot be shown: {error}"
 
 
-def _shown(sample: Sample, family: Family, tokenizer: TextTokenizer) -> str:
-    noun = "document" if family == "pretrain" else "example"
+def _shown(sample: Sample, targets: ExampleTargets | None, tokenizer: TextTokenizer) -> str:
+    noun = "document" if targets is None else "example"
     cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
     title = f"**{sample.what}**: {noun} {sample.number:,}, {sample.length:,} tokens{cut}"
-    if family == "pretrain":
+    if targets is None:
         text = "\n".join(_wrapped(as_text(sample.tokens.tolist(), tokenizer)))
         return f"{title}\n\n{fenced(text)}"
-    return f"{title}\n\n{fenced(_marked(sample.tokens, tokenizer), 'diff')}"
+    is_target = targets.of_example(sample.tokens, sample.number, sample.start)
+    return f"{title}\n\n{fenced(_marked(sample.tokens, is_target.tolist(), tokenizer), 'diff')}"
 
 
-def _marked(tokens: Tokens, tokenizer: TextTokenizer) -> str:
-    from niels_cache_runtime.cache.sft import assistant_target_mask  # imports torch
-
-    ids = tokenizer.special_token_ids()
-    is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"]).tolist()
+def _marked(tokens: Tokens, is_target: list[bool], tokenizer: TextTokenizer) -> str:
     lines: list[str] = []
     for targeted, run in groupby(zip(tokens.tolist(), is_target, strict=True), key=lambda pair: pair[1]):
         text = as_text((token for token, _ in run), tokenizer)

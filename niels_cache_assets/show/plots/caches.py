@@ -112,7 +112,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     """Draw two panels. One shows examples by number of turns, the other shows examples by their share of target tokens."""
     figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
-    set_title(left, "examples by turns")
+    set_title(left, f"examples by {conversations.counted}")
     most = max(conversations.turns, default=1)
     turns = list(range(min(conversations.turns, default=1), most + 1))
     left.bar(turns, [conversations.turns[turn] for turn in turns], width=BAR, color=BLUE)
@@ -121,7 +121,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
         ticks = [1, *range(5, MAX_TURNS + 1, 5)]
         left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
     left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # a few bars stay narrow
-    label_axes(left, "turns", "examples")
+    label_axes(left, conversations.counted, "examples")
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)
     set_title(right, f"by share of targets ({share_of(share)} of all)")

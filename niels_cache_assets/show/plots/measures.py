@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map_offsets
 from niels_cache_runtime.format.layout import (
@@ -23,6 +24,7 @@ from niels_cache_runtime.format.layout import (
     Split,
     Tokens,
     doc_ends_name,
+    has_spans,
     idx_name,
     list_shards,
     token_dtype_of,
@@ -46,10 +48,12 @@ _BLOCK_OFFSETS = 1 << 20
 class ConversationMeasures:
     """The counts over the examples that were read.
 
-    `turns`: the number of examples for each number of messages from user and assistant. `target_shares`: a histogram of examples by their
-    share of target tokens, with SHARE_BINS bins from 0 to 1.
+    `turns`: the number of examples for each number of turns. `counted`: what counts as a turn, `turns` (messages from user and assistant)
+    or `replies` (spans of targets, in a cache with a chat template). `target_shares`: a histogram of examples by their share of target
+    tokens, with SHARE_BINS bins from 0 to 1.
     """
 
+    counted: str
     turns: Counter[int]
     target_shares: NDArray[np.int64]
     target_tokens: int
@@ -98,7 +102,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
     vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
-    conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
+    conversations = _Conversations() if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
     step = max(1, -(-all_tokens // max_tokens))
@@ -108,12 +112,14 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
             cut += int(np.count_nonzero(found > CONTEXT + 1))
             np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
         blocks = _examples(directory, split, dtype) if conversations else _windows(directory, split, dtype)
-        for number, (tokens, starts) in enumerate(blocks):
+        targets = ExampleTargets(directory, split, meta, token_count=meta[f"{split}_tokens"]) if conversations else None
+        for number, (tokens, starts, first, begin) in enumerate(blocks):
             if number % step:
                 continue
             token_counts = _with_counts(token_counts, tokens, may_grow=vocab_size is None)
-            if conversations:
-                conversations.add(tokens, starts)
+            if conversations and targets:
+                is_target = targets.mask(tokens, starts, first=first, begin=begin)
+                conversations.add(is_target, starts, targets.turns(tokens, starts, first=first))
     return CacheMeasures(
         lengths=lengths,
         items=int(lengths.sum()),
@@ -122,12 +128,12 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
         vocab_size=vocab_size,
         counted=int(token_counts.sum()),
         tokens=all_tokens,
-        conversations=conversations.measures() if conversations else None,
+        conversations=conversations.measures("replies" if has_spans(meta) else "turns") if conversations else None,
     )
 
 
 _NO_STARTS = np.empty(0, dtype=np.int64)
-Block = tuple[Tokens, NDArray[np.int64]]
+Block = tuple[Tokens, NDArray[np.int64], int, int]  # tokens, starts of examples in them, the first example, and its place in the split
 
 
 def _with_counts(counts: NDArray[np.int64], tokens: Tokens, *, may_grow: bool) -> NDArray[np.int64]:
@@ -143,7 +149,7 @@ def _with_counts(counts: NDArray[np.int64], tokens: Tokens, *, may_grow: bool) -
 def _windows(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
     for shard in MappedTokens(list_shards(directory / split), dtype=dtype).shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
-            yield shard[first : first + _BLOCK_TOKENS], _NO_STARTS
+            yield shard[first : first + _BLOCK_TOKENS], _NO_STARTS, 0, 0
 
 
 def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
@@ -154,7 +160,7 @@ def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]
     while first < len(starts):
         end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_TOKENS)))
         stop = int(starts[end]) if end < len(starts) else len(tokens)
-        yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first]
+        yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first], first, int(starts[first])
         first = end
 
 
@@ -166,28 +172,22 @@ def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> 
             block = ends[first : first + _BLOCK_OFFSETS].astype(np.int64)
             yield block - np.append(int(ends[first - 1]) if first else 0, block[:-1])
     else:
-        for tokens, starts in _examples(directory, split, dtype):
+        for tokens, starts, _, _ in _examples(directory, split, dtype):
             yield np.append(starts[1:], len(tokens)) - starts
 
 
 class _Conversations:
-    def __init__(self, special_ids: dict[str, int]) -> None:
-        self._ids = special_ids
+    def __init__(self) -> None:
         self._turns: Counter[int] = Counter()
         self._shares = np.zeros(SHARE_BINS, dtype=np.int64)
         self._targets = 0
 
-    def add(self, tokens: Tokens, starts: NDArray[np.int64]) -> None:
-        from niels_cache_runtime.cache.sft import example_target_mask  # imports torch, which pretrain does not need here
-
-        is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
-        is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
-        turns = np.add.reduceat(is_turn, starts, dtype=np.int64)
+    def add(self, is_target: NDArray[np.bool_], starts: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
         targets = np.add.reduceat(is_target, starts, dtype=np.int64)
         self._turns.update(np.minimum(turns, MAX_TURNS).tolist())
-        bins = targets * SHARE_BINS // np.diff(starts, append=len(tokens))
+        bins = targets * SHARE_BINS // np.diff(starts, append=len(is_target))
         self._shares += np.bincount(np.minimum(bins, SHARE_BINS - 1), minlength=SHARE_BINS)
         self._targets += int(targets.sum())
 
-    def measures(self) -> ConversationMeasures:
-        return ConversationMeasures(turns=self._turns, target_shares=self._shares, target_tokens=self._targets)
+    def measures(self, counted: str) -> ConversationMeasures:
+        return ConversationMeasures(counted=counted, turns=self._turns, target_shares=self._shares, target_tokens=self._targets)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.sft import example_target_mask
+from niels_cache_runtime.cache.targets import TargetSpans
 from niels_cache_runtime.format.layout import Tokens
 
 LossOn = Literal["assistant", "last_assistant", "all"]
@@ -30,7 +31,8 @@ class KeptExamples:
 
     ordinals: the number of each example in the split. example_starts: where the whole example begins, in tokens of the split.
     starts, lengths: where the kept part of the example begins, in tokens of the split, and how many tokens it has.
-    resumed: whether the kept part begins inside an assistant span. skipped: tokens of the kept part before the first possible target.
+    resumed: whether the kept part begins inside an assistant span. skipped: tokens of the kept part before the first possible target. Both
+        are for targets by sentinels only.
     truncated: how many of the kept examples were cut. truncated_tokens: how many tokens were cut off in total.
     dropped: how many examples are not kept, for each reason.
     """
@@ -55,11 +57,12 @@ def keep_examples(
     overflow: Overflow,
     eot_id: int,
     asst_id: int | None,
+    spans: TargetSpans | None = None,
 ) -> KeptExamples:
     """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
 
     tokens: all tokens of the split, example after example. starts: (examples,) int64, where each example begins.
-    asst_id: may be None only if loss_on is "all".
+    asst_id: may be None only if loss_on is "all", or with `spans`, the targets of a split that was built with a chat template.
     """
     ends = np.append(starts[1:], len(tokens))
     whole = ends - starts
@@ -67,7 +70,10 @@ def keep_examples(
     kept_starts, kept_ends = starts, np.minimum(ends, starts + T + 1)
     if overflow == "truncate_left":
         kept_starts, kept_ends = np.maximum(starts, ends - (T + 1)), ends
-    if loss_on == "all" or asst_id is None:
+    if spans is not None and loss_on != "all":
+        has_target = spans.have_targets(kept_starts, kept_ends - kept_starts)
+        resumed, last_spans = np.zeros(len(starts), dtype=np.bool_), kept_starts
+    elif loss_on == "all" or asst_id is None:
         has_target, resumed, last_spans = kept_ends - kept_starts > 1, np.zeros(len(starts), dtype=np.bool_), kept_starts
     else:
         has_target, resumed, last_spans = _find_targets(tokens, starts, ends, kept_starts, kept_ends, eot_id=eot_id, asst_id=asst_id)

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
-from niels_cache_runtime.cache.sft import example_target_mask, open_pair, resolve_id, resolve_ids
+from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, open_examples, resolve_target_ids
+from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import Tokens, idx_name, tokens_name
+from niels_cache_runtime.format.layout import Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
@@ -92,7 +93,8 @@ class PackedExamples:
         of an example and padding are never targets.
     overflow: what to keep of an example that is longer than T+1 tokens. "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps
         the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
-    eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". Padding is EOT.
+    eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". It must be None for a data set with a
+        chat template, whose targets are spans in further files. Padding is EOT.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
 
     Examples without a target in the kept part are in no row. `report()` and one warning give the number of such examples. Rows have the
@@ -132,12 +134,9 @@ class PackedExamples:
         self._idx_path = str(split.parent / idx_name(split.name))  # type: ignore[arg-type]
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
-        starts = self._open(verify)
-        self.asst_id: int | None = None
-        if loss_on == "all":
-            self.eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.files[0])
-        else:
-            self.eot_id, self.asst_id = resolve_ids(eot_id, asst_id, meta=self.meta, tokens_path=self.files[0])
+        opened = self._open(verify)
+        starts, where, every = opened.starts, self.files[0], loss_on == "all"
+        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=where, all_count=every)
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
@@ -159,7 +158,9 @@ class PackedExamples:
         rows = self._gather(segments)
         flat = segments.rows * (self.T + 1) + segments.columns
         padded = np.flatnonzero(segments.filled <= self.T)
-        if self.asst_id is None:
+        if self._spans is not None and self.loss_on != "all":
+            targets = self._spans.mask(rows.size, self._parts(segments, flat), only_last=self.loss_on == "last_assistant")
+        elif self.asst_id is None:
             targets = np.ones(rows.size, dtype=np.bool_)
             targets[flat] = False
         else:
@@ -173,6 +174,10 @@ class PackedExamples:
         for row in padded.tolist():
             by_row[row, segments.filled[row] :] = False
         return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
+
+    def _parts(self, segments: _Segments, flat: NDArray[np.int64]) -> ExampleParts:
+        kept, chosen = self._kept, segments.examples
+        return ExampleParts(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
         """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
@@ -211,10 +216,11 @@ class PackedExamples:
             dropped=dict(self._kept.dropped),
         )
 
-    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
-        """Open or reopen meta.json and the tokens. Return the start of each example."""
-        self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path, verify=verify)
-        return starts
+    def _open(self, verify: Verify = "size") -> OpenedExamples:
+        """Open or reopen the files."""
+        opened = open_examples(self.files[0], self._idx_path, verify=verify)
+        self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
+        return opened
 
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
         """Return a sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
@@ -225,6 +231,9 @@ class PackedExamples:
         if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
             names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
+            if self._spans is not None:
+                split: Split = "train" if os.path.basename(self.files[0]) == tokens_name("train") else "val"
+                names |= {targets_name(split), target_ends_name(split)}
             content = content_sha256({name: entry for name, entry in listed.items() if name in names})
         else:
             probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts)
@@ -238,13 +247,20 @@ class PackedExamples:
         One warning gives the number of examples that are left out because they have no target.
         """
         kept = keep_examples(
-            self._tokens, starts, T=self.T, loss_on=self.loss_on, overflow=self.overflow, eot_id=self.eot_id, asst_id=self.asst_id
+            self._tokens,
+            starts,
+            T=self.T,
+            loss_on=self.loss_on,
+            overflow=self.overflow,
+            eot_id=self.eot_id,
+            asst_id=self.asst_id,
+            spans=self._spans,
         )
         if not len(kept.ordinals):
+            hint = "" if self._spans is not None else f", or check asst_id={self.asst_id} and eot_id={self.eot_id}"
             left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in kept.dropped.items())
             raise NielsCacheError(
-                f"{self.folder}: none of its {len(starts)} examples can be packed at T={self.T} ({left_out}); "
-                f"use a larger T, or check asst_id={self.asst_id} and eot_id={self.eot_id}"
+                f"{self.folder}: none of its {len(starts)} examples can be packed at T={self.T} ({left_out}); use a larger T{hint}"
             )
         if without_target := kept.dropped.get("without_target"):
             warnings.warn(
@@ -306,11 +322,11 @@ class PackedExamples:
         return Boundaries(rows=rows[inside][order], columns=columns[inside][order], continues=continues)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**{name: value for name, value in self.__dict__.items() if name != "_tokens"}, "_plans": {}}
+        return {**{name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_spans")}, "_plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        starts = self._open()
+        starts = self._open().starts
         check_same_build(self.folder, opened=state["meta"], reopened=self.meta)
         if self._find_fingerprint(starts) != self.fingerprint:
             raise NielsCacheError(f"{self.folder}: its files changed since it was opened; open it again in every process")

@@ -1,0 +1,83 @@
+"""Draws the picture of the spans of targets in docs/howto.md, with templates that the code renders, the same one every time.
+
+python -m docs.chat_picture
+"""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from docs.runtime_pictures import COLOURS, GREY, TARGET, bare, figure_of
+from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
+from niels_cache_assets.chats.templates import Template, find_template
+from niels_cache_assets.config.tables import TokenizerSettings
+
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "Four."},
+]
+SENTINELS = """\
+{%- for message in messages %}
+{{- {'user': '<usr>', 'assistant': '<asst>'}[message.role] }}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{- message.content + '<eot>' }}{% endgeneration %}
+{%- else %}{{- message.content + '<eot>' }}{% endif %}
+{%- endfor %}
+"""
+INSTRUCTIONS = """\
+{%- for message in messages %}
+{{- '[INST] ' + message.content + ' [/INST]' if message.role == 'user' else ' ' + message.content + '</s>' }}
+{%- endfor %}
+"""
+WIDTH = 141  # characters of the longest text
+
+
+def templates() -> list[tuple[str, Template]]:
+    chatml = find_template("chatml", TokenizerSettings())
+    assert chatml is not None
+    drawn = {"sentinels": SENTINELS, "a template without marks": INSTRUCTIONS}
+    own = [(name, Template(name=name, text=text, variables={}, where=name)) for name, text in drawn.items()]
+    return [own[0], ("chatml", chatml), own[1]]
+
+
+def rendered(template: Template) -> Rendered:
+    with Rendering(template) as ready:
+        (found,) = ready.render([Chat(CHAT, template.name)])
+    assert isinstance(found, Rendered)
+    return found
+
+
+def line(panel: Axes, y: float, found: Rendered) -> None:
+    """Draw a text character by character, its spans in colour."""
+    targets = {place for start, end in found.spans for place in range(start, end)}
+    for place, character in enumerate(found.text):
+        if place in targets:
+            panel.add_patch(Rectangle((place, y - 0.34), 1, 0.62, facecolor=COLOURS[0], alpha=0.25, linewidth=0))
+        shown = "↵" if character == "\n" else character
+        colour = "black" if place in targets else GREY
+        panel.text(place + 0.5, y, shown, ha="center", va="center", fontsize=7, family="monospace", color=colour)
+    for start, end in found.spans:
+        panel.plot([start, end], [y - 0.36, y - 0.36], color=COLOURS[0], linewidth=1.6)
+
+
+def chat_spans() -> Figure:
+    """One conversation in three forms, with the spans that are learned."""
+    figure, (panel,) = figure_of(11.5, 2.6)
+    bare(panel, x=(-1, WIDTH), y=(-0.7, 5.4))
+    for row, (name, template) in enumerate(templates()):
+        y = 4.0 - 2 * row
+        panel.text(0, y + 0.75, name, ha="left", va="center", fontsize=9)
+        line(panel, y, rendered(template))
+    return figure
+
+
+def main(folder: Path = TARGET) -> None:
+    chat_spans().savefig(folder / "chat_spans.png", dpi=130, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Rendering of conversations in child processes with limits (child.py). Several threads may render at the same time.
+
+A child costs a tenth of a second to start, and then some microseconds for each message. Each thread that renders takes an idle child, or
+starts one. A child that ends, because a template needs too much time or memory, is an error that names the template.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_cache_assets.chats.templates import Template
+from niels_cache_runtime.errors import NielsCacheError
+
+MOST_SECONDS = 10  # of processor time for one conversation
+MOST_MEMORY = 1 << 31  # bytes of a child
+LEAST_OUTPUT = 4_000_000  # characters that every conversation may have
+OUTPUT_PER_CHARACTER = 16  # further characters for each character of the messages
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+class Rendered(NamedTuple):
+    """A rendered conversation. spans: for each target, its first character and the character past its last one."""
+
+    text: str
+    spans: list[tuple[int, int]]
+
+
+class Refusal(NamedTuple):
+    """The reason why a conversation is not used. reason: a key of `dropped`. said: the reason in words."""
+
+    reason: str
+    said: str
+
+
+REFUSED = "refused_by_template"
+
+
+class Chat(NamedTuple):
+    """A conversation to render. name: for messages. tools: JSON schemas of tools, or None."""
+
+    messages: Sequence[Mapping[str, Any]]
+    name: str
+    tools: Sequence[Any] | None = None
+
+
+class Rendering:
+    """A template that is ready to render. A context manager: at its end, all children end.
+
+    Raises NielsCacheError for a template with a wrong syntax, when the first child starts.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._started: list[_Child] = []
+        weakref.finalize(self, _end_all, self._started)  # if `close` is never called
+
+    def __enter__(self) -> Rendering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all children. The next `render` starts a new one."""
+        _end_all(self._started)
+        self._idle = queue.SimpleQueue()
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether the template itself marks its targets."""
+        child = self._take()
+        self._idle.put(child)
+        return child.has_marks
+
+    def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
+        """Return the text of each conversation, in order.
+
+        A conversation that the template refuses with `raise_exception` is a Refusal. Raises NielsCacheError for every other error of the
+        template, with the name of the conversation.
+        """
+        if not chats:
+            return []
+        child = self._take()
+        answers = child.render(chats)  # after an error, the child is not used again
+        self._idle.put(child)
+        return answers
+
+    def _take(self) -> _Child:
+        with suppress(queue.Empty):
+            return self._idle.get_nowait()
+        child = _Child(self._template)
+        self._started.append(child)
+        return child
+
+
+class _Child:
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            self._send({"template": template.text, "variables": template.variables, "seconds": MOST_SECONDS, "memory": MOST_MEMORY})
+            self.has_marks = bool(self._receive("the template alone")["marks"])
+        except BaseException:
+            self.end()
+            raise
+
+    def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
+        self._send([{"messages": chat.messages, "tools": chat.tools, "most": _most_output(chat)} for chat in chats])
+        return [self._rendered(chat) for chat in chats]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _rendered(self, chat: Chat) -> Rendered | Refusal:
+        answer = self._receive(chat.name)
+        if "refused" in answer:
+            return Refusal(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
+        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]])
+
+    def _send(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # reading the answer reports why the child has ended
+            self._process.stdin.write(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n")
+            self._process.stdin.flush()
+
+    def _receive(self, name: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise NielsCacheError(f"{self._template.where}: {self._why_it_ended()} ({name}); correct the template, or choose another one")
+        answer: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
+        if "error" in answer:
+            raise NielsCacheError(f"{self._template.where}: {answer['error']} ({name})")
+        return answer
+
+    def _why_it_ended(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return f"took more than {MOST_SECONDS} seconds of processor time"
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}; perhaps it needs too much memory"
+        return f"its process ended with exit code {code}"
+
+
+def _end_all(children: list[_Child]) -> None:
+    while children:
+        children.pop().end()
+
+
+def _most_output(chat: Chat) -> int:
+    return LEAST_OUTPUT + OUTPUT_PER_CHARACTER * sum(map(len, texts_of([chat.messages, chat.tools])))
+
+
+def texts_of(value: Any) -> list[str]:
+    """Return all strings in a JSON value, without the keys of objects."""
+    texts: list[str] = []
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, str):
+            texts.append(each)
+        elif isinstance(each, Mapping):
+            stack.extend(each.values())
+        elif isinstance(each, list | tuple):
+            stack.extend(each)
+    return texts

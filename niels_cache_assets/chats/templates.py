@@ -1,0 +1,152 @@
+"""Chat templates and their places: `chatml` is part of this package, `model` comes with a tokenizer, and others are files.
+
+Nothing is rendered here. A template is text, and the strings of special tokens that it may use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME
+from niels_cache_runtime.format.meta import sha256_text
+
+CODE_VERSION = "1"  # raise this by hand if the same template would give other tokens or targets
+MOST_BYTES = 1 << 20  # of a template
+
+_CONFIG_NAME = "tokenizer_config.json"
+_MAP_NAME = "special_tokens_map.json"  # of older tokenizers
+_CHATML = r"""{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- else %}
+{{- message['content'] + '<|im_end|>' }}
+{%- endif %}
+{{- '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+_NEEDED = {"chatml": ("<|im_start|>", "<|im_end|>")}  # markers that must be single tokens, because text could imitate them otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A chat template.
+
+    name: "chatml", "model", or the name of a file. where: the place of the text, for messages. variables: the strings of special tokens by
+    the names that templates use, such as `eos_token`.
+    """
+
+    name: str
+    text: str
+    variables: Mapping[str, str]
+    where: str
+
+    @property
+    def sha256(self) -> str:
+        return sha256_text(self.text)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything of the template that decides tokens and targets, for fingerprints."""
+        return {"sha256": self.sha256, "variables": dict(self.variables), "code_version": CODE_VERSION}
+
+    @property
+    def needed_tokens(self) -> tuple[str, ...]:
+        """The markers that the tokenizer must have as tokens."""
+        return _NEEDED.get(self.name, ())
+
+
+def find_template(name: str, settings: TokenizerSettings) -> Template | None:
+    """Return the template that a data set names, or None for `sentinels`, which is no template.
+
+    name: `sentinels`, `chatml`, `model`, or the path of a file. settings: the table [tokenizer], whose `model` may have files beside it.
+    Raises NielsCacheError for a file that is missing or cannot be a template.
+    """
+    if name == "sentinels":
+        return None
+    variables = _variables(settings)
+    if name == "chatml":
+        return Template(name=name, text=_CHATML, variables=variables, where="template chatml")
+    if name == "model":
+        text, where = _of_model(settings)
+        return Template(name=name, text=text, variables=variables, where=where)
+    return Template(name=Path(name).name, text=_read(Path(name)), variables=variables, where=name)
+
+
+def _folder(settings: TokenizerSettings) -> Path | None:
+    """Return the folder of the imported tokenizer, or None if a tokenizer is trained."""
+    if settings.model is None:
+        return None
+    path = Path(settings.model)
+    return path if path.is_dir() else path.parent
+
+
+def _of_model(settings: TokenizerSettings) -> tuple[str, str]:
+    """Return the template that comes with the tokenizer, and its place."""
+    folder = _folder(settings)
+    if folder is None:
+        raise NielsCacheError('template = "model": [tokenizer] names no model, so there is no template of a model; name a model or a file')
+    if (folder / CHAT_TEMPLATE_NAME).is_file():
+        return _read(folder / CHAT_TEMPLATE_NAME), str(folder / CHAT_TEMPLATE_NAME)
+    path = folder / _CONFIG_NAME
+    found = _json(path).get("chat_template")
+    if isinstance(found, list):  # several templates by name
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+        if found is None:
+            raise NielsCacheError(
+                f"{path}: its templates are {', '.join(map(str, named))}, none is the default; write one to a .jinja file"
+            )
+    if not isinstance(found, str):
+        raise NielsCacheError(
+            f"{folder}: has no {CHAT_TEMPLATE_NAME}, and no chat_template in {_CONFIG_NAME}; give the path of a .jinja file"
+        )
+    return found, str(path)
+
+
+def _variables(settings: TokenizerSettings) -> dict[str, str]:
+    """Return the strings of special tokens by the names that templates use."""
+    found = {"eos_token": settings.special_tokens["eot"]}
+    if "bos" in settings.special_tokens:
+        found["bos_token"] = settings.special_tokens["bos"]
+    folder = _folder(settings)
+    for name in (_MAP_NAME, _CONFIG_NAME) if folder is not None else ():
+        for key, value in _json(Path(str(folder)) / name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found[key] = text
+    return dict(sorted(found.items()))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise NielsCacheError(f"{path}: not readable as JSON; copy the file again") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: the template cannot be read: {error.strerror or error}; correct the path") from error
+    if len(content) > MOST_BYTES:
+        raise NielsCacheError(f"{path}: has more than {MOST_BYTES:,} bytes, which no chat template has; correct the path")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: is not UTF-8 text, so it is no chat template; correct the path") from error

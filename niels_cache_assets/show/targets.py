@@ -1,0 +1,59 @@
+"""Which tokens of the examples of a finished cache are targets: those in its spans, or those that its sentinels mark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import map_example_starts
+from niels_cache_runtime.cache.targets import ExampleParts, map_targets
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, has_spans, idx_name
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta_keys import is_count
+
+
+class ExampleTargets:
+    """The targets of the examples of one split.
+
+    token_count: the number of tokens of the split. ids: the ids of sentinels by role, if not those of meta.json. Raises NielsCacheError if
+    the spans of the split cannot be read, and if meta.json names no assistant sentinel for a cache without spans.
+    """
+
+    def __init__(self, directory: Path, split: Split, meta: Meta, *, token_count: int, ids: Mapping[str, int] | None = None) -> None:
+        self._spans = None
+        self._ids: Mapping[str, int] = meta["special_token_ids"] if ids is None else ids
+        if has_spans(meta):
+            starts = map_example_starts(directory / idx_name(split), token_count=token_count)
+            self._spans = map_targets(directory, split, starts=starts, token_count=token_count)
+        elif not is_count(self._ids.get("asst")):
+            raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, the token before the targets; add its id there")
+
+    def of_example(self, tokens: Tokens, example: int, begin: int) -> NDArray[np.bool_]:
+        """Return which of the first tokens of an example are targets, (n,) bool. begin: where the example begins in the split."""
+        return self.mask(tokens, np.zeros(1, np.int64), first=example, begin=begin)
+
+    def mask(self, tokens: Tokens, starts: NDArray[np.int64], *, first: int, begin: int) -> NDArray[np.bool_]:
+        """Return which tokens are targets, (n,) bool.
+
+        tokens: (n,), the tokens of whole examples from example `first` on; the last one may be cut. starts: where each example begins in
+        `tokens`. begin: where `tokens` begin in the split.
+        """
+        if self._spans is None:
+            from niels_cache_runtime.cache.sft import example_target_mask  # imports torch
+
+            return example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
+        lengths = np.diff(starts, append=len(tokens))
+        parts = ExampleParts(examples=first + np.arange(len(starts)), starts=begin + starts, lengths=lengths, places=starts)
+        return self._spans.mask(len(tokens), parts)
+
+    def turns(self, tokens: Tokens, starts: NDArray[np.int64], *, first: int) -> NDArray[np.int64]:
+        """Return the number of turns of each example, (examples,): messages of users and the assistant, or spans."""
+        if self._spans is not None:
+            owners, _, _ = self._spans.of(first + np.arange(len(starts)))
+            return np.bincount(owners, minlength=len(starts))
+        is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
+        return np.add.reduceat(is_turn, starts, dtype=np.int64)

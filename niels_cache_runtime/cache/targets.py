@@ -1,0 +1,158 @@
+"""The spans of targets of an SFT split that was built with a chat template.
+
+    train_targets.npy      [[3, 9], [14, 20], [25, 31], ...]     uint64: first token of a span, and the token after its last one
+    train_target_ends.npy  [2, 3, ...]                           uint64: how many spans there are up to the end of each example
+
+Both files are mapped. A mask costs two reads for each example in it. Caches without these files have targets by sentinels (`sft`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import map_offsets
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TARGETS_DTYPE, Split, target_ends_name, targets_name
+from niels_cache_runtime.format.npy_files import map_npy
+
+_BLOCK_EXAMPLES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleParts:
+    """Parts of examples that lie in an array of tokens. All arrays are (S,) int64.
+
+    examples: the number of each example in its split. starts, lengths: the first token of the part, in tokens of the split, and its number
+    of tokens. places: where the part begins in the array.
+    """
+
+    examples: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+class TargetSpans:
+    """The spans of a split. bounds: (spans, 2) uint64. ends: (examples,) uint64."""
+
+    def __init__(self, bounds: NDArray[np.uint64], ends: NDArray[np.uint64]) -> None:
+        self.bounds, self.ends = bounds, ends
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def of(self, examples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return all spans of some examples (S,): the place of its example in `examples`, the first token and the token after the last one.
+
+        All three arrays are (m,) int64. Tokens are counted from the start of the split.
+        """
+        ends = self.ends[examples].astype(np.int64)
+        firsts = np.where(examples > 0, self.ends[np.maximum(examples - 1, 0)].astype(np.int64), 0)
+        counts = ends - firsts
+        owners = np.repeat(np.arange(len(examples)), counts)
+        rows = np.arange(int(counts.sum())) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        bounds = self.bounds[rows].astype(np.int64)
+        return owners, bounds[:, 0], bounds[:, 1]
+
+    def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> NDArray[np.bool_]:
+        """Return which of `size` tokens are targets, (size,) bool.
+
+        The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
+        only_last: whether only the last span of each part counts, among those with a target in this part.
+        """
+        owners, begins, ends = self._clipped(parts)
+        if only_last and len(owners):
+            is_last = np.append(owners[1:] != owners[:-1], True)
+            owners, begins, ends = owners[is_last], begins[is_last], ends[is_last]
+        shift = (parts.places - parts.starts)[owners]
+        changes = np.zeros(size + 1, dtype=np.int8)  # spans never touch, so each place changes at most once
+        changes[begins + shift] = 1
+        changes[ends + shift] = -1
+        return np.cumsum(changes[:-1], dtype=np.int8).view(np.bool_)
+
+    def have_targets(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which parts have a target, (K,) bool. starts, lengths: (K,), the part of each example of the split, as in ExampleParts."""
+        found = np.zeros(len(starts), dtype=np.bool_)
+        for first in range(0, len(starts), _BLOCK_EXAMPLES):
+            block = slice(first, first + _BLOCK_EXAMPLES)
+            examples = np.arange(first, min(first + _BLOCK_EXAMPLES, len(starts)))
+            owners, _, _ = self._clipped(ExampleParts(examples=examples, starts=starts[block], lengths=lengths[block], places=examples))
+            found[first + owners] = True
+        return found
+
+    def _clipped(self, parts: ExampleParts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the targets inside of the parts, in the form of `of`. Spans without a target there are left out."""
+        owners, begins, ends = self.of(parts.examples)
+        begins = np.maximum(begins, parts.starts[owners] + 1)
+        ends = np.minimum(ends, (parts.starts + parts.lengths)[owners])
+        kept = begins < ends
+        return owners[kept], begins[kept], ends[kept]
+
+
+def map_targets(folder: Path, split: Split, *, starts: NDArray[np.int64], token_count: int) -> TargetSpans:
+    """Map the spans of a split with these example starts.
+
+    Raises NielsCacheError if a file is missing or malformed, and if spans are not in order, touch each other or leave their example. This
+    reads both files once.
+    """
+    path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
+    bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
+    check_target_ends(ends_path, ends, examples=len(starts), spans=len(bounds))
+    begin = 0
+    for first in range(0, len(starts), _BLOCK_EXAMPLES):
+        block = slice(first, first + _BLOCK_EXAMPLES)
+        stops = np.append(starts[block][1:], starts[first + _BLOCK_EXAMPLES] if first + _BLOCK_EXAMPLES < len(starts) else token_count)
+        stop = int(ends[block][-1])
+        counts = np.diff(np.append(begin, ends[block].astype(np.int64)))
+        check_bounds(path, bounds[begin:stop].astype(np.int64), first=begin, counts=counts, starts=starts[block], stops=stops)
+        begin = stop
+    return TargetSpans(bounds, ends)
+
+
+def check_target_ends(path: Path, ends: NDArray[Any], *, examples: int, spans: int) -> None:
+    """Raise NielsCacheError unless `ends` has an entry for each example, never decreases, and ends with the number of spans."""
+    if len(ends) != examples:
+        raise NielsCacheError(f"{path}: has {len(ends)} entries for {examples} examples; rebuild this data set")
+    if (int(ends[-1]) if examples else 0) != spans or (ends[1:] < ends[:-1]).any():
+        raise NielsCacheError(f"{path}: its entries do not grow up to the {spans} spans of the split; rebuild this data set")
+
+
+def check_bounds(
+    path: Path,
+    bounds: NDArray[np.int64],
+    *,
+    first: int,
+    counts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> None:
+    """Raise NielsCacheError unless the spans (m, 2) are in order, do not touch, and lie in their examples.
+
+    first: the number of the first span. counts, starts, stops: for each example, its number of spans and its place in tokens of the split.
+    """
+    owners = np.repeat(np.arange(len(counts)), counts)
+    wrong = (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 0] < starts[owners]) | (bounds[:, 1] > stops[owners])
+    wrong[1:] |= (owners[1:] == owners[:-1]) & (bounds[1:, 0] <= bounds[:-1, 1])
+    if wrong.any():
+        number = int(np.argmax(wrong))
+        span = " to ".join(map(str, bounds[number].tolist()))
+        raise NielsCacheError(
+            f"{path}: span {first + number} ({span}) is empty, touches the one before it, or leaves its example; rebuild this data set"
+        )
+
+
+def _map_bounds(path: Path) -> NDArray[np.uint64]:
+    try:
+        bounds = map_npy(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set again") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    if bounds.dtype != TARGETS_DTYPE or bounds.ndim != 2 or bounds.shape[1] != 2:
+        raise NielsCacheError(
+            f"{path}: holds {bounds.dtype} of shape {bounds.shape}, expected pairs of {TARGETS_DTYPE}; rebuild this data set"
+        )
+    return bounds
