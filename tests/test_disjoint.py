@@ -42,7 +42,9 @@ def test_every_overlap_is_found_with_where_both_come_from(leaky: Path, tokenizer
     assert [pair.train for pair in overlap.pairs] == [(row, f"a.txt-{row}", "a.txt", row) for row in (*range(100, 110), *range(300, 310))]
     assert [pair.val for pair in overlap.pairs] == [(row, f"b.txt-{row}", "b.txt", row) for row in (*range(0, 30, 3), *range(1, 30, 3))]
     assert {pair.similarity for pair in overlap.pairs[:10]} == {1.0}
-    assert {round(pair.similarity, 3) for pair in overlap.pairs[10:]} == {round(36 / 43, 3)}  # seven more words, because each ideograph is one
+    assert {round(pair.similarity, 3) for pair in overlap.pairs[10:]} == {
+        round(36 / 43, 3)
+    }  # seven more words, because each ideograph is one
 
 
 def test_the_threshold_says_what_near_is_and_none_looks_for_equal_ones_only(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Set
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
-from niels_cache_assets.cleaning.passes import WORTH_IT, certain, is_available
+from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
+from niels_cache_assets.cleaning.proofs import certain
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 

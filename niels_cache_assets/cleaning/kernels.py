@@ -1,6 +1,6 @@
-"""The compiled loops of `passes`: one pass over the UTF-8 bytes of a text for each. Import this module only with numba installed.
+"""The compiled loops of `passes` and `proofs`: one pass each over the UTF-8 bytes of a text. Import this module only with numba installed.
 
-`look` says which marks of a table occur. `measure` counts words, lines and symbols. `passes` makes the tables of SIZE values: one for each
+`look` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each
 code point below LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns a byte and
 release the GIL. numba stores the compiled code beside the module (see `dedup.signatures.compiled`).
 """
@@ -70,7 +70,8 @@ def measure(
 
     `buckets` (BUCKETS,) holds zeros. Return False at a code point that is UNSURE; then the counts mean nothing.
     """
-    words = characters = with_letter = lines = bullets = symbols = most = 0
+    words = characters = with_letter = lines = bullets = symbols = 0
+    most = np.int64(0)
     dots = 0
     in_word = has_letter = False
     word = previous = np.uint64(0)
@@ -90,7 +91,8 @@ def measure(
                 if words > 1:
                     bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
                     buckets[bucket] += np.uint32(1)
-                    most = max(most, np.int64(buckets[bucket]))
+                    if buckets[bucket] > most:
+                        most = np.int64(buckets[bucket])
                 previous = word
             if code_point == 10:
                 at_start = True
@@ -132,6 +134,7 @@ def measure(
         if words > 1:
             bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
             buckets[bucket] += np.uint32(1)
-            most = max(most, np.int64(buckets[bucket]))
+            if buckets[bucket] > most:
+                most = np.int64(buckets[bucket])
     out[0], out[1], out[2], out[3], out[4], out[5], out[6] = words, characters, with_letter, lines, bullets, symbols, most
     return True

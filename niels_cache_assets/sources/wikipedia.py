@@ -33,7 +33,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
     code_version: ClassVar[str] = "3"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "4"
+    files_code_version: ClassVar[str] = "5"
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
