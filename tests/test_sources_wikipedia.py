@@ -376,7 +376,7 @@ def test_templates_that_are_prose_show_their_text(wikitext: str, text: str) -> N
         ("{{£|5}} ~ {{¥|5}} ~ {{INR|5}} ~ {{euro|5}} ~ {{US$|5}} ~ {{A$|5}} ~ {{pound sterling}}5", "£5 ~ ¥5 ~ ₹5 ~ €5 ~ US$5 ~ A$5 ~ £5"),
         ("{{ordinal|1}} {{ordinal|2}} {{ordinal|3}} {{ordinal|11}} {{ordinal|24}}", "1st 2nd 3rd 11th 24th"),
         (
-            "{{birth date|1950|1|02}} ~ {{birth date and age|1950|1|2|df=y}} ~ {{start date|1950|3}}",
+            "{{birth date|1950|1|02}} ~ {{bda|1950|1|2|df=y}} ~ {{start date|1950|3}}",
             "January 2, 1950 ~ 2 January 1950 ~ March 1950",
         ),
         ("{{sortname|Jane|Oak}} ~ {{height|ft=6|in=1}} ~ {{height|m=1.85}} ~ Hawai{{okina}}i", "Jane Oak ~ 6 ft 1 in ~ 1.85 m ~ Hawaiʻi"),
