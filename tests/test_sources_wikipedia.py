@@ -96,18 +96,22 @@ def test_the_articles_of_a_dump_are_read_whatever_its_compression(tmp_path: Path
     ]
     assert context.report.dropped == {
         "other_namespace": 1,
-        "redirect": 1,
         "null_text": 1,
         "empty": 2,
         "other_content_model": 1,
     }
 
 
-def test_redirects_stay_for_the_cleaning_that_counts_them(tmp_path: Path) -> None:
-    files = file(tmp_path, "w.xml", dump([page(0, "#REDIRECT [[Oak]]", redirect=True), page(1, "Oaks.")]))
-    documents, context = read(Wikipedia(files=files, prepare=("clean",)))
-    assert [(document.text, document.redirect) for document in documents] == [("#REDIRECT [[Oak]]", True), ("Oaks.", False)]
-    assert not context.report.dropped
+@pytest.mark.parametrize("prepare", [(), ("clean",)])
+def test_redirects_are_facts_and_not_documents_even_without_their_element(tmp_path: Path, prepare: tuple[str, ...]) -> None:
+    texts = ["#REDIRECT [[Oak]]", "#Weiterleitung: [[Oak]]", "\n#перенаправление [[Oak]]", "#転送[[Oak]]", "#one [[oak]]\n#two", "Oaks."]
+    files = file(
+        tmp_path, "w.xml", dump([page(9, "A pointer.", redirect=True), *(page(number, text) for number, text in enumerate(texts))])
+    )
+    documents, context = read(Wikipedia(files=files, prepare=prepare))
+    assert [document.text for document in documents] == ["- one oak\n- two", "Oaks."]
+    assert context.report.dropped == {}
+    assert context.report.facts["redirects"] == 5
 
 
 def test_converting_elsewhere_gives_the_same_documents(tmp_path: Path) -> None:
@@ -506,7 +510,7 @@ def test_deep_nesting_is_bounded() -> None:
 def test_the_text_of_a_real_dump_holds_what_wikiextractor_made_of_it() -> None:
     extracted, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.jsonl")]))
     articles, context = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
-    assert context.report.dropped == {"redirect": 84}
+    assert (context.report.dropped, context.report.facts["redirects"]) == ({}, 84)
     assert [document.title for document in articles] == [document.title for document in extracted]
     assert len(articles) == 63
     cleaner = Cleaner(CleaningSettings())

@@ -2,6 +2,8 @@
 logic.
 """
 
+import re
+
 # The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
 _HIDDEN += " section indicator style script"
@@ -58,3 +60,11 @@ Chinese Taipei, TUN Tunisia, TUR Turkey, UGA Uganda, UK United Kingdom, UKR Ukra
 Uzbekistan, VEN Venezuela, VIE Vietnam, WAL Wales, YUG Yugoslavia, ZAF South Africa, ZIM Zimbabwe
 """
 COUNTRIES = dict(entry.split(" ", 1) for entry in " ".join(_COUNTRIES.split()).split(", "))
+# The words that begin a redirect (MediaWiki, languages/messages). A link follows.
+_REDIRECTS = "redirect weiterleitung redirection redirección redireccion rinvia redirecionamento doorverwijzing patrz przekieruj tam"
+_REDIRECTS += (
+    " omdirigering omdiriger ohjaus uudelleenohjaus yönlendirme yönlendi̇rme přesměruj átirányítás redirecteaza preusmjeri преусмери"
+)
+_REDIRECTS += " перенаправление перенапр перенаправлення виклад đổi alih تحويل تغییر_مسیر تغییرمسیر הפניה ανακατευθυνση 転送 リダイレクト"
+_REDIRECTS += " 重定向 넘겨주기 पुनर्प्रेषित เปลี่ยนทาง"
+REDIRECT = re.compile(rf"\s*#(?:{'|'.join(_REDIRECTS.split())})\s*:?\s*\[\[", re.IGNORECASE)
