@@ -26,7 +26,8 @@ ENGLISH = (
 ETYMOLOGY = (
     "[von lateinisch fluvius, aus fluere, fließen; verwandt mit griechisch phlyein, überfließen, und mit althochdeutsch blasan, blasen; "
     "das Wort kam im zwölften Jahrhundert über das Altfranzösische in die Sprache der Kaufleute an der Küste und bezeichnete zuerst nur "
-    "das Wasser, das nach der Schmelze des Schnees über die Ufer tritt, und später jeden größeren Strom, auf dem Schiffe und Flöße fahren können.] "
+    "das Wasser, das nach der Schmelze des Schnees über die Ufer tritt, und später jeden größeren Strom, auf dem Schiffe "
+    "und Flöße fahren können.] "
 )
 
 

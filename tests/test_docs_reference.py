@@ -19,7 +19,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
 from tests.golden.imports import described_names
-from tests.parts_project import PartsProject, build
+from tests.parts_project import NAME, PartsProject, build
 from tests.small_project import small_project
 from tests.tiny import sentences
 from tests.tokenizer_files import EOT, WORDS_PATTERN, write_json, write_ranks
@@ -64,6 +64,7 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     pages = PartsProject(project.root.parent / "in_parts", tiny_model)
     pages.write([20, 20])
     build(pages.graph(2, "val_tokens = 50"))
+    build(pages.graph(2, 'prepare = ["dedup"]', root="prepared"), [f"corpus/{NAME}"])
     found = [path for root in (project.root, pages.folder) for path in sorted(root.rglob(META_NAME))]
     return [read_meta(str(path)) for path in (*tokenizers, *found)]
 

@@ -274,6 +274,13 @@ class DedupSettings(Table):
     priority: tuple[str, ...] = Field(
         (), strict=False, description="Data sets whose copies are kept, best first; the rest follow in table order"
     )
+    ranges: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranges of hashes that are searched one after the other. A higher number takes less memory, and more disk. "
+        "It never changes which documents are dropped",
+    )
 
     @model_validator(mode="after")
     def _bands_fit(self) -> Self:

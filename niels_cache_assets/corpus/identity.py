@@ -169,13 +169,13 @@ def dedup_order(registry: Registry) -> list[str]:
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
     """Return the `settings` of [dedup], and the numbers of `bands` and `rows`, which the settings give or which are computed (for
-    recall, if found pairs are verified). `dedup_order` gives the order of the corpora.
+    recall, if found pairs are verified). `dedup_order` gives the order of the corpora. `ranges` changes no result.
     """
     from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
 
     choose = bands_for_recall if dedup.verify == "jaccard" else choose_bands
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose(dedup.threshold, dedup.num_perm)
-    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority"}), "bands": bands, "rows": rows}
+    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority", "ranges"}), "bands": bands, "rows": rows}
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
