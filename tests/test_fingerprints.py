@@ -64,7 +64,7 @@ RAISED: dict[str, str] = {
     "markdown_folder": "2",
     "roam": "3",
     **{f"{kind} files": "2" for kind in ("fineweb_edu", "huggingface", "wikitext", "gutenberg", "dolly15k", "oasst1")},
-    "wikipedia files": "4",
+    "wikipedia files": "5",
 }
 GOLDEN = {
     "fineweb_edu": "ac46c6a19ff0b6a7a8f6413f1dd42794f2c78d6bddf4ba375ab28099bc7aa410",

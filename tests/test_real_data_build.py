@@ -45,9 +45,9 @@ def test_every_real_sample_is_built_and_verified_and_built_once(
     assert metas["fineweb_edu"]["val_tokens"] == 1000
     assert metas["wikitext"]["documents"] == {"train": 29, "val": 60}
     assert metas["gutenberg"]["documents"] == {"train": 6, "val": 1}
-    assert metas["wikipedia"]["dropped"]["redirect"] == 84
+    assert metas["wikipedia"]["facts"]["redirects"] == 84
     corpus = read_meta(str(root / "corpus" / "wikipedia" / "meta.json"))
-    assert corpus["documents"]["read"] == 147
+    assert corpus["documents"]["read"] == 63
     assert sum(metas["wikipedia"]["documents"].values()) == corpus["documents"]["kept"] > 50
     assert metas["bulk"]["train_tokens"] == 1_500_000
     assert len(list((root / "pretrain/bulk/train").iterdir())) == 3

@@ -35,7 +35,7 @@ _DISAMBIGUATION_CHARACTERS = 500  # a disambiguation page has the phrase in its 
 _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
 _SCRIPT_CHARACTERS = 2_000  # the beginning tells whether a text is written without blanks
 _RUN_OF_LETTERS = re.compile(r"\w+")
-_BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
+BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 _LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
 _NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and code not in _ASCII_BLANKS)
@@ -137,7 +137,7 @@ def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank."""
-    return _above("list_page", sum(line.startswith(_BULLETS) for line in facts.lines), len(facts.lines), settings.max_bullet_share)
+    return _above("list_page", sum(line.startswith(BULLETS) for line in facts.lines), len(facts.lines), settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
@@ -241,7 +241,7 @@ FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=Tru
 def _is_followed_by_list(text: str, place: int) -> bool:
     """Return whether the next non-empty line begins with a bullet, or is too short for a paragraph."""
     line = text[place : place + 2 * _PARAGRAPH_CHARACTERS].lstrip().partition("\n")[0]
-    return line.startswith(_BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
+    return line.startswith(BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
 def _above(reason: str, count: float, total: int, limit: float) -> Rejection | None:

@@ -2,8 +2,8 @@
 
 The file name decides the format. A file whose name ends in `.xml`, or in `.xml-p1p41242` as a part of a dump, is a dump. Every other file
 is JSON Lines (or a .parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert`
-turns their wikitext into text. Cleaning is not part of this module, but it counts redirects: if the table asks for cleaning, the redirects
-of a dump are kept here. `mediawiki` describes the cost.
+turns their wikitext into text. Redirects are not articles: `redirects` among the facts of the report counts them, and they are not dropped
+documents. `mediawiki` describes the cost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.mediawiki.dump import read_pages
+from niels_cache_assets.sources.mediawiki.names import REDIRECT
 from niels_cache_assets.sources.reading.encodings import Damage, Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
@@ -33,7 +34,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
     code_version: ClassVar[str] = "3"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "4"
+    files_code_version: ClassVar[str] = "5"
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
@@ -73,7 +74,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         converted = []
         dropped: Counter[str] = Counter()
         for document in documents:
-            if not document.redirect and self.gives_plain_text(document):
+            if self.gives_plain_text(document):
                 document = document._replace(text=plain_text(document.text))
                 if not document.text:
                     dropped["empty"] += 1
@@ -101,15 +102,15 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
             if page.namespace != 0:
                 dropped["other_namespace"] += 1
-            elif page.redirect and "clean" not in self.prepare:
-                dropped["redirect"] += 1
+            elif page.redirect or REDIRECT.match(page.text or ""):  # not every dump has <redirect/>
+                context.report.facts["redirects"] = context.report.facts.get("redirects", 0) + 1
             elif page.model != "wikitext":
                 dropped["other_content_model"] += 1
             elif problem := text_problem(page.text):
                 dropped[problem] += 1
             elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced):
                 source_id = row_id(page.id or None, file.name, page.row)
-                yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
+                yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
     def _rows(self, file: SourceFile, files: FilePass, context: StreamContext, held: HeldText) -> Iterator[Document]:
         dropped, decoding = context.report.dropped, Decoding(self, context)

@@ -30,7 +30,7 @@ from niels_cache_assets.sources.mediawiki.names import (
     LITERAL_TAGS,
     TAGS,
 )
-from niels_cache_assets.sources.mediawiki.templates import template_text
+from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
 
 _SENTENCE = 100  # list items with at least this average length in characters are prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
@@ -58,9 +58,9 @@ _GONE = "\x03"  # a template or reference was here; brackets and blanks around t
 _ROWS = "\x04"  # a table or template that never closes began here; the following lines may be its rows
 _LINK, _LINK_END = "\x05", "\x06"
 _LITERALS = str.maketrans("[{", "\x07\x08")  # hidden from the parser, which would read [ and { as marks
-_BACK = str.maketrans("\x07\x08\x0e", "[{<", "\x03\x05\x06")
+_BACK = str.maketrans(f"\x07\x08\x0e{EQUALS}", "[{<=", "\x03\x05\x06")
 _LESS = "\x0e"
-_PRIVATE = re.compile("[\x00\x02-\x08\x0e]")
+_PRIVATE = re.compile(f"[\x00\x02-\x08\x0e{EQUALS}]")
 
 _LINKED_MEDIA = "media"  # a link to this namespace shows its label
 _NAMESPACE = re.compile(r"\s{0,9}([^\W\d_]{2,20})\s{0,9}:")

@@ -2,6 +2,8 @@
 logic.
 """
 
+import re
+
 # The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
 _HIDDEN += " section indicator style script"
@@ -43,3 +45,26 @@ further reading, suggested reading, recommended reading, additional reading, ext
 links, see also, related articles
 """
 END_MATTER = frozenset(" ".join(_END_MATTER.split()).split(", "))
+# Templates that are named after a code of a country (International Olympic Committee, and ISO 3166) show the flag and the name.
+_COUNTRIES = """
+AFG Afghanistan, ALB Albania, ALG Algeria, ARG Argentina, ARM Armenia, AUS Australia, AUT Austria, AZE Azerbaijan, BAN Bangladesh, BEL
+Belgium, BLR Belarus, BOL Bolivia, BRA Brazil, BUL Bulgaria, CAM Cambodia, CAN Canada, CHI Chile, CHN China, COL Colombia, CRO Croatia,
+CUB Cuba, CYP Cyprus, CZE Czech Republic, DEN Denmark, DEU Germany, DNK Denmark, ECU Ecuador, EGY Egypt, ENG England, ESP Spain, EST
+Estonia, ETH Ethiopia, FIN Finland, FRA France, GBR United Kingdom, GEO Georgia, GER Germany, GHA Ghana, GRC Greece, GRE Greece, HKG Hong
+Kong, HUN Hungary, INA Indonesia, IND India, IRE Ireland, IRI Iran, IRL Ireland, IRN Iran, IRQ Iraq, ISL Iceland, ISR Israel, ITA Italy,
+JAM Jamaica, JPN Japan, KAZ Kazakhstan, KEN Kenya, KOR South Korea, LAT Latvia, LTU Lithuania, LUX Luxembourg, MAS Malaysia, MEX Mexico,
+MNE Montenegro, NED Netherlands, NGR Nigeria, NIR Northern Ireland, NLD Netherlands, NOR Norway, NZL New Zealand, PAK Pakistan, PER Peru,
+PHI Philippines, POL Poland, POR Portugal, PRK North Korea, PRT Portugal, ROM Romania, ROU Romania, RSA South Africa, RUS Russia, SCO
+Scotland, SRB Serbia, SIN Singapore, SUI Switzerland, SVK Slovakia, SVN Slovenia, SLO Slovenia, SWE Sweden, SYR Syria, THA Thailand, TPE
+Chinese Taipei, TUN Tunisia, TUR Turkey, UGA Uganda, UK United Kingdom, UKR Ukraine, URS Soviet Union, URU Uruguay, USA United States, UZB
+Uzbekistan, VEN Venezuela, VIE Vietnam, WAL Wales, YUG Yugoslavia, ZAF South Africa, ZIM Zimbabwe
+"""
+COUNTRIES = dict(entry.split(" ", 1) for entry in " ".join(_COUNTRIES.split()).split(", "))
+# The words that begin a redirect (MediaWiki, languages/messages). A link follows.
+_REDIRECTS = "redirect weiterleitung redirection redirección redireccion rinvia redirecionamento doorverwijzing patrz przekieruj tam"
+_REDIRECTS += (
+    " omdirigering omdiriger ohjaus uudelleenohjaus yönlendirme yönlendi̇rme přesměruj átirányítás redirecteaza preusmjeri преусмери"
+)
+_REDIRECTS += " перенаправление перенапр перенаправлення виклад đổi alih تحويل تغییر_مسیر تغییرمسیر הפניה ανακατευθυνση 転送 リダイレクト"
+_REDIRECTS += " 重定向 넘겨주기 पुनर्प्रेषित เปลี่ยนทาง"
+REDIRECT = re.compile(rf"\s*#(?:{'|'.join(_REDIRECTS.split())})\s*:?\s*\[\[", re.IGNORECASE)

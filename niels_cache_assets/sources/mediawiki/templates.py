@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from niels_cache_assets.sources.mediawiki.names import COUNTRIES
+
+EQUALS = "\x0f"  # stands for an equals sign of an inner template, which names no argument of the outer template
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
@@ -28,11 +31,18 @@ _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs u
 
 def template_text(call: str, before: str) -> str | None:
     """Return the text for a call of a template, or None. `call`: the text between the braces. `before`: the text before the call. Only the
-    text of a quotation has several lines.
+    text of a quotation has several lines. EQUALS stands for each equals sign of the text.
     """
+    text = _text(call, before)
+    return None if text is None else text.replace("=", EQUALS)
+
+
+def _text(call: str, before: str) -> str | None:
     name, _, rest = call.partition("|")
     if _NAME.fullmatch(name.strip()) is None:
         return None
+    if name.strip() in COUNTRIES:
+        return COUNTRIES[name.strip()]
     title = name.strip().replace("_", " ").lower()
     if title in _SIGNS:
         return _SIGNS[title]
@@ -42,7 +52,7 @@ def template_text(call: str, before: str) -> str | None:
     arguments = _arguments(rest)
     if title in _QUOTATIONS:
         return _quotation(arguments, _QUOTATIONS[title])
-    make = _TEXTS.get(title) or (_argument("1") if title.startswith("lang-") else None)
+    make = _TEXTS.get(title) or (_argument("1") if title.startswith(("lang-", "script/")) else None)
     if make is None:
         return None
     text = " ".join(make(arguments).split())
@@ -100,6 +110,10 @@ def _argument(*keys: str) -> Callable[[Arguments], str]:
 
 def _joined(between: str) -> Callable[[Arguments], str]:
     return lambda arguments: between.join(value for value in _in_order(arguments) if value)
+
+
+def _currency(sign: str) -> Callable[[Arguments], str]:
+    return lambda arguments: (sign + _given(arguments, "1")).strip()
 
 
 def _around(start: str, end: str) -> Callable[[Arguments], str]:
@@ -182,6 +196,74 @@ def _as_of(arguments: Arguments) -> str:
     return f"{word} {' '.join(reversed(values))}"
 
 
+def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
+    """Return the maker of `first (inside, inside)`. An argument that is not given is left out."""
+
+    def put(arguments: Arguments) -> str:
+        main, *others = [value for key in (first, *inside) if (value := _given(arguments, key))] or [""]
+        return f"{main} ({', '.join(others)})" if others else main
+
+    return put
+
+
+def _labelled(labels: dict[str, str]) -> Callable[[Arguments], str]:
+    """Return the maker of `label: value; label: value`, in the order of the labels."""
+
+    def put(arguments: Arguments) -> str:
+        shown = {key: label if arguments.get("labels", "yes") != "no" else "" for key, label in labels.items() if arguments.get(key)}
+        return "; ".join(f"{label}: {arguments[key]}" if label else arguments[key] for key, label in shown.items())
+
+    return put
+
+
+def _years(word: str) -> Callable[[Arguments], str]:
+    """Return the maker of `word 1900–1910`."""
+    return lambda arguments: f"{word} {'–'.join(value for value in _in_order(arguments)[:2] if value)}".strip()
+
+
+def _circa(arguments: Arguments) -> str:
+    return " – ".join(f"c. {value}" for value in _in_order(arguments)[:2] if value) or "c."
+
+
+def _root(arguments: Arguments) -> str:
+    text, index = _given(arguments, "1"), _given(arguments, "2")
+    if not text:
+        return ""
+    return index + "√" + (text if re.fullmatch(r"[\w.,'π]*", text) else f"({text})")
+
+
+def _ordinal(arguments: Arguments) -> str:
+    number = _given(arguments, "1")
+    ending = "th" if number[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1:], "th")
+    return number + ending if number[-1:].isdecimal() else number
+
+
+def _date(arguments: Arguments) -> str:
+    """Return the date of year, month and day, in the order of the United States unless `df` is given."""
+    year, month, day = (*_in_order(arguments), "", "", "")[:3]
+    if month.isdecimal() and 1 <= int(month) <= 12:
+        month = _MONTHS[int(month) - 1]
+    if not (month and day):
+        return f"{month} {year}".strip()
+    day = day.lstrip("0")
+    return f"{day} {month} {year}" if arguments.get("df", "n").lower() in ("y", "yes", "1") else f"{month} {day}, {year}"
+
+
+def _height(arguments: Arguments) -> str:
+    return " ".join(f"{arguments[unit]} {unit}" for unit in ("m", "cm", "ft", "in") if arguments.get(unit))
+
+
+def _list(arguments: Arguments) -> str:
+    """Return the items, each an argument or a line that begins with an asterisk, with commas between them."""
+    lines = (line.strip(" \t*\x03") for value in _in_order(arguments) for line in value.split("\n"))
+    return ", ".join(line for line in lines if line)
+
+
+def _formula(arguments: Arguments) -> str:
+    text = _given(arguments, "1")
+    return f"${text}$" if text else ""
+
+
 def _power_of_ten(arguments: Arguments) -> str:
     return f"×10^{_given(arguments, '1')}" if arguments.get("1") else ""
 
@@ -203,16 +285,50 @@ _SIGNS |= dict.fromkeys(("dot", "·", "•", "bull", "bullet", "middot", "\\"), 
 _FUNCTIONS = frozenset(("formatnum", "lc", "uc", "lcfirst", "ucfirst"))
 # The positions of author and work among the arguments without a name.
 _QUOTATIONS = dict.fromkeys(
-    ("quote", "quotation", "blockquote", "block quote", "bquote", "quoted text", "poemquote", "poem quote"), ("2", "3")
+    ("quote", "quotation", "blockquote", "block quote", "bquote", "quoted text", "poemquote", "poem quote", "poem"), ("2", "3")
 )
 _QUOTATIONS |= dict.fromkeys(("cquote", "centered pull quote", "bq"), ("4", "5"))
+_SIGNS |= {"pi": "π", "infin": "∞", "infinity": "∞", "times": "×", "minus": "−", "plusmn": "±", "half": "1/2", "hyphen": "-"}
+_SIGNS |= dict.fromkeys(("okina", "hamza okina", "wg-apos", "wg-apos-"), "ʻ")
+_SIGNS |= {"ayin": "ʿ", "hamza": "ʾ", "nbhyph": "\u2011", "zwsp": "", "zwnbsp": ""}
+_SIGNS |= dict.fromkeys(("gap", "pad", "ensp", "emsp", "en space", "em space", "figure space", "figsp", "nnbsp", "0spaces"), " ")
+_CHINESE = {"c": "Chinese", "s": "simplified Chinese", "t": "traditional Chinese", "p": "pinyin", "w": "Wade–Giles", "j": "Jyutping"}
+_CHINESE |= {"y": "Cantonese Yale", "poj": "Pe̍h-ōe-jī", "l": "lit."}
+_KOREAN = {"1": "Korean", "hangul": "Korean", "hanja": "Hanja", "rr": "RR", "mr": "MR", "lit": "lit."}
+_DATES = "birth date, birth date and age, bda, birth-date and age, dob, death date, death date and age, dda, start date, start date and age"
+_DATES += ", end date, end date and age, release date, birth year, birth year and age, death year"
+_CURRENCIES = {"£": "£ gbp pound", "€": "€ euro eur", "US$": "us$ usd $", "¥": "¥ yen jpy cny rmb", "₹": "₹ inr rs rupee"}
+_CURRENCIES |= {
+    "A$": "a$ aud au$",
+    "C$": "c$ ca$ cad",
+    "NZ$": "nz$ nzd",
+    "HK$": "hk$ hkd",
+    "S$": "s$ sgd",
+    "R$": "r$ brl",
+    "₩": "₩ krw won",
+}
+_CURRENCIES |= {"₽": "₽ rub ruble", "₪": "₪ ils", "₱": "₱ php peso", "₨": "₨ pkr", "₺": "₺ try", "₫": "₫ vnd", "₴": "₴ uah", "CHF ": "chf"}
 _AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
 _RAISED = frozenset(("sup",))
 
 _FIRST = "nowrap nobr nobold nobreak small smaller smalldiv big bigger large larger smallcaps sc sc2 abbr tooltip em strong bold italic i b"
+_FIRST += " iast unicode overline overbar overarc vec polytonic hebrew grc unihan proper num nts stn nwr lower raise smallsup nocaps flagu"
 _FIRST += " var mvar math code mono kbd samp tt strikethrough underline u vanchor sic typo ill railgauge sub sup flag flagcountry vr"
 _TEXTS: dict[str, Callable[[Arguments], str]] = {
-    **dict.fromkeys((*_FIRST.split(), "no wrap", "visible anchor", "not a typo", "interlanguage link", "track gauge"), _argument("1")),
+    **dict.fromkeys(
+        (
+            *_FIRST.split(),
+            "no wrap",
+            "visible anchor",
+            "iso 15919",
+            "proper name",
+            "avoid wrap",
+            "not a typo",
+            "interlanguage link",
+            "track gauge",
+        ),
+        _argument("1"),
+    ),
     **dict.fromkeys(("lang", "script", "rtl-lang", "color", "colour", "font color", "resize", "abbrlink"), _argument("2", "text", "1")),
     **dict.fromkeys(
         ("transl", "transliteration"), lambda arguments: next((value for value in reversed(_in_order(arguments)) if value), "")
@@ -226,14 +342,43 @@ _TEXTS: dict[str, Callable[[Arguments], str]] = {
     **dict.fromkeys(("key", "keypress", "key press", "button"), _joined("+")),
     **dict.fromkeys(("bibleverse", "bibleref", "bibleref2"), _joined(" ")),
     **dict.fromkeys(("sclass", "sclass-"), _ship_class),
-    **dict.fromkeys(("hlist", "flatlist"), _joined(", ")),
+    **dict.fromkeys(("hlist", "flatlist", "plainlist", "plain list", "ubl", "unbulleted list", "blist", "bulleted list", "cslist"), _list),
     **dict.fromkeys(("angbr", "angle bracket", "grapheme"), _around("⟨", "⟩")),
-    **dict.fromkeys(("circa", "c.", "ca."), lambda arguments: f"c. {_given(arguments, '1')}"),
+    **dict.fromkeys(("circa", "c.", "ca."), _circa),
+    **dict.fromkeys(("langx", "wikt-lang"), _argument("2", "text")),
+    **dict.fromkeys(("citation needed span", "cn span", "clarify span", "failed verification span"), _argument("1", "text")),
+    "nihongo": _nihongo("1", "2", "3", "4"),
+    "nihongo2": _argument("1"),
+    "nihongo3": _nihongo("3", "2", "1", "4"),
+    **dict.fromkeys(("nihongo foot", "nihongo krt"), _argument("1", "3", "2")),
+    "zh": _labelled(_CHINESE),
+    **dict.fromkeys(("korean", "ko"), _labelled(_KOREAN)),
+    **dict.fromkeys(("linktext", "gaps"), _joined("")),
+    **dict.fromkeys(("lit", "lit.", "literal translation", "literally"), _around(f"lit. {_QUOTE}", _QUOTE)),
+    **dict.fromkeys(("gloss", "single+double"), _around(_QUOTE, _QUOTE)),
+    **dict.fromkeys(("fl.", "fl", "floruit"), _years("fl.")),
+    **dict.fromkeys(("reign", "r."), _years("r.")),
+    **dict.fromkeys(("born", "b."), _years("b.")),
+    **dict.fromkeys(("died", "d."), _years("d.")),
+    **dict.fromkeys(("sqrt", "radic", "root"), _root),
+    "tmath": _formula,
+    "pound sterling": _currency("£"),
+    "indian rupee": _currency("₹"),
+    **dict.fromkeys(("ordinal", "ord"), _ordinal),
+    **dict.fromkeys(_DATES.split(", "), _date),
+    **dict.fromkeys(("sortname", "sort name"), lambda arguments: " ".join(_in_order(arguments)[:2])),
+    **dict.fromkeys(("sort", "stnlnk", "rws"), _argument("2", "1")),
+    "height": _height,
+    "prime": _around("", "′"),
+    "pprime": _around("", "″"),
+    **dict.fromkeys(("abs", "mabs"), _around("&#124;", "&#124;")),
+    "floor": _around("⌊", "⌋"),
+    "ceil": _around("⌈", "⌉"),
+    "ket": _around("&#124;", "⟩"),
+    "bra": _around("⟨", "&#124;"),
+    **dict.fromkeys(("bracket", "interp", "interpolation"), _around("&#91;", "&#93;")),
+    **{name: _currency(sign) for sign, names in _CURRENCIES.items() for name in names.split()},
     **dict.fromkeys(('"', "q", "'\"'", "qq"), _around('"', '"')),
-    "us$": _around("US$", ""),
-    "usd": _around("US$", ""),
-    "gbp": _around("£", ""),
-    "euro": _around("€", ""),
     "music": _note,
     "ship": lambda arguments: f"{_given(arguments, '1')} {_given(arguments, '2')}".strip(),
     **{ship: _ship(ship.upper()) for ship in _SHIPS.split()},
