@@ -131,6 +131,12 @@ def test_a_changed_file_makes_only_its_part_again(tmp_path: Path) -> None:
     assert meta["content_sha256"] == prepare(registry_of(tmp_path / "fresh", 1), tmp_path / "fresh" / "cache")["content_sha256"]
 
 
+def test_token_budgets_are_not_divided(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3, "train_tokens = 2\nval_tokens = 1")
+    assert prepare(registry, tmp_path)["documents"]["kept"] == sum(part["documents"] for part in prepare(registry, tmp_path)["parts"])
+
+
 def test_a_part_may_be_empty_and_a_corpus_may_not(tmp_path: Path) -> None:
     write_texts(tmp_path, {number: ["short"] * 250 for number in range(3)})
     registry = registry_of(tmp_path, 3)

@@ -213,6 +213,8 @@ class PartsPlan(Artifact):
         else:
             files, parts = source.list_files(revision, hashed=hashed), source.parts
             budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+        if source.prepare:  # budgets apply to the joined corpus
+            budgets = dict.fromkeys(budgets)
         own = source.revision_of_files(number, revision) if hashed else revision
         made_of = recordable(self.identity_of_group(number, own))
         meta = {

@@ -1,0 +1,459 @@
+"""The costs of large data sets: what was measured here, and what 1.3 T and 15 T tokens would cost by formulas.
+
+    python benchmarks/scale.py [--quick] [--only table ranges parts opening sealing] [--documents 10000000] [--ranges 16]
+
+* `table`: the costs of 1.3 T and 15 T tokens. It measures nothing: `Costs` has a formula for each cell, from the figures in `Measured`.
+* `ranges`: the search for duplicates in ranges of hashes, on synthetic signatures, a tenth of them copies. Each step is a process of its
+  own. The memory is the peak of that process (VmHWM), with the program itself.
+* `parts`: 1, 4 and 16 parts of 10 and 40 M tokens, each part in a process of its own with one encoding thread. A line is fitted to the
+  processor time of all runs but the largest, and predicts the largest.
+* `opening`, `sealing`: sparse shards of 128 MiB (see parts.py): 30,000 shards, and 1,000 parts.
+
+Costs are in processor time, because a busy machine makes the clock meaningless.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from build import base_texts, documents
+from niels_cache_assets.artifacts.builds import build_tokenizer
+from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.dedup import ranges as in_ranges
+from niels_cache_assets.dedup.greedy import drop_later
+from niels_cache_assets.dedup.signatures import Signatures
+from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.plan import MOST_SHARDS
+from niels_cache_assets.parts.seal import seal
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import MOST_META_BYTES, write_meta
+
+BANDS, ROWS, NUM_PERM = 8, 16, 128
+_BLOCK = 16_384
+
+
+class Row(NamedTuple):
+    what: str
+    measured: str
+    wanted: str
+
+
+def used() -> tuple[float, float]:
+    """Return the processor seconds and the peak of resident memory, in MB, of this process."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return time.process_time(), int(line.split()[1]) * 1024 / 1e6
+
+
+def child(*arguments: object) -> dict[str, Any]:
+    """Run this file with arguments, and return the JSON that it prints."""
+    done = subprocess.run([sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# Duplicates in ranges
+
+
+def synthetic_signatures(documents: int) -> Iterator[Signatures]:
+    """Yield signatures in blocks. A tenth of each block is near to documents of an earlier block, half of them equal to these."""
+    generator = np.random.default_rng(0)
+    earlier: Signatures | None = None
+    for start in range(0, documents, _BLOCK):
+        size = min(_BLOCK, documents - start)
+        slots = generator.integers(0, 1 << 32, (size, NUM_PERM), dtype=np.uint32)
+        digests = np.frombuffer(generator.bytes(size * 20), dtype=np.uint8).reshape(size, 20).copy()
+        if earlier is not None:
+            near, exact = size // 10, size // 20
+            slots[:near, : NUM_PERM // 2], digests[:exact] = earlier.slots[:near, : NUM_PERM // 2], earlier.digests[:exact]
+            slots[:exact] = earlier.slots[:exact]
+        block = Signatures(digests=digests, slots=slots)
+        if earlier is None or start // _BLOCK % 7 == 0:
+            earlier = block
+        yield block
+
+
+def step_of_ranges(step: str, folder: Path, documents: int, ranges: int, number: int) -> dict[str, Any]:
+    """Run one step in this process, and return what it used."""
+    found: dict[str, Any] = {}
+    if step == "hashes":
+        blocks = synthetic_signatures(documents)
+        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, scratch=folder)
+    elif step == "range":
+        for band in range(BANDS + 1):
+            in_ranges.link_range(folder, band, number, documents=documents)
+    else:
+        buckets = in_ranges.RangedBuckets(scratch=folder, documents=documents, bands=BANDS, ranges=ranges)
+        found["dropped"] = len(drop_later(buckets, verify=None))
+    seconds, peak = used()
+    return {**found, "seconds": seconds, "peak": peak}
+
+
+def duplicates_in_ranges(work: Path, *, documents: int, ranges: int) -> Iterator[Row]:
+    def run(step: str, number: int = 0) -> dict[str, Any]:
+        return child("--step", step, work, documents, ranges, number)
+
+    idle = child("--step", "pass", work, 0, ranges, 0)["peak"]
+    hashes = run("hashes")
+    size = sum(path.stat().st_size for path in work.iterdir())
+    yield Row(
+        f"hashes of {documents:,} synthetic signatures, {BANDS} bands",
+        f"{hashes['seconds']:.0f} s with making the signatures, {hashes['peak']:.0f} MB, {size / documents:.0f} bytes a document on disk",
+        "",
+    )
+    jobs = [run("range", number) for number in range(ranges)]
+    most, limit = max(job["peak"] for job in jobs), 60 * documents / ranges / 1e6 + 300
+    yield Row(
+        f"a job for one of {ranges} ranges, all bands",
+        f"{sum(job['seconds'] for job in jobs) / ranges:.1f} s, at most **{most:.0f} MB** ({idle:.0f} MB of them for the program)",
+        f"below {limit:.0f} MB",
+    )
+    greedy = run("pass")
+    yield Row(
+        "the pass that chooses",
+        f"{greedy['seconds']:.0f} s, **{greedy['peak']:.0f} MB**, {greedy['dropped']:,} dropped",
+        "",
+    )
+
+
+# Parts
+
+
+class Point(NamedTuple):
+    """One run: its processor seconds in all, and the peak of memory of a worker, in MB."""
+
+    parts: int
+    tokens: int
+    seconds: float
+    peak: float
+
+
+def project(folder: Path, parts: int) -> Graph:
+    """Return the graph of a data set of 16 files."""
+    tables = {
+        "pretrain": {"texts": {"source": "parquet", "files": [str(folder / "texts" / "*.parquet")], "parts": parts, "val_frac": 0.0}},
+        "tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 5_000_000},
+        "build": {"threads": 1},
+    }
+    return graph(load_registry(profile="default", overrides=tables), folder / "cache")
+
+
+def build_one(folder: Path, parts: int, number: int) -> dict[str, Any]:
+    """Build one part, or the whole data set if it has one part, in this process. Return what the process used, with its imports."""
+    found = project(folder, parts)
+    meta = materialize(found[f"part/texts/{part_name(number)}"] if parts > 1 else found["pretrain/texts"], force=True).meta
+    seconds, peak = used()
+    return {"seconds": seconds, "peak": peak, "tokens": meta["train_tokens"]}
+
+
+def run_of_parts(folder: Path, parts: int) -> Point:
+    if parts > 1:
+        materialize(project(folder, parts)["plan/texts"])
+    told = [child("--part", folder, parts, number) for number in range(parts)]
+    return Point(parts, sum(part["tokens"] for part in told), sum(part["seconds"] for part in told), max(part["peak"] for part in told))
+
+
+def many_parts(work: Path, *, megabytes: tuple[int, ...], parts: tuple[int, ...]) -> Iterator[Row]:
+    points = []
+    for size in megabytes:
+        folder = work / str(size)
+        (folder / "texts").mkdir(parents=True)
+        texts = documents(base_texts(), size=2000, megabytes=size)
+        for number in range(16):
+            share = texts[len(texts) * number // 16 : len(texts) * (number + 1) // 16]
+            pyarrow.parquet.write_table(pyarrow.table({"text": share}), folder / "texts" / f"{number:02d}.parquet", row_group_size=1000)
+        del texts
+        found = project(folder, 1)
+        build_tokenizer(found.registry, root=found.root)
+        for count in parts:
+            point = run_of_parts(folder, count)
+            points.append(point)
+            yield Row(
+                f"{count} parts of {point.tokens / 1e6:.1f} M tokens",
+                f"{point.seconds:.1f} s, {point.seconds / count:.1f} s a part, at most {point.peak:.0f} MB a worker",
+                "at most 6 s a part" if count == max(parts) and size == max(megabytes) else "",
+            )
+    *known, last = points
+    columns = np.array([[point.parts, point.tokens / 1e6] for point in known])
+    start, million = np.linalg.lstsq(columns, np.array([point.seconds for point in known]), rcond=None)[0].tolist()
+    predicted = start * last.parts + million * last.tokens / 1e6
+    yield Row("a line through the runs above but the last", f"{start:.2f} s a part, and {million:.3f} s a million tokens", "")
+    yield Row(
+        f"its prediction for {last.parts} parts of {last.tokens / 1e6:.1f} M tokens",
+        f"{predicted:.1f} s, measured {last.seconds:.1f} s: **{predicted / last.seconds - 1:+.0%}**",
+        "within 20%",
+    )
+
+
+# Opening and sealing
+
+
+def sealing_parts(work: Path, *, parts: int, shards: int) -> Iterator[Row]:
+    from parts import sparse_part
+
+    members = [sparse_part(work / "members" / part_name(number), shards, 1 << 27) for number in range(parts)]
+    out = work / "sealed"
+    out.mkdir()
+    begin = time.process_time()
+    write_meta(str(out / META_NAME), {"kind": "pretrain", **seal(members, out, target=out, log=print)})
+    seconds, size = time.process_time() - begin, (out / META_NAME).stat().st_size
+    yield Row(
+        f"seal {parts:,} parts with {parts * shards:,} shards",
+        f"{seconds:.1f} s of processor time; meta.json has {size / (parts * shards):.0f} bytes a shard",
+        "",
+    )
+
+
+# The table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The figures that the formulas use. Seconds are processor seconds on the machine of docs/benchmarks.md.
+
+    The sources are docs/scaling.md (parts, duplicates), and docs/benchmarks.md (cleaning, engines).
+    """
+
+    part_seconds: float = 1.31  # start and end of a part: imports, plan, meta.json
+    sentencepiece: float = 0.147  # seconds to build a million tokens with SentencePiece
+    fast_bpe: float = 0.12  # the same with a tokenizer.json and fastokens: 4 MB of text at 30.7 to 37.8 MB a core-second
+    clean_megabytes: float = 4.7  # of text that a core cleans in a second
+    sign_microseconds: float = 14.5  # a document
+    dedup_microseconds: float = 3.0  # a document: hashes, jobs for ranges, and the pass
+    meta_bytes: float = 169  # of meta.json for a shard, in a cache of parts
+    worker_megabytes: float = 209  # memory of a process that builds a part with one thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumed:
+    """The assumptions of the table. Change them to fit your data and your prices."""
+
+    bytes_of_text: float = 4.0  # for each token
+    bytes_of_document: float = 3_000
+    packed: float = 0.4  # size of compressed Parquet as a share of its text
+    near: float = 0.1  # share of documents that share a hash with another one
+    cores: int = 1_024
+    used: float = 0.8  # share of the cores that work
+    dollars_of_core_hour: float = 0.04
+    dollars_of_terabyte_month: float = 80.0
+    memory_of_a_range: float = 32e9  # bytes that a job may take
+    text_of_a_part: float = 60e9  # bytes: a process with 8 cores needs 10 to 20 minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The costs of one data set. Each property is one cell of the table."""
+
+    tokens: float
+    engine: str
+    prepare: bool
+    measured: Measured = Measured()
+    assumed: Assumed = Assumed()
+
+    @property
+    def text(self) -> float:
+        """Bytes of text that become tokens. With `prepare`, cleaning has dropped the rest before."""
+        return self.tokens * self.assumed.bytes_of_text
+
+    @property
+    def documents(self) -> float:
+        return self.text / self.assumed.bytes_of_document
+
+    @property
+    def parts(self) -> int:
+        return -int(-self.text // self.assumed.text_of_a_part)
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds."""
+        measured = self.measured
+        encoding = self.tokens / 1e6 * (measured.sentencepiece if self.engine == "SentencePiece" else measured.fast_bpe)
+        if not self.prepare:
+            return self.parts * measured.part_seconds + encoding
+        cleaning = self.parts * measured.part_seconds + self.text / 1e6 / measured.clean_megabytes
+        duplicates = self.documents * (measured.sign_microseconds + measured.dedup_microseconds) / 1e6
+        return cleaning + duplicates + encoding
+
+    @property
+    def core_hours(self) -> float:
+        return self.seconds / 3600
+
+    @property
+    def hours(self) -> float:
+        """Hours on the clock, if all cores share the work.
+
+        With `prepare`, one process writes the cache from the corpus, and one process finds the duplicates: their hours are added.
+        """
+        parallel = self.seconds
+        if self.prepare:
+            parallel -= self.alone * 3600
+        return parallel / (self.assumed.cores * self.assumed.used) / 3600 + (self.alone if self.prepare else 0)
+
+    @property
+    def alone(self) -> float:
+        """Hours of the processes that do not share their work: the search for duplicates on one core, and the encoding on eight."""
+        search = self.documents * self.measured.dedup_microseconds / 1e6
+        encoding = self.tokens / 1e6 * (self.measured.sentencepiece if self.engine == "SentencePiece" else self.measured.fast_bpe)
+        return (search + encoding / 8) / 3600
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 if self.engine == "SentencePiece" else 4  # a vocabulary above 65,536 ids needs 4 bytes
+
+    @property
+    def cache_bytes(self) -> float:
+        """Shards, document ends, and about 40 bytes of lineage a document."""
+        return self.tokens * self.token_bytes + self.documents * (8 + 40)
+
+    @property
+    def corpus_bytes(self) -> float:
+        """Documents, and signatures in the parts and again in the joined corpus."""
+        return (self.text * self.assumed.packed + self.documents * (2 * (20 + 4 * NUM_PERM) + 32)) if self.prepare else 0
+
+    @property
+    def scratch_bytes(self) -> float:
+        """Files of the search for duplicates, which are removed at its end."""
+        rows = self.assumed.near * (BANDS + 1) * 24
+        return self.documents * (20 + 16 * (BANDS + 1) + rows) if self.prepare else 0
+
+    @property
+    def disk_bytes(self) -> float:
+        return self.cache_bytes + self.corpus_bytes + self.scratch_bytes
+
+    @property
+    def network_bytes(self) -> float:
+        """The compressed files, once."""
+        return self.text * self.assumed.packed
+
+    @property
+    def ranges(self) -> int:
+        """Ranges, so that a job takes at most `memory_of_a_range`."""
+        return max(1, -int(-60 * self.documents // self.assumed.memory_of_a_range)) if self.prepare else 0
+
+    @property
+    def memory_bytes(self) -> float:
+        """The process that takes most: a worker with eight threads, or the search, with 5 bytes a document and 100 a dropped document.
+
+        A worker with eight threads takes at most eight times the memory of one with one thread.
+        """
+        worker = 8 * self.measured.worker_megabytes * 1e6
+        return max(worker, self.documents * 5 + self.assumed.near * self.documents * 100) if self.prepare else worker
+
+    @property
+    def dollars(self) -> float:
+        """Cores, and the disk for a month."""
+        return self.core_hours * self.assumed.dollars_of_core_hour + self.disk_bytes / 1e12 * self.assumed.dollars_of_terabyte_month
+
+    @property
+    def shards(self) -> float:
+        """Shards of 128 MiB."""
+        return self.tokens * self.token_bytes / 2**27
+
+    @property
+    def breaks_first(self) -> str:
+        """The reasons why this size does not work without a change."""
+        found = []
+        if self.shards > MOST_SHARDS:
+            found.append(f"{self.shards:,.0f} shards of 128 MiB: the plan proposes a larger shard_bytes")
+        if self.shards * self.measured.meta_bytes > MOST_META_BYTES:
+            found.append("meta.json would be above its limit")
+        if self.prepare and self.documents * (5 + 100 * self.assumed.near) > 256e9:
+            found.append("the drop lists need more than 256 GB in one process")
+        if self.prepare and self.alone > 48:
+            found.append(f"one process works for {self.alone:,.0f} hours")
+        return "; ".join(found) or "nothing"
+
+
+def amount(value: float) -> str:
+    unit, size = next((pair for pair in (("GB", 1e9), ("TB", 1e12)) if value < 1000 * pair[1]), ("PB", 1e15))
+    return f"{value / size:,.1f} {unit}" if value < 10 * size else f"{value / size:,.0f} {unit}"
+
+
+def table() -> Iterator[str]:
+    yield "| data set | parts | core-hours | hours on 1,024 cores | cache | disk | network | ranges | memory | price | what breaks first |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for tokens, name in ((1.3e12, "1.3 T"), (15e12, "15 T")):
+        for prepare in (False, True):
+            for engine in ("SentencePiece", "fast BPE"):
+                costs = Costs(tokens=tokens, engine=engine, prepare=prepare)
+                cells = [
+                    f"{name}, {engine}{', `prepare`' if prepare else ''}",
+                    f"{costs.parts:,}",
+                    f"{costs.core_hours:,.0f}",
+                    f"{costs.hours:,.1f}",
+                    *map(amount, (costs.cache_bytes, costs.disk_bytes, costs.network_bytes)),
+                    str(costs.ranges or ""),
+                    amount(costs.memory_bytes),
+                    f"${costs.dollars:,.0f}",
+                    costs.breaks_first,
+                ]
+                yield f"| {' | '.join(cells)} |"
+
+
+CHOICES = ("table", "ranges", "parts", "opening", "sealing")
+
+
+def measure(chosen: list[str], *, quick: bool, documents: int, ranges: int, megabytes: tuple[int, ...], work: Path) -> Iterator[Row]:
+    if "ranges" in chosen:
+        folder = work / "ranges"
+        folder.mkdir()
+        yield from duplicates_in_ranges(folder, documents=50_000 if quick else documents, ranges=ranges)
+    if "parts" in chosen:
+        yield from many_parts(work / "parts", megabytes=(6, 12) if quick else megabytes, parts=(1, 4) if quick else (1, 4, 16))
+    if "opening" in chosen:
+        from parts import opening
+
+        shards = 640 if quick else 30_000
+        for row in opening(work, shards=shards, shard_bytes=1 << 27, rounds=1 if quick else 3):
+            yield Row(row.what, row.measured, row.wanted)
+    if "sealing" in chosen:
+        yield from sealing_parts(work / "sealing", parts=20 if quick else 1_000, shards=20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not what it costs")
+    parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="what to measure")
+    parser.add_argument("--documents", type=int, default=10_000_000, help="synthetic signatures (default: 10,000,000)")
+    parser.add_argument("--ranges", type=int, default=16, help="ranges of hashes (default: 16)")
+    parser.add_argument("--megabytes", type=int, nargs="+", default=(40, 160), help="text of a data set in parts (default: 40 160)")
+    parser.add_argument("--step", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
+    settings = parser.parse_args()
+    if settings.part:
+        folder, parts, number = settings.part
+        print(json.dumps(build_one(Path(folder), int(parts), int(number))))
+        return
+    if settings.step:
+        step, folder, documents, ranges, number = settings.step
+        print(json.dumps(step_of_ranges(step, Path(folder), int(documents), int(ranges), int(number))))
+        return
+    if "table" in settings.only:
+        print(*table(), sep="\n", flush=True)
+    if settings.only == ["table"]:
+        return
+    print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    print("| what | measured | wanted |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        sizes = {"documents": settings.documents, "ranges": settings.ranges, "megabytes": tuple(settings.megabytes)}
+        for row in measure(settings.only, quick=settings.quick, work=Path(temporary), **sizes):
+            print(f"| {row.what} | {row.measured} | {row.wanted} |", flush=True)
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()
