@@ -2,29 +2,24 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS_JOB, PARTS_POOL
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.parts.lease_files import latest
-from tests.cluster.servers import free_port, processes_of, redis
-from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, running, wait_until
+from tests.cluster.servers import free_port, redis
+from tests.cluster.walk import ROOT, Output, Walk, at_a_time, running, wait_until
 from tests.parts_project import NAME, build, parts_of
-from tests.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
 
 pytestmark = pytest.mark.cluster
 
 PARTS = 6
 NOTICED_SECONDS = 5.0
 VISIBILITY_SECONDS = 20.0
-TERMINATED_SECONDS = 60.0
-DASK, CELERY = ROOT / "deploy/dask/definitions.py", ROOT / "deploy/celery/definitions.py"
 
 
 @pytest.fixture
@@ -80,9 +75,7 @@ def has_resumed(walk: Walk) -> bool:
     return any("resuming" in message and walk.long.name in message for message in found)
 
 
-@contextmanager
-def dask(walk: Walk) -> Iterator[Output]:
-    """Run a scheduler and two workers, and yield the output of the workers. They are stopped after the block."""
+def test_dask(walk: Walk) -> None:
     pytest.importorskip("dagster_dask")
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
@@ -93,95 +86,41 @@ def dask(walk: Walk) -> Iterator[Output]:
         options = ["--nworkers", "2", "--nthreads", "1", "--nanny", "--no-dashboard", "--local-directory", str(walk.folder)]
         workers = walk.start("-m", "distributed.cli.dask_worker", address, *options)
         with running(workers):
-            yield workers
+
+            def kill(pid: int) -> None:
+                for each in (parent_of(pid), pid):
+                    os.kill(each, signal.SIGKILL)
+                workers.find(r"(?i)killed by signal 9|restarting worker", seconds=NOTICED_SECONDS)
+
+            build_and_kill(walk, ROOT / "deploy/dask/definitions.py", kill)
+            assert attempts(walk) > 1
+            assert has_resumed(walk)
             stop(workers, scheduler)
+    walk.check()
 
 
-@contextmanager
-def celery(walk: Walk, folder: Path) -> Iterator[list[Output]]:
-    """Run a broker and two workers, and yield the outputs of the workers. They are stopped after the block."""
+def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytest.importorskip("dagster_celery")
-    with redis(folder) as broker:
+    with redis(tmp_path_factory.mktemp("redis")) as broker:
         walk.env |= {"NIELS_CACHE_BROKER": broker, "NIELS_CACHE_VISIBILITY_SECONDS": str(int(VISIBILITY_SECONDS))}
-        walk.env["PYTHONPATH"] += os.pathsep + str(CELERY.parent)
+        folder = ROOT / "deploy/celery"
+        walk.env["PYTHONPATH"] += os.pathsep + str(folder)
         command = ["-m", "celery", "-A", "worker", "worker", "--concurrency", "1", "--loglevel", "info", "-Q", "dagster"]
         workers = [walk.start(*command, "-n", f"worker{number}@%h") for number in range(2)]
         with running(*workers):
             for worker in workers:
                 worker.find("ready")
-            yield workers
+
+            def kill(pid: int) -> None:
+                mine = next(worker for worker in workers if worker.process.pid == os.getsid(parent_of(pid)))
+                os.killpg(mine.process.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: attempts(walk) > 1, VISIBILITY_SECONDS + 60)
+
+            build_and_kill(walk, folder / "definitions.py", kill)
+            assert has_resumed(walk)
             stop(*(worker for worker in workers if worker.process.poll() is None))
-
-
-def test_dask(walk: Walk) -> None:
-    with dask(walk) as workers:
-
-        def kill(pid: int) -> None:
-            for each in (parent_of(pid), pid):
-                os.kill(each, signal.SIGKILL)
-            workers.find(r"(?i)killed by signal 9|restarting worker", seconds=NOTICED_SECONDS)
-
-        build_and_kill(walk, DASK, kill)
-        assert attempts(walk) > 1
-        assert has_resumed(walk)
     walk.check()
-
-
-def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with celery(walk, tmp_path_factory.mktemp("redis")) as workers:
-
-        def kill(pid: int) -> None:
-            mine = next(worker for worker in workers if worker.process.pid == os.getsid(parent_of(pid)))
-            os.killpg(mine.process.pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: attempts(walk) > 1, VISIBILITY_SECONDS + 60)
-
-        build_and_kill(walk, CELERY, kill)
-        assert has_resumed(walk)
-    walk.check()
-
-
-@pytest.mark.parametrize("engine", ["dask", "celery"])
-def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
-    with dask(walk) if engine == "dask" else celery(walk, tmp_path_factory.mktemp("redis")):
-        definitions, port = {"dask": DASK, "celery": CELERY}[engine], free_port()
-        server = walk.start("-m", "dagster_webserver", "-f", str(definitions), "-h", "127.0.0.1", "-p", str(port))
-        with running(server):
-            server.find("Serving dagster-webserver")
-            url = f"http://127.0.0.1:{port}"
-            run = launch(url, definitions, parts_of(walk.graph)[LONG].removeprefix("part/"))
-            walk.wait_for_records()
-            pid = walk.worker()
-            assert ask(url, TERMINATE, {"id": run})["terminateRun"]["__typename"] == "TerminateRunSuccess"
-            wait_until(lambda: not is_alive(pid), TERMINATED_SECONDS)
-            wait_until(lambda: status_of(url, run) == "CANCELED", TERMINATED_SECONDS)
-            stop(server)
-    assert not (walk.long / "meta.json").exists(), "the part was too short"
-    last = latest(walk.long)
-    assert last is not None
-    assert last.is_over
-    with ensure_instance(walk.home) as instance:
-        pool = instance.event_log_storage.get_concurrency_info(PARTS_POOL)
-        assert (pool.active_slot_count, pool.pending_step_count) == (0, 0)
-    wait_until(lambda: not processes_of(walk.folder), TERMINATED_SECONDS)
-
-
-def launch(url: str, definitions: Path, partition: str) -> str:
-    """Start the run of a part, as the button of the UI does. Return its id."""
-    parameters = {
-        "mode": "default",
-        "runConfigData": "{}",
-        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
-        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": PARTS_JOB},
-    }
-    launched = ask(url, LAUNCH, {"p": parameters})["launchRun"]
-    assert launched["__typename"] == "LaunchRunSuccess", launched
-    run: str = launched["run"]["runId"]
-    return run
-
-
-def status_of(url: str, run: str) -> str:
-    return next(each["status"] for each in ask(url, RUNS)["runsOrError"]["results"] if each["runId"] == run)
 
 
 def stop(*outputs: Output) -> None:
