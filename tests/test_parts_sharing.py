@@ -13,7 +13,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import sharing
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
-from niels_cache_assets.parts.lease import Times, leased
+from niels_cache_assets.parts.lease import LeaseLost, Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.launches import Recorder, states
@@ -138,6 +138,37 @@ def test_the_part_of_a_frozen_process_is_taken_over(
     assert any("taking over" in line for line in said)
     assert order[-4:] == ([*rest, first, NAME] if is_launched else [first])
     assert verify_cache(found.root) == []
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("key", [f"plan/{NAME}", f"pretrain/{NAME}"])
+def test_a_process_that_was_overtaken_replaces_neither_plan_nor_seal(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch, key: str, is_checked: bool
+) -> None:
+    """It was frozen before its last check of the lease, or just after this check."""
+    frozen = project.graph(2, SETTINGS, build="[cluster]\nrenew_seconds = 1000\nlease_seconds = 3000")
+    build(frozen, frozen.order()[: frozen.order().index(key)])
+    found = project.graph(2, SETTINGS, build="[cluster]\nrenew_seconds = 0.1\nlease_seconds = 0.5")
+    seen: list[bytes] = []
+
+    def wake_up_late() -> None:
+        artifact = frozen[key]
+        with artifact.lock(wait=False, log=print) as held, artifact.stage(held, log=print) as staging:
+            for name in ("plan.json", "meta.json"):
+                (staging / name).write_text("{}")
+            outcome = materialize(found[key], wait=True)
+            assert outcome.state == "built"
+            seen.append(record.read_bytes())
+            if not is_checked:
+                monkeypatch.setattr(held.lease, "check", lambda: None)
+
+    record = found[key].directory / (found[key].record or "")
+    with pytest.raises(LeaseLost):
+        wake_up_late()
+    assert seen == [record.read_bytes()]
+    build(found)
+    assert verify_cache(found.root) == []
+    assert [path.name for path in found.root.rglob(".*.partial*")] == []
 
 
 def _build(found: Graph, begin: Any, told: Any) -> None:

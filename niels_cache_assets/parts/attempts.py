@@ -28,22 +28,38 @@ Log = Callable[[str], None]
 
 
 @contextmanager
-def staged_attempt(lease: Lease, *, log: Log) -> Iterator[Path]:
+def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with everything that the last attempt has recorded. At the end it replaces the target.
 
-    If the block fails, the directory stays for the next attempt. Raises NielsCacheError for errors of the disk, and LeaseLost if another
-    process has taken over before the end.
+    If the block fails, the directory stays for the next attempt. Without `resumable`, it is always empty at the beginning, and never stays.
+    Raises NielsCacheError for errors of the disk, and LeaseLost if another process has taken over before the end.
     """
     target = lease.target
     partial = attempt_path(target, lease.attempt)
     try:
-        _take_over(target, partial, lease.attempt, log)
+        _take_over(target, partial, lease.attempt, log, resumable=resumable)
     except OSError as error:
         with suppress(OSError):
             remove(partial)
         raise NielsCacheError(f"{refusal(error, target)}; the unfinished build is unchanged, and the next run resumes from it") from error
-    with staged(target, resumable=True, partial=partial, check=lease.check):
+    with staged(target, resumable=resumable, partial=partial, check=lease.check):
         yield partial
+
+
+@contextmanager
+def scratch_of_attempt(lease: Lease) -> Iterator[Path]:
+    """Yield an empty directory of an attempt, for a target that is one file, which the block itself puts into its place.
+
+    The directories of all earlier attempts are moved away first. So a process that was overtaken finds its file no more.
+    """
+    partial = attempt_path(lease.target, lease.attempt)
+    remove(partial)
+    _remove_attempts(lease.target, lease.attempt)
+    try:
+        partial.mkdir()
+        yield partial
+    finally:
+        remove(partial)
 
 
 def sweep_attempts(target: Path) -> None:
@@ -61,9 +77,9 @@ def sweep_attempts(target: Path) -> None:
         raise NielsCacheError(f"{refusal(error, target)}; files of a killed build cannot be removed") from error
 
 
-def _take_over(target: Path, partial: Path, attempt: int, log: Log) -> None:
+def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable: bool) -> None:
     remove(partial)
-    for source in staged_attempts(target):
+    for source in staged_attempts(target) if resumable else ():
         recorded = read_journal(source)
         if recorded is not None:
             _copy_recorded(source, recorded, partial, attempt, log)

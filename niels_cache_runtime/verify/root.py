@@ -21,7 +21,9 @@ _MANY = ("pretrain", "sft", "corpus", "index")
 _REPORTS = "reports"
 _LEFT_BY_BUILDERS = {
     ".lock": os.path.isfile,
+    ".lease": os.path.isdir,
     ".partial": os.path.isdir,
+    ".gone": os.path.isdir,
     ".old": os.path.isdir,
     ".journal": os.path.isdir,
     ".damaged": os.path.isdir,
@@ -91,17 +93,22 @@ def _beside(root: Path) -> Iterator[str]:
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
     for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
-        is_left = _LEFT_BY_BUILDERS.get(path.suffix)
+        is_left = _LEFT_BY_BUILDERS.get(_kind(path))
         if is_left is not None and (path.is_symlink() or not is_left(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
         elif is_left is None and path.parent != root and path != parts_root(root):
             yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
-    hidden = [path for path in _hidden(root) if path.suffix not in _LEFT_BY_BUILDERS]
+    hidden = [path for path in _hidden(root) if _kind(path) not in _LEFT_BY_BUILDERS]
     others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
     if hidden or others:
         yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix of an entry, without the number of an attempt: `.partial` for `.NAME.partial.2`."""
+    return Path(path.stem).suffix if path.suffix[1:].isdecimal() else path.suffix
 
 
 def _places(root: Path) -> Iterator[tuple[Path, str | None]]:

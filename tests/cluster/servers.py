@@ -60,24 +60,48 @@ def ended(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> Ite
             process.wait()
 
 
+class Postgres:
+    """A server of Postgres. address: of its database for Dagster. It can be stopped, and started again with its data."""
+
+    def __init__(self, start: list[str], port: int, log: Path, settings: dict[str, object]) -> None:
+        self._start, self._port, self._log, self._settings = start, port, log, settings
+        self.address = f"postgresql+psycopg2://dagster@127.0.0.1:{port}/postgres"
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the server in the block. At the end it breaks all connections."""
+        with open(self._log, "ab") as log:
+            process = subprocess.Popen(self._start, stdout=log, stderr=log, **self._settings)  # type: ignore[call-overload]
+            with ended(process, signal.SIGINT):
+                wait_for_port(self._port, process)
+                _wait_until_ready(self._port)
+                yield
+
+
 @contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """Run Postgres, and yield the address of its database for Dagster. Postgres refuses to run as root, so root becomes `postgres`."""
+def made_postgres(folder: Path) -> Iterator[Postgres]:
+    """Make the data of a Postgres, and yield the server, which does not run yet. Postgres refuses root, so root becomes `postgres`."""
     initdb, server = program("initdb", "postgresql"), program("postgres", "postgresql")
     pytest.importorskip("psycopg2")
     as_user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
-    with tempfile.TemporaryDirectory(prefix="postgres-") as data, open(folder / "postgres.log", "wb") as log:
+    with tempfile.TemporaryDirectory(prefix="postgres-") as data:
         if as_user:
             shutil.chown(data, "postgres", "postgres")
         make = [initdb, "-D", f"{data}/db", "-U", "dagster", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale", "C"]
-        subprocess.run(make, check=True, cwd=data, stdout=log, stderr=log, **as_user)  # type: ignore[call-overload]
+        log = folder / "postgres.log"
+        with open(log, "wb") as output:
+            subprocess.run(make, check=True, cwd=data, stdout=output, stderr=output, **as_user)  # type: ignore[call-overload]
         port = free_port()
         options = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": data, "fsync": "off", "max_connections": 200}
         start = [server, "-D", f"{data}/db", *(f"--{name}={value}" for name, value in options.items())]
-        with ended(subprocess.Popen(start, cwd=data, stdout=log, stderr=log, **as_user), signal.SIGINT) as process:  # type: ignore[call-overload]
-            wait_for_port(port, process)
-            _wait_until_ready(port)
-            yield f"postgresql+psycopg2://dagster@127.0.0.1:{port}/postgres"
+        yield Postgres(start, port, log, {"cwd": data, **as_user})
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """Run Postgres, and yield the address of its database for Dagster."""
+    with made_postgres(folder) as server, server.running():
+        yield server.address
 
 
 def _wait_until_ready(port: int) -> None:

@@ -41,12 +41,8 @@ class Walk:
         long = self.project.folder / "texts" / f"f{LONG:03d}.jsonl"
         long.write_text(long.read_text() * _LONG_COPIES)
         self.folder, self._parts = folder, parts
-        self.home = folder / "home"
-        self.home.mkdir()
-        (self.home / "dagster.yaml").write_text(
-            f"telemetry: {{enabled: false}}\nstorage: {{postgres: {{postgres_url: {address}}}}}\n"
-            "python_logs: {python_log_level: INFO}\nconcurrency: {pools: {default_limit: 1, granularity: op}}\n"
-        )
+        self._address = address
+        self.home = self.add_home("home")
         tables = f"[cluster]\n{_LEASE}\n{cluster}"
         self.graph: Graph = self.project.graph(parts, build=tables)
         self.config = self.project.folder / "cache.toml"
@@ -59,15 +55,26 @@ class Walk:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def add_home(self, name: str) -> Path:
+        """Make a Dagster home, which has its records in the same database as all homes of the walk."""
+        home = self.folder / name
+        home.mkdir()
+        (home / "dagster.yaml").write_text(
+            f"telemetry: {{enabled: false}}\nstorage: {{postgres: {{postgres_url: {self._address}}}}}\n"
+            "python_logs: {python_log_level: INFO}\nconcurrency: {pools: {default_limit: 1, granularity: op}}\n"
+        )
+        return home
+
     @property
     def long(self) -> Path:
         """The folder of the long part."""
         return self.graph[parts_of(self.graph)[LONG]].directory
 
-    def start(self, *words: str) -> Output:
-        """Start a program of Python, and read what it prints."""
+    def start(self, *words: str, home: Path | None = None) -> Output:
+        """Start a program of Python in a Dagster home (by default, that of the walk), and read what it prints."""
+        env = self.env if home is None else {**self.env, "DAGSTER_HOME": str(home)}
         process = subprocess.Popen(
-            python(*words), env=self.env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            python(*words), env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
         return Output(process)
 
@@ -160,8 +167,8 @@ def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) ->
         time.sleep(0.02)
 
 
-def build_all(walk: Walk) -> Output:
-    return walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME)
+def build_all(walk: Walk, *options: str, home: Path | None = None) -> Output:
+    return walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME, *options, home=home)
 
 
 def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:

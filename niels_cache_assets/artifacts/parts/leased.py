@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.disk.journal import real_path
-from niels_cache_assets.disk.space import refusal
-from niels_cache_assets.disk.staging import require_target
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease, Times, leased
+from niels_cache_assets.parts.lease import Lease
 from niels_cache_assets.parts.lease_files import Stops
-from niels_cache_runtime.errors import NielsCacheError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +29,8 @@ class UnderLease(Artifact):
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
     stops: Stops | None = field(default=None, compare=False)
 
-    @contextmanager
-    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
-        target = real_path(self.directory)
-        with ExitStack() as held:
-            try:
-                require_target(target, self.owns)
-                times = times_of(self.registry)
-                lease = held.enter_context(leased(target, times=times, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops))
-            except OSError as error:
-                raise NielsCacheError(f"{refusal(error, target)}; the last good part, if there is one, is unchanged: {target}") from error
-            yield Held(waited=lease.waited, lease=lease)
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
+        return under_lease(self.directory, self.registry, owns=self.owns, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops)
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         assert held.lease is not None
@@ -56,11 +44,6 @@ class UnderLease(Artifact):
 @dataclass(frozen=True, kw_only=True)
 class Leased(UnderLease, OfPlan):
     """A cache of a plan that is built under a lease."""
-
-
-def times_of(registry: Registry) -> Times:
-    """Return the times of leases that [cluster] sets."""
-    return Times(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
 
 
 def checked(lease: Lease | None, progress: Callable[[Any], None] | None) -> Callable[[Any], None]:

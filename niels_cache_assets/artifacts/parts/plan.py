@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, held
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
 from niels_cache_assets.artifacts.parts.growth import Growth
+from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
-from niels_cache_assets.disk.staging import locked
+from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import partial_path, remove, sync
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -136,25 +137,23 @@ class PartsPlan(Artifact):
         return f"niels-cache build-all --only {self.name}"
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        return held(locked(self.staged, wait=wait, log=log))
+        return under_lease(self.staged, self.registry, owns=self.owns, wait=wait, log=log)
 
     @contextmanager
     def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
-        partial = partial_path(self.staged)
-        remove(partial)
+        assert held.lease is not None
         try:
-            partial.mkdir()
-            yield partial
-            os.replace(partial / PLAN_NAME, self.place)
-            sync(self.directory)
+            with scratch_of_attempt(held.lease) as partial:
+                yield partial
+                held.lease.check()
+                os.replace(partial / PLAN_NAME, self.place)
+                sync(self.directory)
         except OSError as error:
             raise NielsCacheError(f"{self.place}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
-        finally:
-            remove(partial)
 
     @property
     def staged(self) -> Path:
-        """The path whose lock and staging directory the plan uses. Nothing is ever at this path."""
+        """The path whose lease, lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / "plan"
 
     def write(self, work: Work) -> Written:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.leased import times_of
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.disk.attempts import lease_path, left_attempts
 from niels_cache_assets.disk.space import bytes_below
 from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
