@@ -241,7 +241,11 @@ class Ledger:
     def _readers(self) -> tuple[dict[str, Reader], int]:
         """Return the live readers and the bytes of their files."""
         found, size = {}, 0
-        for name in sorted(os.listdir(self.folder / "readers")):
+        try:
+            names = sorted(os.listdir(self.folder / "readers"))
+        except OSError as error:
+            raise self._refused(error) from error
+        for name in names:
             if self.is_alive("readers", name):
                 with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
                     content = (self.folder / "readers" / name).read_bytes()

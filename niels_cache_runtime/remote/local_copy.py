@@ -248,7 +248,7 @@ class LocalCopy:
             return dict(state.counts)
 
     def on_fork(self, forget: Callable[[], None]) -> None:
-        """Let forked children call the method `forget`. It must unmap what this process has taken, except what is held."""
+        """Let forked children call the method `forget`. It must unmap all taken files, except the held ones."""
         self._on_fork.append(weakref.WeakMethod(forget))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class LocalCopy:
         self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Give everything back. Nothing that was taken may be mapped any more. The object can be used again."""
+        """Give everything back. None of the taken files may be mapped any more. The object can be used again."""
         with self._lock:
             _end(self._ledger, self._presence)
             self._taken.clear()
@@ -337,7 +337,7 @@ class LocalCopy:
         state.readers[self._presence[0].name] = self._reader
 
     def _forked(self) -> None:
-        """Become a process of its own in a forked child, which has mapped only what is held."""
+        """Become a process of its own in a forked child, which has mapped only the held files."""
         for presence in self._presence:
             presence.forget()
         self._presence.clear()

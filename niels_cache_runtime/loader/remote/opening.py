@@ -85,7 +85,7 @@ class Sources:
         return build, split or SPLITS[0]
 
     def open(self, settings: LoaderSettings, *, verify: Verify) -> list[Source]:
-        """Open all sources. What came from an address was hashed on its way, so `verify` changes nothing for it."""
+        """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
         found = [self._source(folder, settings, verify) for folder in self.folders.values()]
         copied = [source for source in found if isinstance(source, CopiedWindows)]
         if copied and self.copy is not None:
