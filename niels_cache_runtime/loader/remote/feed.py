@@ -49,6 +49,14 @@ class BlockFeed:
         if first >= self._first_end or last > self._next_first:
             self._move(first, min(last, self._end))
 
+    def end_pass(self) -> None:
+        """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
+        self._look_ahead()
+        for source in self._sources.values():
+            source.use_visits(None)
+        wants = [self._sources[visit.source].want(visit, now=False) for visit in self._coming]
+        self._copy.need(self._run, max(0, self._end - 1), wants)
+
     def stop(self) -> None:
         """Need nothing any more."""
         with suppress(NotWrittenError):  # this also runs when an iterator is dropped, maybe after its copy was removed
@@ -104,12 +112,14 @@ def fed(
 ) -> Iterator[Batch]:
     """Yield the batches of a `plan` (`plan_batches` has the arguments). Before each, move the feed to it.
 
-    first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error too, the feed needs nothing any more.
+    first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error, the feed needs nothing any more.
     """
     try:
         for index, located in enumerate(plan, start=done):
             begin = first + (worker + index * workers) * rows
             feed.advance(begin, begin + rows)
             yield make(located)
-    finally:
+    except BaseException:  # also if the iterator is dropped
         feed.stop()
+        raise
+    feed.end_pass()
