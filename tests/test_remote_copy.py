@@ -85,6 +85,14 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
     assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(remote, 3)
 
 
+def test_two_sources_may_be_the_same_split(published: Published) -> None:
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "block_shards": 2, "weights": {"a": 1, "b": 1}}
+    local = TokenLoader(dict.fromkeys("ab", str(published.folder / "train")), **settings)
+    places: dict[str, Any] = {"local_dir": published.copy, "limit_bytes": room(6)}
+    remote = TokenLoader(dict.fromkeys("ab", f"{ADDRESS}/train"), **settings, **places)
+    assert rows(remote, 120) == rows(local, 120)
+
+
 def test_trace_reads_through_the_copy(published: Published) -> None:
     local, remote = published.local(), published.remote()
     ours, theirs = remote.trace(40), local.trace(40)

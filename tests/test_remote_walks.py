@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -52,7 +51,7 @@ class Run:
                 *("-m", "tests.copied_ranks", json.dumps({**given, "rank": rank, "out": str(out)})),
                 cwd=REPOSITORY,
                 env=dict(os.environ),
-                streams=(0, sys.__stdout__.fileno(), sys.__stderr__.fileno()),
+                streams=(0, 1, 2),
             )
             for rank, out in enumerate(self.outs)
         ]

@@ -16,7 +16,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class LocalCopy:
         self._ledger.make()
         self._lock = threading.RLock()
         self._held: set[str] = set()
-        self._taken: set[str] = set()
+        self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._presence: list[Presence] = []  # one, in a process that has used this object
@@ -140,13 +141,13 @@ class LocalCopy:
     def hold(self, paths: Iterable[str]) -> None:
         """Fetch files, and keep them until `close`. Paths are relative to the copy."""
         chosen = list(paths)
-        self.take(chosen, lambda path: None)
-        self._held.update(chosen)
+        self.take(chosen, self._held.add, mine=self._held)
 
-    def take(self, paths: Sequence[str], use: Callable[[str], None], *, also: Iterable[str] = ()) -> None:
-        """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is newly taken.
+    def take(self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = ()) -> None:
+        """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
 
-        Paths are relative to the copy. Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
+        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy.
+        Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
         """
         began = changed = time.monotonic()
         looked, seen, pause = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0]
@@ -162,7 +163,7 @@ class LocalCopy:
                         for path in paths:
                             state.failed.pop(path, None)
                     is_asked, starved = True, looked - began > self._patience
-                    missing = self._take_ready(state, paths, use, also, starved=starved)
+                    missing = self._take_ready(state, paths, use, also, mine, starved=starved)
                     if not missing:
                         self._patience = min(self._patience, PATIENCE_SECONDS if not starved else _IMPATIENCE_SECONDS)
                         return
@@ -179,16 +180,18 @@ class LocalCopy:
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
-    def _take_ready(self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], *, starved: bool) -> list[str]:
+    def _take_ready(
+        self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, starved: bool
+    ) -> list[str]:
         """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
         self._enter(state)
         reader, missing = self._reader, []
         for index, path in enumerate((*paths, *also)):
-            if path in self._taken:
+            if path in mine:
                 continue
             if self._is_whole(state, path):
                 use(path)
-                self._taken.add(path)
+                self._taken[path] += 1
                 state.use(path)
             elif index < len(paths):
                 missing.append(path)
@@ -220,12 +223,14 @@ class LocalCopy:
             self._presence[0].write(self._reader)
 
     def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
-        """Call `unuse` for each of the files that this process has taken. Then the copy may remove them."""
+        """Call `unuse` for each of the files, which an owner has taken. If no other owner has a file, the copy may remove it then."""
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
-            for path in [path for path in paths if path in self._taken and path not in self._held]:
+            for path in list(paths):
                 unuse(path)
-                self._taken.discard(path)
+                self._taken[path] -= 1
+                if self._taken[path] <= 0:
+                    del self._taken[path]
             self._reader.maps = sorted(self._taken)
             self._presence[0].write(self._reader)
 
@@ -352,7 +357,7 @@ class LocalCopy:
         for method in self._on_fork:
             if (forget := method()) is not None:
                 forget()
-        self._taken = set(self._held)
+        self._taken = Counter(self._held)
         self._reader = self._new_reader()
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.cache.slots import SlotTokens
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
@@ -130,8 +131,13 @@ class CopiedWindows(PretrainWindows):
             kept = {self._places[shard] for shard in whole} | {self._tail_of(block) for block in (first[crossing] // self.block_shards)}
             self._give_back(self._in_use - kept)
         also = [path for visit in self._visits or () for path in self.want(visit, now=True).paths()]
-        self.copy.take(missing, self._map, also=also)
+        self.copy.take(missing, self._map, mine=self._in_use, also=also)
         self._refill()
+        if (
+            any(held[shard] < lengths[shard] for shard in whole)
+            or (crossing & (held[last] <= starts + self.T - self._stream_starts[last])).any()
+        ):
+            raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
     def _tail_of(self, block: int) -> str:
         stop = min((block + 1) * self.block_shards, len(self._places))
