@@ -31,11 +31,11 @@ ROOMS = {  # what each room may import of its own package
     "niels_cache_runtime": {
         "format": "",
         "cache": "format",
-        "loader": "format cache",
+        "loader": "format cache remote",
         "samplers": "format cache loader",  # a sampler checks a state as the loader does
         "verify": "format cache catalog_text",
         "megatron": "format cache",
-        "remote": "format",
+        "remote": "format cache",
     },
     "niels_cache_assets": {
         "config": "sources",  # a data set's table is the schema of its source
@@ -52,7 +52,7 @@ ROOMS = {  # what each room may import of its own package
         "indices": "config",
         "notify": "config parts sources",
         "cluster": "artifacts config parts",
-        "publish": "config disk",
+        "publish": "disk",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
