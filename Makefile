@@ -37,7 +37,7 @@ RUN_TESTS = $(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loa
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test shuffled walks cluster torture mutants olmo lint format bench pictures site
+.PHONY: help cache ui test shuffled walks cluster remote torture mutants olmo lint format bench pictures site
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -66,6 +66,9 @@ walks: $(DEV)  ## the long walks: the wheel in a fresh environment, and a small 
 
 cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (five minutes of two cores)
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 2 --dist loadfile $(TEST_ARGS)
+
+remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 2 --dist loadfile $(TEST_ARGS)
 
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)

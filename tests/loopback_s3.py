@@ -115,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, answered, content = self.s3.ask(self.command, self.path, body, headers)
         if fault == "lost":
             return self._break()
+        if fault == "flip":
+            content = bytes([content[0] ^ 1]) + content[1:]
         self.send_response(status)
         for name, value in answered.items():
             if name.lower() not in _HOP:

@@ -31,11 +31,11 @@ ROOMS = {  # what each room may import of its own package
     "niels_cache_runtime": {
         "format": "",
         "cache": "format",
-        "loader": "format cache",
+        "loader": "format cache remote",
         "samplers": "format cache loader remote",  # a sampler checks a state as the loader does
         "verify": "format cache catalog_text",
         "megatron": "format cache remote",
-        "remote": "format",
+        "remote": "format cache",
     },
     "niels_cache_assets": {
         "config": "sources",  # a data set's table is the schema of its source

@@ -18,13 +18,13 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.publish import pull as pull_module
 from niels_cache_assets.publish.check import check
-from niels_cache_assets.publish.pieces import pieces
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache

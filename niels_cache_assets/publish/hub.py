@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.publish.card import data_card
-from niels_cache_assets.publish.published import Published, published_of
 from niels_cache_assets.publish.pull import Pulled, place
 from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push, unusable
 from niels_cache_assets.publish.transfer import THREADS, Progress
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split
 from niels_cache_runtime.format.meta import MOST_META_BYTES
+from niels_cache_runtime.remote.published import Published, published_of
 from niels_cache_runtime.remote.record import Record, parse_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 

@@ -24,8 +24,6 @@ from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta, locked, staged
 from niels_cache_assets.publish.one_split import only_split
-from niels_cache_assets.publish.pieces import Source, pieces
-from niels_cache_assets.publish.published import Published, read_published
 from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -33,6 +31,8 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, sha256_text, write_meta
 from niels_cache_runtime.format.safe_open import read_regular
+from niels_cache_runtime.remote.pieces import Source, pieces
+from niels_cache_runtime.remote.published import Published, read_published
 from niels_cache_runtime.remote.record import TOKENIZER, RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, open_store
 

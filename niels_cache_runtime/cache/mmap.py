@@ -63,20 +63,24 @@ class MappedTokens:
         sizes = [_tokens_size(path, dtype) for path in paths]
         _require_maps(paths, sum(size > 0 for size in sizes))
         self.shard_lengths = np.array(sizes, dtype=np.int64) // dtype.itemsize
-        buffer = _map_one_range(paths, sizes) if any(sizes) and _can_map_one_range() else None
+        buffer = _map_one_range(paths, sizes)
         self.tokens: Tokens | None = None
         if buffer is not None:
-            self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // dtype.itemsize
-            self.tokens = np.frombuffer(memoryview(buffer), dtype=dtype)
-            self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
-            self.shards = [
-                self.tokens[start : start + length]
-                for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
-            ]
+            self._set_range(buffer, sizes)
         else:
             self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
             count = sum(size > 0 for size in sizes)
             self.shards = [_map_alone(path, size, dtype, count=count) for path, size in zip(paths, sizes, strict=True)]
+
+    def _set_range(self, buffer: "ctypes.Array[Any]", sizes: Sequence[int]) -> None:
+        """Make the views of all shards in one range."""
+        self.shard_starts = np.cumsum([0, *map(page_end, sizes)], dtype=np.int64)[:-1] // self.dtype.itemsize
+        self.tokens = np.frombuffer(memoryview(buffer), dtype=self.dtype)
+        self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
+        self.shards = [
+            self.tokens[start : start + length]
+            for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
+        ]
 
     @property
     def stream(self) -> Tokens | None:
@@ -138,7 +142,7 @@ def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
     return state.st_size
 
 
-def _open_tokens(path: str | Path, size: int) -> int:
+def open_tokens(path: str | Path, size: int) -> int:
     """Open a token file and return its descriptor. The file must still have `size` bytes, because another file may have taken its place."""
     try:
         descriptor = open_regular(path)
@@ -155,7 +159,7 @@ def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any], *, count: int)
     """Map one file. `count`: the number of files of its split, for a message."""
     if size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
-    descriptor = _open_tokens(path, size)
+    descriptor = open_tokens(path, size)
     try:
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=dtype)
     except OSError as error:
@@ -166,7 +170,7 @@ def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any], *, count: int)
         os.close(descriptor)
 
 
-def _page_end(size: int) -> int:
+def page_end(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -185,33 +189,57 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
     return libc.mmap, libc.munmap
 
 
-def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if the system refuses.
+def reserve_range(sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
+    """Reserve addresses for files of `sizes` bytes at consecutive pages. Nothing is readable yet. Return None if the system refuses.
 
     The returned array owns the range. numpy and torch views keep the array alive, and the range is unmapped when the last view is gone.
-    Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
     """
+    if not any(sizes) or not _can_map_one_range():
+        return None
     map_pages, unmap_pages = _libc_mmap()
-    total = sum(map(_page_end, sizes))
+    total = sum(map(page_end, sizes))
     base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         return None
     buffer = (ctypes.c_ubyte * total).from_address(base)
     # Not at interpreter exit: views may still exist after the finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
-    address = base
+    return buffer
+
+
+def map_at(address: int, size: int, descriptor: int | None, *, is_readable: bool = True) -> bool:
+    """Map a file, or empty memory without a file, at a reserved address. Return False if the system refuses (`ctypes.get_errno` says why).
+
+    is_readable: with False, the pages are only reserved, as by `reserve_range`. Memory without a file can be written if it is readable.
+    """
+    map_pages, _ = _libc_mmap()
+    if descriptor is not None:
+        return map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) == address
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if is_readable else _PROT_NONE
+    return map_pages(address, page_end(size), protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0) == address
+
+
+def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
+    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if the system refuses.
+
+    Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
+    """
+    buffer = reserve_range(sizes)
+    if buffer is None:
+        return None
+    address = ctypes.addressof(buffer)
     for path, size in zip(paths, sizes, strict=True):
         if not size:
             continue
-        descriptor = _open_tokens(path, size)
+        descriptor = open_tokens(path, size)
         try:
-            if map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+            if not map_at(address, size, descriptor):
                 if ctypes.get_errno() == errno.ENOMEM:
                     _require_maps(paths, sum(size > 0 for size in sizes), was_refused=True)
                 return None
         finally:
             os.close(descriptor)
-        address += _page_end(size)
+        address += page_end(size)
     return buffer
 
 

@@ -6,6 +6,7 @@ Everything before the last arrow is computed from the position in the run. So a 
 at any step. A batch costs one gather (one indexed numpy read) for each source that it has rows of.
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,19 +25,20 @@ from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
 from niels_cache_runtime.loader.prefetch import prefetched_batches
+from niels_cache_runtime.loader.remote.opening import Sources, fed_plan
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (
     LoaderSettings,
     check_one_tokenizer,
     name_sources,
-    open_source,
     row_weights,
-    saved_settings,
 )
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.state import (
     State,
+    arguments_of_state,
     check_form,
+    check_in_worker,
     check_order,
     check_settings,
     check_sources,
@@ -80,6 +82,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         m * ranks_per_machine and following, and reads lanes m, m + machines, ... only. When both are None, torchrun's variables decide.
     prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
     verify: "size" compares file sizes with meta.json; "sha256" also reads every file of these splits once and compares its content.
+    local_dir, limit_bytes: for a source that is an address, such as "s3://bucket/prefix/train": the folder of a local copy, and the most
+        bytes that it may take. Pretrain splits need order="blocks". All processes of a machine may share the folder.
+    fetch: with "windows", a pretrain split at an address needs no copy and any order is possible, but each row costs a request.
 
     Iteration starts at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None), each worker prepares
     whole batches in turn, and the order is the same for any number of workers. There, the position moves only in the workers: see
@@ -118,10 +123,13 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         ranks_per_machine: int | None = None,
         prefetch: int | None = None,
         verify: Verify = "size",
+        local_dir: str | os.PathLike[str] | None = None,
+        limit_bytes: float | None = None,
+        fetch: Literal["shards", "windows"] = "shards",
     ) -> None:
-        folders = name_sources(sources)
+        opener = Sources(sources, local_dir=local_dir, limit_bytes=limit_bytes, fetch=fetch, order=order)
         self._settings = settings = LoaderSettings.checked(
-            folders,
+            opener.folders,
             T=T,
             B=B,
             seed=seed,
@@ -144,11 +152,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             machines=machines,
             ranks_per_machine=ranks_per_machine,
         )
-        self.names = tuple(folders)
+        self.names = tuple(opener.folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
         self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
-        self._sources: list[Source] = [open_source(folder, settings, verify=verify) for folder in folders.values()]
+        self._sources: list[Source] = opener.open(settings, verify=verify)
         check_one_tokenizer(self.names, self._sources)
         self._mixture = Mixture(
             self.names,
@@ -186,18 +194,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Raises
             NielsCacheError for the reasons that the constructor and `load_state_dict` list.
         """
-        check_form(state)
-        sizes = read_position(state).batches[-1]
-        folders = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
-        if isinstance(sources, str) and len(folders) == 1:
-            sources = dict.fromkeys(folders, sources)
-        folders |= name_sources(sources) if sources else {}
-        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
-        if "epochs" in changes:
-            del settings["on_exhausted"]  # its saved value depends on the saved epochs
-        settings |= changes
-        if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
-            settings["machines"] = sizes.machines
+        folders, settings = arguments_of_state(state, name_sources(sources) if isinstance(sources, Mapping) else sources, changes)
         loader = cls(folders, **settings)
         loader.load_state_dict(state, grown=grown)
         return loader
@@ -345,14 +342,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             raise NielsCacheError("this iterator is stale: the loader was iterated again or given another state; use the newest iterator")
 
     def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
-        if self.device.type != "cpu":
-            raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' with workers")
-        if self._worker is not None and not self._resumed and not self._settings.epochs:
-            raise NielsCacheError(
-                "an endless loader was iterated again under persistent workers, so they would read the same batches again; "
-                "keep one iterator of the DataLoader, or give epochs=n"
-            )
-        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, even if its last pass was not read to the end
+        is_new_pass = self._worker is not None and not self._resumed
+        check_in_worker(self.device, is_endless_again=is_new_pass and not self._settings.epochs)
+        if is_new_pass:  # a persistent worker's next pass, even if its last pass was not read to the end
             self._start = self._steps.next_pass(self._start)
             self._worker = None
         done = self._worker[2] if self._worker else 0
@@ -364,7 +356,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self._raise_if_exhausted()
 
     def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
-        plan = plan_batches(self._mixture, self._steps, position, worker=worker, workers=workers, done=done)
+        share = {"worker": worker, "workers": workers, "done": done}
+        plan = plan_batches(self._mixture, self._steps, position, **share)
+        if self._settings.order == "blocks":
+            named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
+            plan = fed_plan(plan, named, self._settings, self.block_visits(), end=end, first=position.samples, **share)
         return map(self._maker.make, plan)
 
     def _end_of_pass(self, start: int) -> int:

@@ -4,9 +4,12 @@ A state is small and JSON-able. If a check fails, the error names the difference
 batches.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
@@ -14,7 +17,7 @@ from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
-from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, row_weights
+from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_settings
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
@@ -166,6 +169,40 @@ def check_form(state: Any) -> None:
             f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
             f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
             f"resume with the release that saved it"
+        )
+
+
+def arguments_of_state(
+    state: State, sources: str | Mapping[str, str] | None, changes: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the folders and the keyword arguments of a loader with the settings of a state; see `TokenLoader.from_state`."""
+    check_form(state)
+    sizes = read_position(state).batches[-1]
+    folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
+    if isinstance(sources, str | os.PathLike):
+        folders |= dict.fromkeys(folders, str(sources)) if len(folders) == 1 else name_sources(sources)
+    elif sources:
+        folders |= sources
+    settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
+    if "epochs" in changes:
+        del settings["on_exhausted"]  # its saved value depends on the saved epochs
+    settings |= changes
+    if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
+        settings["machines"] = sizes.machines
+    return folders, settings
+
+
+def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
+    """Raise NielsCacheError if a worker of a DataLoader cannot make batches.
+
+    is_endless_again: whether an endless loader is iterated for the second time in the same worker.
+    """
+    if device.type != "cpu":
+        raise NielsCacheError(f"device='{device}': workers of a DataLoader make batches on the CPU; use device='cpu' with workers")
+    if is_endless_again:
+        raise NielsCacheError(
+            "an endless loader was iterated again under persistent workers, so they would read the same batches again; "
+            "keep one iterator of the DataLoader, or give epochs=n"
         )
 
 

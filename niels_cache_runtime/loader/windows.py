@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import WindowReader
-from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split, require_doc_ends
+from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Tokens, doc_ends_name
@@ -55,7 +55,11 @@ class PretrainWindows:
         self.stride = T if stride is None else check_positive("stride", stride)
         self.folder = folder
         self.path = os.path.abspath(folder)
-        split = open_split(self.path, doc_ends=True, verify=verify)
+        self._use(open_split(self.path, doc_ends=True, verify=verify))
+
+    def _use(self, split: OpenedSplit) -> None:
+        """Read from an open split. Raises NielsCacheError if it is shorter than one window."""
+        folder, T = self.folder, self.T
         self.meta = split.meta
         self.files = split.shards
         self.doc_ends = split.doc_ends

@@ -28,6 +28,7 @@ RECORD_VERSION = 1
 TOKENIZER = "tokenizer/"  # the folder of the tokenizer's files in `Record.beside`
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _BESIDE = "beside"
 
 
@@ -113,13 +114,12 @@ def _parsed(content: bytes) -> Record:
     if sha256_text(canonical_json({**said, "record_sha256": ""})) != own:
         raise NielsCacheError("does not match its record_sha256 (edited by hand?)")
     hashes = [said["content_sha256"], said["meta_sha256"], *said["previous"], *(entry["sha256"] for entry in said["beside"].values())]
-    names = [said["name"], *said["beside"]]
     if (
         said["family"] not in FAMILIES
         or not all(map(_SHA256.fullmatch, hashes))
-        or any(map(name_problem, names))
-        or "/" in said["name"]
-        or said["name"].startswith(".")
+        or any(map(name_problem, said["beside"]))
+        or not _NAME.fullmatch(said["name"])
+        or ".." in said["name"]
         or META_NAME not in said["beside"]
         or not all(path == META_NAME or path.startswith(TOKENIZER) for path in said["beside"])
         or not all(is_count(entry["bytes"]) for entry in said["beside"].values())

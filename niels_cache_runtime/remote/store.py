@@ -40,12 +40,14 @@ _CLIENT_KEYS = (
     "proxy_ca_certificate",
     "proxy_excludes",
     "timeout",
+    "read_timeout",
 )
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
 _PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
 _NO_E_TAG = '"00000000000000000000000000000000"'
+_process: int | None = None  # the process that uses obstore; its threads do not survive a fork
 
 _EXPIRED = "the credentials have expired; renew them, and run the same command again"
 _REFUSED = "the store does not accept the credentials; check the variables of the environment that hold them"
@@ -114,6 +116,15 @@ class Found(NamedTuple):
     sha256: str | None
 
 
+class Range(NamedTuple):
+    """A part of an object. size: of the whole object. sha256: the recorded hash of its whole content, or None."""
+
+    content: bytes
+    size: int
+    e_tag: str | None
+    sha256: str | None
+
+
 class Listed(NamedTuple):
     """An object in a list of objects. `modified`: the time of its last change, by the clock of the store."""
 
@@ -154,10 +165,11 @@ def check_address(text: str, *, writes: bool = False) -> str:
     return text.rstrip("/")
 
 
-def open_store(address: str, *, make: bool = False) -> Store:
+def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> Store:
     """Open the store of an address. No request is sent.
 
-    make: whether to make the folder of a file:// address. Raises NielsCacheError for a wrong address, and if obstore is not installed.
+    make: whether to make the folder of a file:// address. is_hasty: whether to give up after a few seconds if the store does not answer.
+    Raises NielsCacheError for a wrong address, and if obstore is not installed.
     """
     address = check_address(address)
     try:
@@ -166,6 +178,13 @@ def open_store(address: str, *, make: bool = False) -> Store:
         from obstore import store as stores
     except ImportError as error:
         raise NielsCacheError(f'{address}: needs obstore; install it: pip install "niels-cache[remote]"') from error
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise NielsCacheError(
+            f"{address}: obstore cannot be used in a forked process if its parent has used it; start this process by spawn or forkserver "
+            "(for a DataLoader: multiprocessing_context='spawn')"
+        )
     refusals = (errors.BaseError, FileNotFoundError)  # obstore raises the second if an object or a bucket is missing
     if address.startswith("file://"):
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
@@ -175,7 +194,8 @@ def open_store(address: str, *, make: bool = False) -> Store:
             return FolderStore(address, obstore, refusals, stores.LocalStore(folder, mkdir=True), folder=folder)
 
     prefix, open_any = _VARIABLES[address.partition("://")[0]], cast(Any, stores.from_url)
-    client = {"timeout": "6 hours", "connect_timeout": "20 seconds"}  # obstore's own limit of 30 seconds is too short for a shard
+    # The limit of obstore itself, 30 seconds for a request, is too short for a shard.
+    client = {"timeout": "6 hours", "read_timeout": "2 minutes", "connect_timeout": "3 seconds" if is_hasty else "20 seconds"}
     client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # client options hide these variables
 
     def connect(retries: int) -> Any:
@@ -184,7 +204,8 @@ def open_store(address: str, *, make: bool = False) -> Store:
         return open_any(address, retry_config=retry, client_options=client)
 
     with _told(address, refusals):
-        return Store(address, obstore, refusals, connect(_RETRIES), hasty=connect(_HASTY_RETRIES))
+        hasty = connect(_HASTY_RETRIES)
+        return Store(address, obstore, refusals, hasty if is_hasty else connect(_RETRIES), hasty=hasty)
 
 
 class Store:
@@ -221,6 +242,15 @@ class Store:
         with self._told(key):
             for piece in self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=PIECE_BYTES):
                 yield memoryview(piece)
+
+    def read_range(self, key: str, length: int, *, start: int = 0) -> Range:
+        """Return the content of an object from the byte `start` to `start` + `length` - 1, by one request.
+
+        Raises MissingError if there is no such object.
+        """
+        with self._told(key):
+            result = self._obstore.get(self._remote, key, options={"range": (start, start + length)})
+            return Range(bytes(result.bytes()), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
 
     def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
         """Write an open file as one object, with its sha256 in the metadata. The object appears whole or not at all.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 
@@ -21,6 +20,16 @@ class Source(Protocol):
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         """Yield the content of a file from the byte `start` on."""
+
+
+class Tally(Protocol):
+    """A count of bytes. Both methods raise an exception if the work must end."""
+
+    def add(self, count: int) -> None:
+        """Count bytes."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait."""
 
 
 def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:

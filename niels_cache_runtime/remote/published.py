@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from niels_cache_assets.config.registry import is_valid_name
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
@@ -48,13 +47,21 @@ def read_published(store: Store) -> Published:
     Raises MissingError if nothing is published there. Raises NielsCacheError if both do not describe one cache.
     """
     record, _ = read_record(store)
-    file = next(file for file in record.files_beside() if file.path == META_NAME)
+    return published_of(record, read_meta_of(store, record), store.name_of(_meta_of(record).key))
+
+
+def read_meta_of(store: Store, record: Record) -> bytes:
+    """Return the bytes of the meta.json that a record names. Raises MissingError if it is gone."""
+    file = _meta_of(record)
     where = store.name_of(file.key)
     try:
-        content, _ = store.read(file.key, most_bytes=MOST_META_BYTES)
+        return store.read(file.key, most_bytes=MOST_META_BYTES)[0]
     except MissingError:
         raise MissingError(f"{where}: the record names this object, but it is gone; push the cache again") from None
-    return published_of(record, content, where)
+
+
+def _meta_of(record: Record) -> RemoteFile:
+    return next(file for file in record.files_beside() if file.path == META_NAME)
 
 
 def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> Published:
@@ -66,7 +73,7 @@ def published_of(record: Record, content: bytes, where: str, *, in_place: bool =
     if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise NielsCacheError(f"{where}: its content is not the one in the record; push the cache again")
     meta = check_form(parse_meta(content, where), where)
-    if is_foreign(meta) or not is_valid_name(record.name):
+    if is_foreign(meta):
         raise NielsCacheError(f"{where}: is not the meta.json of a cache that niels-cache pushes; push the cache again")
     files = listed_files(meta, where)
     problem = place_problem(meta, family=record.family, name=record.name)

@@ -1,0 +1,204 @@
+"""Windows of a pretrain split whose shards come and go in a local copy.
+
+    numbers --places--> shards that the windows need --LocalCopy.take--> slots (`cache.slots`) --gather--> tokens
+
+If all shards of a batch are in their slots, a batch costs two numpy calls more than with a folder. Otherwise it waits for the missing ones.
+`feed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. Without a
+feed, as in `trace`, the shards of the last batch stay. A block's last window also needs the first tokens of the next shards, its tail. The
+tail is a small file of its own in the copy, and it is put into the slots of these shards.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import map_doc_ends
+from niels_cache_runtime.cache.opening import OpenedSplit
+from niels_cache_runtime.cache.slots import SlotTokens
+from niels_cache_runtime.format.layout import Split, Tokens, doc_ends_name, token_dtype_of
+from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.windows import PretrainWindows
+from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote.ledger import TAILS, Want, tail_path
+from niels_cache_runtime.remote.local_copy import LocalCopy
+
+
+class CopiedWindows(PretrainWindows):
+    """A `source.Source` of windows from one split of a published build, for the order in blocks.
+
+    folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
+    The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
+
+    Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
+    """
+
+    def __init__(
+        self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, T: int, stride: int | None, block_shards: int
+    ) -> None:
+        self.T, self.stride, self.folder = T, T if stride is None else stride, folder
+        self.copy, self.build, self.block_shards = copy, build, block_shards
+        self.path = str(copy.folder / build.place(split))
+        files = build.shards(split)
+        self._sizes = np.array([file.size for file in files], dtype=np.int64)
+        self._places = [build.place(file.path) for file in files]
+        self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
+        self._use(
+            OpenedSplit(
+                meta=build.published.meta,
+                shards=[str(copy.folder / place) for place in self._places],
+                tokens=self._slots,
+                doc_ends=self._open_doc_ends(split),
+            )
+        )
+        own = self.blocks(block_shards)
+        self._tail_bytes = (own.tails * self._slots.dtype.itemsize).tolist()
+        # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
+        last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
+        self._needs = np.where(last >= self._stream_starts, np.maximum(last + T + 1 - self._stream_ends, 0), 0)
+        self._forget()
+        copy.on_fork(self._forget)
+
+    def _open_doc_ends(self, split: Split) -> NDArray[np.uint64] | None:
+        if not self.build.has_doc_ends(split):
+            return None
+        place = self.build.place(doc_ends_name(split))
+        self.copy.hold([place])
+        total = int(self._slots.shard_lengths.sum())
+        return map_doc_ends(self.copy.folder / place, token_count=total, is_joined="parts" in self.build.published.meta)
+
+    def _forget(self) -> None:
+        """Empty all slots, in this process only."""
+        self._lock = threading.RLock()
+        self._slots.clear_all()
+        self._complete = np.zeros(len(self._places), dtype=np.bool_)  # whether every window that begins in a shard can be read
+        self._tails: dict[str, bytes] = {}
+        self._in_use: set[str] = set()
+        self._visits: tuple[BlockVisit, ...] | None = None
+
+    def want(self, visit: BlockVisit, *, now: bool) -> Want:
+        """Return what a visit needs, for the record of the copy."""
+        return Want(
+            visit.first, visit.end, now, self.build.id, self.split, visit.files.start, visit.files.stop, self._tail_bytes[visit.block]
+        )
+
+    def bytes_of(self, visit: BlockVisit) -> int:
+        """Return the bytes that a visit needs in the copy."""
+        return int(self._sizes[visit.files.start : visit.files.stop].sum()) + self._tail_bytes[visit.block]
+
+    def block_bytes(self) -> int:
+        """Return the bytes of the largest block."""
+        own = self.blocks(self.block_shards)
+        sums = np.add.reduceat(self._sizes, own.files[:-1])
+        return int((sums + self._tail_bytes).max())
+
+    def use_visits(self, visits: Sequence[BlockVisit] | None) -> None:
+        """Keep the shards of these visits, and give the others back. With None, keep nothing, and read without a feed from here on."""
+        with self._lock:
+            self._visits = None if visits is None else tuple(visits)
+            needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
+            self._give_back(self._in_use - needed)
+
+    def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
+        with self._lock:
+            if not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
+                self._get(starts)
+            return super()._read_tokens(starts)
+
+    def _get(self, starts: NDArray[np.int64]) -> None:
+        """Let the slots hold everything that the windows at `starts` need."""
+        first = self._stream_ends.searchsorted(starts, side="right")
+        last = self._stream_ends.searchsorted(starts + self.T, side="right")
+        stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._places))
+        whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
+        held, lengths = self._slots.held, self._slots.shard_lengths
+        missing = [self._places[shard] for shard in sorted(whole) if held[shard] < lengths[shard]]
+        crossing = last >= stops
+        short = crossing & (held[last] < starts + self.T + 1 - self._stream_starts[last])
+        # A window over several short shards: its last shard may be held while one before it is not.
+        short |= crossing & np.array([bool((held[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)])
+        for block in np.unique(first[short] // self.block_shards).tolist():
+            missing.append(self._tail_of(block))
+        if not missing:
+            return
+        if self._visits is None:
+            kept = {self._places[shard] for shard in whole} | {self._tail_of(block) for block in (first[crossing] // self.block_shards)}
+            self._give_back(self._in_use - kept)
+        also = [path for visit in self._visits or () for path in self.want(visit, now=True).paths()]
+        self.copy.take(missing, self._map, also=also)
+        self._refill()
+
+    def _tail_of(self, block: int) -> str:
+        stop = min((block + 1) * self.block_shards, len(self._places))
+        return tail_path(self.build.id, self.split, stop, self._tail_bytes[block])
+
+    def _map(self, path: str) -> None:
+        if path.startswith(f"{TAILS}/"):
+            self._tails[path] = (self.copy.folder / path).read_bytes()
+        else:
+            self._slots.map(_number(path), self.copy.folder / path)
+        self._in_use.add(path)
+
+    def _unmap(self, path: str) -> None:
+        if path.startswith(f"{TAILS}/"):
+            content = self._tails.pop(path)
+            for shard, _ in self._pieces(path, content):
+                if self._slots.held[shard] < self._slots.shard_lengths[shard]:
+                    self._slots.clear(shard)
+        else:
+            self._slots.clear(_number(path))
+        self._in_use.discard(path)
+
+    def _give_back(self, paths: set[str]) -> None:
+        if paths:
+            self.copy.give_back(paths, self._unmap)
+            self._refill()
+
+    def _refill(self) -> None:
+        """Put the tails into slots that do not hold their shards, and find the shards whose windows can be read."""
+        held, lengths = self._slots.held, self._slots.shard_lengths
+        for path, content in self._tails.items():
+            for shard, piece in self._pieces(path, content):
+                if held[shard] * self._slots.dtype.itemsize < len(piece):
+                    self._slots.fill(shard, piece)
+        complete = np.zeros_like(self._complete)
+        reach = np.zeros(len(held) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
+        for shard in np.flatnonzero(held)[::-1].tolist():
+            is_whole = held[shard] == lengths[shard]
+            reach[shard] = held[shard] + (reach[shard + 1] if is_whole else 0)
+            complete[shard] = is_whole and reach[shard + 1] >= self._needs[shard]
+        self._complete = complete
+
+    def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
+        """Return the shards that a tail covers, and its bytes in each of them."""
+        shard, found = int(os.path.basename(path).split("-")[0]), []
+        while content:
+            size = int(self._sizes[shard])
+            if size:
+                found.append((shard, content[:size]))
+            content, shard = content[size:], shard + 1
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "folder": self.folder,
+            "copy": self.copy,
+            "build": self.build,
+            "split": self.split,
+            "T": self.T,
+            "stride": self.stride,
+            "block_shards": self.block_shards,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _number(path: str) -> int:
+    """Return the number of the shard with this path."""
+    return int(os.path.basename(path).removeprefix("shard_").removesuffix(".bin"))

@@ -1,0 +1,112 @@
+"""A published build as a local copy knows it: the addresses of its files, and their places in the copy.
+
+    LOCAL_DIR/builds/CONTENT_SHA256/FAMILY/NAME/meta.json, train/shard_00000.bin, ...
+    LOCAL_DIR/builds/CONTENT_SHA256/tokenizer/...
+
+So the folder of a build is a cache root. The folders of two builds differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, shard_name
+from niels_cache_runtime.format.safe_open import read_regular
+from niels_cache_runtime.remote.ledger import BUILDS, State
+from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
+from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, parse_record, read_record
+from niels_cache_runtime.remote.store import MissingError, check_address, open_store
+
+
+@dataclass(frozen=True)
+class CopiedBuild:
+    """A build. address: where it was published. published: its files and its meta.json."""
+
+    address: str
+    record: Record
+    published: Published
+
+    @property
+    def id(self) -> str:
+        """CONTENT_SHA256/FAMILY/NAME."""
+        return f"{self.record.content_sha256}/{self.record.family}/{self.record.name}"
+
+    @property
+    def root(self) -> str:
+        """The cache root of this build, relative to the copy."""
+        return f"{BUILDS}/{self.record.content_sha256}"
+
+    @cached_property
+    def files(self) -> Mapping[str, RemoteFile]:
+        """All files by their place, relative to the copy."""
+        return {self.place(file.path): file for file in self.published.files}
+
+    def place(self, path: str) -> str:
+        """Return the place of a file, relative to the copy. `path` is relative to the data set, or begins with `tokenizer/`."""
+        return f"{self.root}/{path}" if path.startswith(TOKENIZER) else f"{BUILDS}/{self.id}/{path}"
+
+    def shards(self, split: str) -> list[RemoteFile]:
+        """Return the shards of a pretrain split, in stream order."""
+        listed = {file.path: file for file in self.published.data if file.path.startswith(f"{split}/")}
+        return [listed[f"{split}/{shard_name(index)}"] for index in range(len(listed))]
+
+    def has_doc_ends(self, split: str) -> bool:
+        return doc_ends_name(split) in self.published.meta["files"]
+
+
+def split_address(address: str) -> tuple[str, Split | None]:
+    """Return the address of a data set, and the split that the address names, or None.
+
+    Raises NielsCacheError for an address that no copy can be made of.
+    """
+    if address.startswith("hf://"):
+        raise NielsCacheError(f"{address}: cannot be read piece by piece; pull it: niels-cache pull {address} --out cache")
+    address = check_address(address)
+    above, _, last = address.rpartition("/")
+    for split in SPLITS:
+        if last == split:
+            return check_address(above), split
+    return address, None
+
+
+def known_build(state: State, build: str, folder: Path) -> CopiedBuild:
+    """Return a build that the copy knows, without a request. Raises NielsCacheError if its meta.json is missing or damaged."""
+    said = state.builds[build]
+    record = parse_record(said["record"].encode(), f"{folder}: the record of {said['address']}")
+    path = folder / BUILDS / build / META_NAME
+    try:
+        content = read_regular(path, most_bytes=record.beside[META_NAME]["bytes"])
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; remove {folder}, and start again") from error
+    return CopiedBuild(said["address"], record, published_of(record, content, str(path)))
+
+
+def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:
+    """Open the build at an address, and return the split that the address names, or None.
+
+    If nothing is published at ADDRESS of ADDRESS/train, the data set itself may have been pushed to ADDRESS/train.
+    """
+    cache, split = split_address(address)
+    try:
+        return open_at(cache), split
+    except MissingError:
+        if split is not None:
+            with suppress(MissingError):
+                return open_at(f"{cache}/{split}"), None
+        raise
+
+
+def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
+    """Read what is published at an address, and return it with the split that the address names. This costs two requests."""
+
+    def read(cache: str) -> CopiedBuild:
+        store = open_store(cache)
+        record, _ = read_record(store)
+        return CopiedBuild(cache, record, published_of(record, read_meta_of(store, record), store.name_of(META_NAME)))
+
+    return at_either(address, read)

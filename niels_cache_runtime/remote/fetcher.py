@@ -1,0 +1,320 @@
+"""The process that downloads into a local copy: `python -m niels_cache_runtime.remote.fetcher LOCAL_DIR GROUP`.
+
+    readers --wants, demands--> ledger --> Fetcher: choose, make room, reserve, download, hash, rename --> ledger --> readers
+
+A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left. A group is the
+readers with the same credentials in their environment. It is a process of its own for two reasons: obstore cannot be used after a fork, as
+in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
+
+A file that a reader waits for comes first, then the files of the block in use, then those of the next block. Room for the whole file is
+reserved before its download begins. Memory: a piece of 4 MiB for each stream.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
+from niels_cache_runtime.remote.ledger import PART, TAILS, Entry, Ledger, Presence, Reader, State
+from niels_cache_runtime.remote.pieces import pieces
+from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.room import make_room, surplus
+from niels_cache_runtime.remote.store import RemoteError, Store, open_store
+
+STREAMS = 4
+_POLL_SECONDS = 0.005
+_PASS_SECONDS = 0.25  # at most so long without a look at the ledger
+_LEAVE_SECONDS = 1.0
+_AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
+_DISK_SECONDS = 30.0  # how long a full disk counts as full
+_TRIES = 6
+_FIRST_WAIT_SECONDS = 0.1
+
+
+class Fetcher:
+    """Downloads for the readers of one group, on several threads."""
+
+    def __init__(self, folder: Path, group: str, *, streams: int = STREAMS) -> None:
+        self._ledger, self._group, self._streams = Ledger(folder), group, streams
+        self._builds: dict[str, CopiedBuild] = {}
+        self._stores: dict[str, Store] = {}
+        self._active: set[str] = set()
+        self._failed_at: dict[str, float] = {}
+        self._disk_limit: tuple[int, float] | None = None
+        self._finished = threading.Event()
+
+    def run(self) -> None:
+        """Download until no reader of the group is left, or the copy is gone. Return at once if another fetcher of the group lives."""
+        with self._ledger.changing():
+            if self._ledger.is_alive("fetchers", self._group):
+                return
+            presence = Presence(self._ledger, "fetchers", self._group)
+        try:
+            with ThreadPoolExecutor(self._streams) as pool:
+                self._loop(lambda path: pool.submit(self._fetch, path))
+        except NotWrittenError:
+            if self._ledger.exists():
+                raise
+        finally:
+            with suppress(NotWrittenError), self._ledger.changing():  # somebody may have removed the whole folder
+                presence.end()
+
+    def _loop(self, submit: Callable[[str], object]) -> None:
+        seen, looked, left = -1, 0.0, time.monotonic()
+        while True:
+            woken, now = self._ledger.woken(), time.monotonic()
+            if woken != seen or self._finished.is_set() or now - looked > _PASS_SECONDS:
+                self._finished.clear()
+                seen, looked = woken, now
+                with self._ledger.changing() as state:
+                    mine = [reader for reader in state.readers.values() if reader.group == self._group]
+                    chosen = self._choose(state, mine)
+                for path in chosen:
+                    submit(path)
+                if mine or self._active:
+                    left = time.monotonic()
+                elif time.monotonic() - left > _LEAVE_SECONDS:
+                    return
+            self._finished.wait(_POLL_SECONDS)
+
+    def _choose(self, state: State, mine: list[Reader]) -> list[str]:
+        """Make room for the next downloads, reserve it, and return their files."""
+        self._remove(state, surplus(state, state.limit() or sys.maxsize))
+        limit = self._limit(state)
+        chosen: list[str] = []
+        for path, is_waited_for in _next_files(mine):
+            if len(self._active) >= self._streams:
+                break
+            if path in state.entries or path in state.failed:
+                continue
+            if not is_waited_for and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+                continue
+            try:
+                size, sha256 = self._expected(state, path)
+            except NielsCacheError as error:
+                state.failed[path] = str(error)
+                continue
+            gone = make_room(state, size, limit, path=path if is_waited_for else None)
+            if gone is None and is_waited_for:
+                self._tell_if_hopeless(state, path, size, limit)
+                continue
+            if gone is None:
+                break
+            self._remove(state, gone)
+            state.entries[path] = Entry(size, sha256, owner=self._group)
+            self._active.add(path)
+            chosen.append(path)
+        return chosen
+
+    def _limit(self, state: State) -> int:
+        limit = state.limit()
+        if limit is None:
+            return sys.maxsize
+        if self._disk_limit is not None and time.monotonic() - self._disk_limit[1] < _DISK_SECONDS:
+            return min(limit, self._disk_limit[0])
+        return limit
+
+    def _remove(self, state: State, paths: list[str]) -> None:
+        for path in paths:
+            self._ledger.remove(state, path)
+            state.counts["removed"] += 1
+
+    def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int) -> None:
+        """Let the reader fail if only files that it has mapped itself are in the way, or if the file can never fit."""
+        waiting = [reader for reader in state.readers.values() if path in reader.demand]
+        others = state.mapped() - {name for reader in waiting for name in reader.maps}
+        if size + state.overhead > limit or (not others and not self._active and not _unmapped(state)):
+            is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
+            why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
+            state.failed[path] = f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold what is read at once; raise it, or make room"
+
+    def _expected(self, state: State, path: str) -> tuple[int, str]:
+        """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
+        if (self._ledger.folder / path).exists():
+            raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another local_dir")
+        build = self._build(state, path)
+        if path.startswith(f"{TAILS}/"):
+            return _tail_of(path)[2], ""
+        file = build.files[path]
+        return file.size, file.sha256
+
+    def _build(self, state: State, path: str) -> CopiedBuild:
+        name = "/".join(path.split("/")[1:4])
+        for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
+            if build not in self._builds:
+                self._builds[build] = known_build(state, build, self._ledger.folder)
+            if path.startswith(f"{TAILS}/") or path in self._builds[build].files:
+                return self._builds[build]
+        raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
+
+    def _fetch(self, path: str) -> None:
+        """Download one file, on a thread of the pool."""
+        problem: str | None = None
+        counts: dict[str, int] = {}
+        sha256, build = "", None
+        try:
+            with self._ledger.changing() as state:
+                build = self._build(state, path)
+            place = self._ledger.folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_name(place.name + PART)
+            if path.startswith(f"{TAILS}/"):
+                content, counts = self._tail(build, path)
+                part.write_bytes(content)
+                sha256 = hashlib.sha256(content).hexdigest()
+            else:
+                file = build.files[path]
+                again = self._download(build, file, part)
+                sha256, counts = file.sha256, {"files": 1, "bytes": file.size * (1 + again), "again": int(again)}
+            os.replace(part, place)
+        except NielsCacheError as error:
+            problem = str(error)
+            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
+        except OSError as error:
+            problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                problem = ""
+        except BaseException as error:
+            problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
+            raise
+        finally:
+            with suppress(NotWrittenError):
+                self._record(path, problem, counts, sha256)
+            self._active.discard(path)
+            self._finished.set()
+
+    def _record(self, path: str, problem: str | None, counts: dict[str, int], sha256: str) -> None:
+        """Record the end of a download. problem: None if it succeeded, and empty if the disk is full."""
+        with self._ledger.changing() as state:
+            if problem is None:
+                entry = state.entries[path]
+                entry.owner, entry.sha256 = "", sha256
+                state.use(path)
+                for name, count in counts.items():
+                    state.counts[name] += count
+                return
+            self._failed_at[path] = time.monotonic()
+            if path in state.entries:
+                self._ledger.remove(state, path)
+            if not problem:
+                self._disk_limit = max(0, state.used_bytes() - 1), time.monotonic()
+            elif any(path in reader.demand for reader in state.readers.values()):
+                state.failed[path] = problem
+
+    def _store(self, build: CopiedBuild) -> Store:
+        if build.address not in self._stores:
+            self._stores[build.address] = open_store(build.address)
+        return self._stores[build.address]
+
+    def _download(self, build: CopiedBuild, file: RemoteFile, part: Path) -> bool:
+        """Download a file to `part`, at most twice. Return whether the first content was wrong."""
+        store = self._store(build)
+        for is_again in (False, True):
+            digest = hashlib.sha256()
+            with open(part, "wb") as opened:
+                for piece in pieces(store, file, start=0, tally=_Uncounted()):
+                    opened.write(piece)
+                    digest.update(piece)
+            if digest.hexdigest() == file.sha256:
+                return is_again
+        raise RemoteError(f"{store.name_of(file.key)}: its content has another sha256 than recorded, twice; push it again with --repair")
+
+    def _tail(self, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
+        """Return the first bytes of the shards from number `stop` on, and the counts of requests and bytes."""
+        split, stop, size = _tail_of(path)
+        shards, found, requests, fetched = build.shards(split), b"", 0, 0
+        while len(found) < size:
+            file = shards[stop]
+            length = min(size - len(found), file.size)
+            content = self._local_bytes(build.place(file.path), length)
+            if content is None:
+                content = self._remote_bytes(build, file, length)
+                requests, fetched = requests + 1, fetched + length
+            found, stop = found + content, stop + 1
+        return found, {"tails": requests, "tail_bytes": fetched}
+
+    def _local_bytes(self, path: str, length: int) -> bytes | None:
+        """Return the first bytes of a shard that the copy has, or None."""
+        with self._ledger.changing() as state:  # a file that is open here may be removed meanwhile
+            if not state.is_ready(path):
+                return None
+            with suppress(OSError), open(self._ledger.folder / path, "rb") as file:
+                return file.read(length)
+        return None
+
+    def _remote_bytes(self, build: CopiedBuild, file: RemoteFile, length: int) -> bytes:
+        store = self._store(build)
+        for failures in _waits():
+            try:
+                found = store.read_range(file.key, length)
+                break
+            except RemoteError as error:
+                if not error.is_transient or failures == _TRIES:
+                    raise
+        with self._ledger.changing() as state:
+            known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
+        is_same = known == (found.e_tag or "") and found.size == file.size and found.sha256 in (None, file.sha256)
+        if not is_same or len(found.content) != length:
+            raise RemoteError(
+                f"{store.name_of(file.key)}: is another object than the one that meta.json lists; push it again with --repair"
+            )
+        return found.content
+
+
+class _Uncounted:
+    def add(self, count: int) -> None: ...
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _waits() -> Iterator[int]:
+    """Yield the number of failures so far, with a growing wait after each."""
+    for failures in range(_TRIES + 1):
+        yield failures
+        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
+
+
+def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
+    """Yield the files to download next, and whether a reader waits for it."""
+    for reader in readers:
+        for path in reader.demand:
+            yield path, True
+    wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
+    for _, want in sorted(dict.fromkeys(wants)):
+        for path in want.paths():
+            yield path, False
+
+
+def _tail_of(path: str) -> tuple[str, int, int]:
+    """Return the split, the number of the first shard and the bytes of a tail, from its path."""
+    split, name = path.split("/")[-2:]
+    stop, size = name.removesuffix(".bin").split("-")
+    return split, int(stop), int(size)
+
+
+def _unmapped(state: State) -> bool:
+    mapped = state.mapped()
+    return any(path not in mapped for path in state.entries)
+
+
+def main() -> None:
+    folder, group = sys.argv[1:]
+    if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
+        os._exit(0)
+    with suppress(KeyboardInterrupt):
+        Fetcher(Path(folder), group).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""The record of a local copy: the files that it holds, and the processes that read them.
+
+    LOCAL_DIR/manifest.json   every file that the copy has downloaded or is downloading; the copy never removes any other file
+    LOCAL_DIR/readers/ID      one process that reads: what it needs next, and what it has mapped
+    LOCAL_DIR/fetchers/ID     one process that downloads
+    LOCAL_DIR/lock            held while one of these files is read or changed: milliseconds, never during a download
+    LOCAL_DIR/wake            its time changes when a reader needs something new
+
+A reader and a fetcher hold a lock on their file. The kernel frees this lock when the process ends, however it ends, so no count can outlive
+its process. Nothing here compares clocks: `used` counts uses. A look costs about a millisecond for a thousand files. `room` decides what to
+remove, and `fetcher` downloads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.commit import try_lock
+from niels_cache_runtime.format.layout import shard_name
+
+VERSION = 1
+BUILDS, TAILS = "builds", "tails"
+PART = ".part"  # the end of the name of a file that is not complete
+_COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
+
+
+class Want(NamedTuple):
+    """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
+
+    first, end: it needs them from sample `first` of the run to sample `end` - 1. now: whether to download them now; otherwise they are only
+    kept if they are there. build: CONTENT_SHA256/FAMILY/NAME.
+    """
+
+    first: int
+    end: int
+    now: bool
+    build: str
+    split: str
+    begin: int
+    stop: int
+    tail: int
+
+    def paths(self) -> list[str]:
+        """Return the files, relative to the copy."""
+        shards = [f"{BUILDS}/{self.build}/{self.split}/{shard_name(index)}" for index in range(self.begin, self.stop)]
+        return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
+
+
+def tail_path(build: str, split: str, stop: int, size: int) -> str:
+    """Return the path of the file with the first `size` bytes of the shards from number `stop` on."""
+    return f"{TAILS}/{build}/{split}/{stop:05d}-{size}.bin"
+
+
+@dataclass
+class Entry:
+    """A file of the copy. owner: the fetcher that downloads it, or empty if it is complete. used: a number that grows with each use."""
+
+    size: int
+    sha256: str
+    owner: str = ""
+    used: int = 0
+
+
+@dataclass
+class Reader:
+    """A process that reads.
+
+    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long.
+    run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
+    """
+
+    pid: int
+    limit: int
+    group: str
+    run: str = ""
+    position: int = 0
+    wants: list[Want] = field(default_factory=list)
+    demand: list[str] = field(default_factory=list)
+    maps: list[str] = field(default_factory=list)
+    starved: bool = False
+
+
+@dataclass
+class State:
+    """The content of the ledger, while its lock is held.
+
+    readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
+    failed: why the download of a file that a reader waits for failed. etags: of objects whose first bytes were read. overhead: the bytes of
+    the ledger itself.
+    """
+
+    entries: dict[str, Entry]
+    builds: dict[str, dict[str, str]]
+    addresses: dict[str, str]
+    failed: dict[str, str]
+    etags: dict[str, str]
+    counts: dict[str, int]
+    tick: int
+    readers: dict[str, Reader]
+    overhead: int
+
+    def used_bytes(self) -> int:
+        """Return the bytes that the copy takes on the disk when all downloads are done."""
+        return sum(entry.size for entry in self.entries.values()) + self.overhead
+
+    def limit(self) -> int | None:
+        """Return the smallest limit of all live readers, or None without a reader."""
+        return min((reader.limit for reader in self.readers.values()), default=None)
+
+    def is_ready(self, path: str) -> bool:
+        """Return whether a file is complete."""
+        entry = self.entries.get(path)
+        return entry is not None and not entry.owner
+
+    def use(self, path: str) -> None:
+        """Mark a file as the one that was used last."""
+        self.tick += 1
+        self.entries[path].used = self.tick
+
+    def mapped(self) -> set[str]:
+        """Return the files that live readers have mapped."""
+        return {path for reader in self.readers.values() for path in reader.maps}
+
+
+class Ledger:
+    """The ledger of one folder. Several threads and processes may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifest = folder / "manifest.json"
+
+    def make(self) -> None:
+        """Make the folders. Raises NotWrittenError if the disk refuses."""
+        try:
+            for name in ("readers", "fetchers"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def exists(self) -> bool:
+        """Return whether the folder is there."""
+        return (self.folder / "readers").is_dir()
+
+    @contextmanager
+    def changing(self) -> Iterator[State]:
+        """Hold the lock, and yield the state. Write the state back afterwards if it has changed.
+
+        Raises NielsCacheError if the manifest cannot be read, and NotWrittenError if the disk refuses.
+        """
+        try:
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._refused(error) from error
+        try:
+            if not try_lock(descriptor, self.folder / "manifest.json", fcntl.LOCK_EX):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            state, before = self._load()
+            try:
+                yield state
+            finally:
+                self._save(state, before)
+        finally:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to a forked process with the same descriptor
+            os.close(descriptor)
+
+    def changed(self) -> tuple[int, int]:
+        """Return a value that differs after each change of the manifest."""
+        try:
+            found = os.stat(self._manifest)
+        except FileNotFoundError:
+            return (0, 0)
+        return found.st_ino, found.st_mtime_ns
+
+    def wake(self) -> None:
+        """Tell the fetchers that a reader needs something new."""
+        path, now = self.folder / "wake", time.monotonic_ns()  # any new value
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.utime(path, ns=(now, now))
+
+    def woken(self) -> int:
+        """Return a value that differs after each `wake`."""
+        try:
+            return os.stat(self.folder / "wake").st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def is_alive(self, kind: str, name: str) -> bool:
+        """Return whether the process of a file in `readers` or `fetchers` lives. Remove the file of a process that ended."""
+        path = self.folder / kind / name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            if not try_lock(descriptor, path, fcntl.LOCK_SH):
+                return True
+            with suppress(OSError):
+                path.unlink()
+            return False
+        finally:
+            os.close(descriptor)
+
+    def _load(self) -> tuple[State, str]:
+        try:
+            content = self._manifest.read_text(encoding="utf-8")
+            said = json.loads(content)
+            if said["version"] != VERSION:
+                raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another local_dir")
+            entries = {path: Entry(*values) for path, values in said["entries"].items()}
+            of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
+            tick = int(said["tick"])
+        except FileNotFoundError:
+            content, entries, tick = "", {}, 0
+            of_state = {name: {} for name in ("builds", "addresses", "failed", "etags")} | {"counts": dict.fromkeys(_COUNTS, 0)}
+        except NielsCacheError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise NielsCacheError(
+                f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
+            ) from error
+        readers, overhead = self._readers()
+        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead + 2 * len(content), **of_state)
+        owners = {entry.owner for entry in entries.values() if entry.owner}
+        dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
+        for path in [path for path, entry in entries.items() if entry.owner in dead]:
+            self.remove(state, path)
+        return state, content
+
+    def _readers(self) -> tuple[dict[str, Reader], int]:
+        """Return the live readers and the bytes of their files."""
+        found, size = {}, 0
+        for name in sorted(os.listdir(self.folder / "readers")):
+            if self.is_alive("readers", name):
+                with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
+                    content = (self.folder / "readers" / name).read_bytes()
+                    said = json.loads(content)
+                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
+                    size += len(content)
+        return found, size
+
+    def remove(self, state: State, path: str) -> None:
+        """Remove a file of the copy from the disk and from the state."""
+        place, entry = self.folder / path, state.entries[path]
+        try:
+            place.unlink(missing_ok=True)
+            if entry.owner:
+                place.with_name(place.name + PART).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+        del state.entries[path]
+        for folder in place.parents:  # without folders that are empty now
+            if folder == self.folder:
+                break
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+
+    def _save(self, state: State, before: str) -> None:
+        said = {
+            "version": VERSION,
+            "tick": state.tick,
+            "counts": state.counts,
+            "addresses": state.addresses,
+            "builds": state.builds,
+            "failed": state.failed,
+            "etags": state.etags,
+            "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
+        }
+        content = json.dumps(said, separators=(",", ":"))
+        if content == before:
+            return
+        temporary = self._manifest.with_suffix(".new")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, self._manifest)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> NotWrittenError:
+        return NotWrittenError(f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir")
+
+
+class Presence:
+    """A file in `readers` or `fetchers` with a lock on it, for as long as this object and this process live."""
+
+    def __init__(self, ledger: Ledger, kind: str, name: str | None = None) -> None:
+        self.name = name or secrets.token_hex(8)
+        self._path = ledger.folder / kind / self.name
+        try:
+            self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise ledger._refused(error) from error
+        self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
+
+    def write(self, reader: Reader) -> None:
+        """Record what a reader needs. Call this only while the ledger's lock is held."""
+        said: dict[str, Any] = asdict(reader)
+        content = json.dumps({**said, "wants": [list(want) for want in reader.wants]}, separators=(",", ":")).encode()
+        try:
+            os.pwrite(self.descriptor, content, 0)
+            os.ftruncate(self.descriptor, len(content))
+        except OSError as error:
+            raise NotWrittenError(f"{self._path}: cannot be written: {error.strerror or error}; free room there") from error
+
+    def forget(self) -> None:
+        """Close the descriptor in a forked child. The parent keeps the lock."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def end(self) -> None:
+        """Remove the file, and free the lock."""
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                self._path.unlink()
+            with suppress(OSError):
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            self.forget()

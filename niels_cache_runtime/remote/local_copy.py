@@ -1,0 +1,372 @@
+"""A bounded copy of published caches on a local disk. All processes of a machine may share one.
+
+    with a bucket:  LocalCopy.open --record, meta.json--> CopiedBuild    LocalCopy.take --demand--> fetcher --> files
+    without it:     LocalCopy.open reads what the copy knows             LocalCopy.take finds all files there
+
+A process that needs files takes them, and waits until they are there. A taken file stays until the process gives it back or ends. `ledger`
+records this on the disk, `room` decides what goes, and `fetcher` downloads. Opening costs two requests, or one if the copy has this
+meta.json. Taking files that are there costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build
+from niels_cache_runtime.remote.ledger import Entry, Ledger, Presence, Reader, State, Want
+from niels_cache_runtime.remote.published import published_of, read_meta_of
+from niels_cache_runtime.remote.record import TOKENIZER, read_record
+from niels_cache_runtime.remote.room import make_room, surplus
+from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
+from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
+
+_PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
+_LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
+PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
+GIVE_UP_SECONDS = 1800.0  # without any change of the copy
+
+_copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
+
+
+class LocalCopy:
+    """A copy in the folder `local_dir` of at most `limit_bytes` bytes, for this process and its forked children.
+
+    The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
+    None means no limit. Several threads may use one object. A forked child counts as a reader of its own.
+    Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
+    """
+
+    def __init__(self, local_dir: str | os.PathLike[str], *, limit_bytes: float | None = None) -> None:
+        if limit_bytes is not None and (isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int | float) or not limit_bytes > 0):
+            raise NielsCacheError(f"limit_bytes={limit_bytes!r}: must be a positive number of bytes, such as 200e9")
+        self.folder = Path(local_dir).expanduser().absolute()
+        self.limit = sys.maxsize if limit_bytes is None else int(min(limit_bytes, sys.maxsize))
+        self._ledger = Ledger(self.folder)
+        self._ledger.make()
+        self._lock = threading.RLock()
+        self._held: set[str] = set()
+        self._taken: set[str] = set()
+        self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._presence: list[Presence] = []  # one, in a process that has used this object
+        self._reader = self._new_reader()
+        _copies.add(self)
+        weakref.finalize(self, _end, self._ledger, self._presence)
+
+    def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
+        """Return the build that is published at an address, and the split that the address names, or None.
+
+        If the store does not answer, return the build of this address that the copy has opened last, with a warning. Raises MissingError if
+        nothing is published there, NielsCacheError for an address that cannot be copied, and RemoteError if the store refuses.
+        """
+        return at_either(address, self._open)
+
+    def fetch_split(self, address: str, *, split: Split | None = None, doc_ends: bool = True) -> Path:
+        """Fetch a whole split. Return its path in the form that TokenLoader takes. The files stay until `close`.
+
+        split: needed if the address names none. doc_ends: whether to fetch the document ends of a pretrain split too.
+        Raises NielsCacheError if the split does not fit below the limit.
+        """
+        build, named = self.open(address)
+        split = split or named
+        if split is None:
+            raise NielsCacheError(f"{address}: names no split; give {address}/{SPLITS[0]}")
+        self.fetch_build(build, split, doc_ends=doc_ends)
+        return self.folder / build.place(split)
+
+    def fetch_build(self, build: CopiedBuild, split: Split, *, doc_ends: bool = True) -> None:
+        """Fetch a whole split of an open build. The files stay until `close`."""
+        if build.record.family == "sft":
+            names = [tokens_name(split), idx_name(split)]
+        else:
+            names = [file.path for file in build.shards(split)]
+            names += [doc_ends_name(split)] if doc_ends and build.has_doc_ends(split) else []
+        self._fetch(build, names)
+        if build.record.family == "pretrain":
+            (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
+
+    def fetch_files(self, address: str, paths: Sequence[str]) -> Path:
+        """Fetch some files of a data set. Return its folder. The files stay until `close`.
+
+        paths: relative to the data set, or `tokenizer/...`. A path that ends with a slash means all files below it.
+        """
+        build, _ = self.open(address)
+        known = [file.path for file in build.published.files]
+        folders = tuple(path for path in paths if path.endswith("/"))
+        unknown = [path for path in paths if path not in known and path not in folders]
+        if unknown:
+            raise NielsCacheError(f"{address}: has no file {unknown[0]}; it has {', '.join(known[:4])} and {max(0, len(known) - 4)} more")
+        self._fetch(build, [path for path in known if path in paths or path.startswith(folders)])
+        return (self.folder / build.place(META_NAME)).parent
+
+    def fetch_cache(self, address: str) -> Path:
+        """Fetch a whole data set and its tokenizer. Return the cache root. The files stay until `close`."""
+        build, _ = self.open(address)
+        self._fetch(build, [file.path for file in build.published.files])
+        for split in SPLITS if build.record.family == "pretrain" else ():
+            (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
+        return self.folder / build.root
+
+    def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
+        wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
+        places = list(dict.fromkeys(map(build.place, wanted)))
+        self.require(sum(build.files[place].size for place in places), build.address)
+        self.hold(places)
+
+    def require(self, needed: int, what: str) -> None:
+        """Raise NielsCacheError if `needed` bytes cannot fit below the limit. `what` names their owner in the message."""
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            limit = min(self.limit, state.limit() or self.limit)
+            needed += state.overhead
+        if needed > limit:
+            other = f" (limit_bytes of another process that uses {self.folder})" if limit < self.limit else ""
+            raise NielsCacheError(
+                f"{what}: needs {needed:,} bytes in {self.folder} at a time, but limit_bytes={limit:,}{other}; raise it, or read fewer "
+                "shards at a time: TokenLoader(order='blocks') with smaller block_shards or fewer lanes"
+            )
+
+    def hold(self, paths: Iterable[str]) -> None:
+        """Fetch files, and keep them until `close`. Paths are relative to the copy."""
+        chosen = list(paths)
+        self.take(chosen, lambda path: None)
+        self._held.update(chosen)
+
+    def take(self, paths: Sequence[str], use: Callable[[str], None], *, also: Iterable[str] = ()) -> None:
+        """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is newly taken.
+
+        Paths are relative to the copy. Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
+        """
+        began = changed = time.monotonic()
+        looked, seen, pause = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0]
+        also, missing = list(also), list(paths)
+        while True:
+            now = self._ledger.changed()
+            if now != seen:
+                changed = time.monotonic()
+            if now != seen or time.monotonic() - looked >= _LOOK_SECONDS:
+                looked, seen = time.monotonic(), now
+                with self._lock, self._ledger.changing() as state:
+                    missing = self._take_ready(state, paths, use, also, starved=looked - began > PATIENCE_SECONDS)
+                    if not missing:
+                        return
+                    is_served = self._ledger.is_alive("fetchers", self._reader.group)
+                self._ledger.wake()
+                if not is_served:
+                    start_fetcher(self._ledger, self._reader.group)
+            if time.monotonic() - changed > GIVE_UP_SECONDS:
+                self._stop_waiting()
+                raise NielsCacheError(
+                    f"{self.folder}: nothing has changed for {GIVE_UP_SECONDS / 60:.0f} minutes, and this process waits for {missing[0]}; "
+                    "other processes hold all the room, or the store hangs; raise limit_bytes, or give each job its own local_dir"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
+
+    def _take_ready(self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], *, starved: bool) -> list[str]:
+        """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
+        self._enter(state)
+        reader, missing = self._reader, []
+        for index, path in enumerate((*paths, *also)):
+            if path in self._taken:
+                continue
+            if self._is_whole(state, path):
+                use(path)
+                self._taken.add(path)
+                state.use(path)
+            elif index < len(paths):
+                missing.append(path)
+        failed = next((path for path in missing if path in state.failed), None)
+        reader.maps, reader.starved = sorted(self._taken), starved and bool(missing)
+        reader.demand = [] if failed else missing
+        self._presence[0].write(reader)
+        if failed:
+            raise RemoteError(state.failed.pop(failed))
+        return missing
+
+    def _is_whole(self, state: State, path: str) -> bool:
+        """Return whether a file is there. Remove one whose size is wrong, so that it is fetched again."""
+        if not state.is_ready(path):
+            return False
+        try:
+            if os.stat(self.folder / path).st_size == state.entries[path].size:
+                return True
+        except FileNotFoundError:
+            pass
+        if path not in state.mapped():
+            self._ledger.remove(state, path)
+        return False
+
+    def _stop_waiting(self) -> None:
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            self._reader.demand = []
+            self._presence[0].write(self._reader)
+
+    def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
+        """Call `unuse` for each of the files that this process has taken. Then the copy may remove them."""
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            for path in [path for path in paths if path in self._taken and path not in self._held]:
+                unuse(path)
+                self._taken.discard(path)
+            self._reader.maps = sorted(self._taken)
+            self._presence[0].write(self._reader)
+
+    def need(self, run: str, position: int, wants: Sequence[Want]) -> None:
+        """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
+
+        position: the next sample of the run for this process. wants: the next parts of the run, in order.
+        """
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            self._reader.run, self._reader.position, self._reader.wants = run, position, list(wants)
+            self._presence[0].write(self._reader)
+            is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
+            is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
+        if not is_idle:
+            self._ledger.wake()
+        if not is_served:
+            start_fetcher(self._ledger, self._reader.group)
+
+    def counts(self) -> dict[str, int]:
+        """Return counts of this folder since it is a copy.
+
+        files, bytes: downloaded. tails, tail_bytes: ranges at the end of blocks. again: files whose first content was wrong.
+        removed: files that were removed to make room.
+        """
+        with self._lock, self._ledger.changing() as state:
+            return dict(state.counts)
+
+    def on_fork(self, forget: Callable[[], None]) -> None:
+        """Let forked children call the method `forget`. It must unmap what this process has taken, except what is held."""
+        self._on_fork.append(weakref.WeakMethod(forget))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"local_dir": self.folder, "limit_bytes": None if self.limit == sys.maxsize else self.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Give everything back. Nothing that was taken may be mapped any more. The object can be used again."""
+        with self._lock:
+            _end(self._ledger, self._presence)
+            self._taken.clear()
+            self._held.clear()
+            self._reader = self._new_reader()
+
+    def _open(self, address: str) -> CopiedBuild:
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            known = state.addresses.get(address, "")
+            has_known = known in state.builds and state.is_ready(f"builds/{known}/{META_NAME}")
+        try:
+            build = self._published(address, is_hasty=has_known)
+        except MissingError:
+            raise
+        except RemoteError as error:
+            if not has_known:
+                raise
+            warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
+            with self._lock, self._ledger.changing() as state:
+                build = known_build(state, known, self.folder)
+        self.hold([build.place(META_NAME)])
+        return build
+
+    def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
+        """Read the record and meta.json at an address, and put meta.json into the copy."""
+        store = open_store(address, is_hasty=is_hasty)
+        record, _ = read_record(store)
+        place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
+        listed = record.beside[META_NAME]
+        with self._lock, self._ledger.changing() as state:
+            is_there = self._is_whole(state, place) and state.entries[place].sha256 == listed["sha256"]
+            content = (self.folder / place).read_bytes() if is_there else None
+        if content is None:
+            content = read_meta_of(store, record)
+        build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
+        with self._lock, self._ledger.changing() as state:
+            for old in [old for old in state.builds if f"builds/{old}/{META_NAME}" not in state.entries]:
+                del state.builds[old]
+            state.builds[build.id] = {"address": address, "record": record.content().decode()}
+            state.addresses[address] = build.id
+            state.addresses = {each: known for each, known in state.addresses.items() if known in state.builds}
+            if not is_there:
+                self._write_meta(state, place, content, listed["sha256"])
+        return build
+
+    def _write_meta(self, state: State, place: str, content: bytes, sha256: str) -> None:
+        limit, target = state.limit() or self.limit, self.folder / place
+        gone = make_room(state, len(content), limit, path=place)
+        if gone is None:
+            raise NielsCacheError(f"{self.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
+        for path in gone:
+            self._ledger.remove(state, path)
+        if target.exists() and place not in state.entries:
+            raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
+        temporary = target.with_name(f"{META_NAME}.new")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            os.replace(temporary, target)
+        except OSError as error:
+            raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
+        state.entries[place] = Entry(len(content), sha256)
+        state.use(place)
+
+    def _new_reader(self) -> Reader:
+        return Reader(pid=os.getpid(), limit=self.limit, group=group_of_environment(), maps=sorted(self._held))
+
+    def _enter(self, state: State) -> None:
+        """Become a live reader, unless this process is one. If this makes the limit smaller, remove what is above it."""
+        if not self._presence:
+            self._presence.append(Presence(self._ledger, "readers"))
+            self._presence[0].write(self._reader)
+            for path in surplus(state, self.limit):
+                self._ledger.remove(state, path)
+        state.readers[self._presence[0].name] = self._reader
+
+    def _forked(self) -> None:
+        """Become a process of its own in a forked child, which has mapped only what is held."""
+        for presence in self._presence:
+            presence.forget()
+        self._presence.clear()
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        for method in self._on_fork:
+            if (forget := method()) is not None:
+                forget()
+        self._taken = set(self._held)
+        self._reader = self._new_reader()
+
+
+def _end(ledger: Ledger, presence: list[Presence]) -> None:
+    try:
+        with ledger.changing():
+            _end_presence(presence)
+    except (NielsCacheError, OSError):  # the folder is gone
+        _end_presence(presence)
+
+
+def _end_presence(presence: list[Presence]) -> None:
+    for each in presence:
+        each.end()
+    presence.clear()
+
+
+def _after_fork() -> None:
+    for copy in list(_copies):
+        copy._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

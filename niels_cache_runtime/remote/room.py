@@ -1,0 +1,89 @@
+"""The choice of files to remove from a local copy, so that a download fits below its limit.
+
+    1. A file that a live process has mapped stays.
+    2. First go the files that no live reader needs soon. The one that was used the longest time ago goes first.
+    3. For a file that a reader waits for, files may go that others need later. The one that is needed last goes first.
+    4. Such a file stays if a reader of the same run needs it before the run needs the new file. So a fast reader waits for a slow one, and
+       each file is downloaded once. Files of another run stay if it is reading them now.
+    5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever.
+
+A reader records what it needs next: as much as fits below its limit (`ledger.Want`). The decisions need no clock and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want
+
+_SOONEST = -1
+
+
+def first_needs(reader: Reader) -> dict[str, Want]:
+    """Return the first part of the run that needs a file, for each file that the reader needs."""
+    found: dict[str, Want] = {}
+    for want in reader.wants:
+        for path in want.paths():
+            found.setdefault(path, want)
+    return found
+
+
+def make_room(state: State, need: int, limit: int, *, path: str | None = None) -> list[str] | None:
+    """Return the files to remove so that `need` more bytes fit below `limit`. Return None if they cannot fit now.
+
+    path: the file to download, if a reader waits for it. None for a download ahead of time: then only rules 1 and 2 apply.
+    """
+    missing = state.used_bytes() + need - limit
+    if missing <= 0:
+        return []
+    chosen: list[str] = []
+    for candidate, entry in _candidates(state, path):
+        chosen.append(candidate)
+        missing -= entry.size
+        if missing <= 0:
+            return chosen
+    return None
+
+
+def surplus(state: State, limit: int) -> list[str]:
+    """Return files to remove until the copy is below `limit`, or as close to it as mapped files allow."""
+    missing, chosen = state.used_bytes() - limit, []
+    if missing > 0:
+        for candidate, entry in _candidates(state, "", is_strict=False):
+            chosen.append(candidate)
+            missing -= entry.size
+            if missing <= 0:
+                break
+    return chosen
+
+
+def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, Entry]]:
+    """Yield the files that may go, in order."""
+    mapped = state.mapped()
+    free = {name: entry for name, entry in state.entries.items() if not entry.owner and name not in mapped}
+    needs = {name: first_needs(reader) for name, reader in state.readers.items()}
+    waited = {name for reader in state.readers.values() for name in reader.demand}
+    soon = waited.union(*needs.values())
+    yield from sorted(((name, entry) for name, entry in free.items() if name not in soon), key=lambda item: item[1].used)
+    if path is None:
+        return
+    waiting = [name for name, reader in state.readers.items() if path in reader.demand]
+    own = {state.readers[name].run: needs[name][path].first if path in needs[name] else _SOONEST for name in waiting}
+    is_starved = any(state.readers[name].starved for name in waiting) or not is_strict
+
+    def distance(name: str) -> int | None:
+        """Return the samples until a file is needed. Return None if it must stay."""
+        found = []
+        for reader_name, reader in state.readers.items():
+            want = needs[reader_name].get(name)
+            if want is None:
+                continue
+            is_later = want.first > own[reader.run] if reader.run in own else want.first > reader.position
+            if not is_later and not (is_starved and reader_name not in waiting):
+                return None
+            found.append(want.first - reader.position)
+        return min(found, default=0)
+
+    later = [(away, name) for name in free if name in soon - waited and (away := distance(name)) is not None]
+    for _, name in sorted(later, reverse=True):
+        yield name, free[name]

@@ -1,0 +1,60 @@
+"""The start of the process that downloads (`fetcher`). Many processes may need it at once, and one of them starts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import niels_cache_runtime
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote.ledger import Ledger, Presence
+
+_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
+_PAUSE_SECONDS = 0.01
+_START_SECONDS = 60.0
+
+
+def group_of_environment() -> str:
+    """Return the group of this process: a hash of the user and of the environment that requests depend on."""
+    chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.upper().startswith(_VARIABLES))
+    return hashlib.sha256("\0".join([str(os.getuid()), *chosen]).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def start_fetcher(ledger: Ledger, group: str) -> None:
+    """Start a fetcher of the group, and wait until it is ready. Return at once if another process is starting it.
+
+    Raises NielsCacheError if it cannot start.
+    """
+    with ledger.changing():
+        if ledger.is_alive("fetchers", group) or ledger.is_alive("fetchers", f"{group}.starting"):
+            return
+        starting = Presence(ledger, "fetchers", f"{group}.starting")
+    try:
+        _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
+        began = time.monotonic()
+        while True:
+            with ledger.changing():
+                if ledger.is_alive("fetchers", group):
+                    return
+            if status or time.monotonic() - began > _START_SECONDS:
+                raise NielsCacheError(
+                    f"{ledger.folder}: the process that downloads did not start (exit status {os.waitstatus_to_exitcode(status)}); "
+                    f"its message stands above; try {sys.executable} -m niels_cache_runtime.remote.fetcher"
+                )
+            time.sleep(_PAUSE_SECONDS)
+    finally:
+        with ledger.changing():
+            starting.end()
+
+
+def _spawn(folder: Path, group: str) -> int:
+    """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number."""
+    package = str(Path(niels_cache_runtime.__file__).parent.parent)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
+    nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)

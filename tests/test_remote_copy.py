@@ -1,0 +1,255 @@
+"""TokenLoader over an address: the batches of a local cache through a bounded local copy."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from niels_cache_assets.publish.push import local_build, prune, push
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.remote.ledger import Ledger
+from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.store import RemoteError
+from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, only_shards, room, rows, write_notes
+from tests.loopback_s3 import BUCKET
+from tests.remote_caches import Caches
+
+pytestmark = pytest.mark.usefixtures("fetching_thread")
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_batches_are_those_of_a_folder_below_the_limit(published: Published, lanes: int) -> None:
+    local, limit = published.local(lanes=lanes, epochs=1), room(3)
+    remote = published.remote(lanes=lanes, epochs=1, limit_bytes=limit, fields=("document_ids",))
+    visits = 0
+    with Watch(published.copy) as watch:
+        for _ in range(3):
+            end = remote.samples + remote.samples_per_epoch["notes"]
+            visits += sum(len(visit.files) for visit in _until(remote, end))
+            assert rows(remote) == rows(local)
+            watch.most = max(watch.most, bytes_of(published.copy))
+    assert 0 < watch.most <= limit
+    counts = remote._sources[0].copy.counts()
+    assert SHARDS < counts["files"] - 1 <= visits
+    assert counts["again"] == 0
+    assert sum(published.shards_sent().values()) == counts["files"] - 1 + counts["tails"]
+    assert remote.samples == local.samples
+
+
+def _until(loader: TokenLoader, end: int) -> list:
+    found = []
+    for visit in loader.block_visits():
+        if visit.first >= end:
+            return found
+        found.append(visit)
+    raise AssertionError("visits have no end")
+
+
+def test_workers_of_a_dataloader_share_the_copy(published: Published) -> None:
+    expected = rows(published.local(epochs=1))
+    remote = published.remote(epochs=1)
+    assert rows(DataLoader(remote, batch_size=None, num_workers=2)) == expected
+    counts = remote._sources[0].copy.counts()
+    assert counts["files"] == SHARDS + 1  # each shard once, and the document ends; a tail has the shard of one token
+    with Ledger(published.copy).changing() as state:
+        assert [reader.pid for reader in state.readers.values()] == [os.getpid()]
+
+
+def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> None:
+    local = published.local()
+    before = rows(local, 7)
+    state = local.state_dict()
+    remote = TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3))
+    after = rows(remote, 7)
+    again = published.local()
+    assert before + after == rows(again, 14)
+    state = remote.state_dict()
+    assert state["sources"]["notes"]["folder"] == f"{ADDRESS}/train"
+    assert rows(TokenLoader.from_state(state, str(published.folder / "train")), 5) == rows(again, 5)
+    assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(remote, 3)
+
+
+def test_trace_reads_through_the_copy(published: Published) -> None:
+    local, remote = published.local(), published.remote()
+    assert (local.trace(40).tokens == remote.trace(40).tokens).all()
+    assert local.trace(3, row=1).offset == remote.trace(3, row=1).offset
+    assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
+
+
+def test_windows_come_by_one_request_each_without_a_copy(published: Published, tmp_path: Path) -> None:
+    settings = {"order": "split", "block_shards": None, "fields": ("document_ids",)}
+    local, remote = published.local(**settings), published.remote(**settings, local_dir=None, limit_bytes=None, fetch="windows")
+    assert list(tmp_path.iterdir()) == []
+    for ours, theirs in zip(islice(remote, 5), islice(local, 5), strict=True):
+        assert (ours.x == theirs.x).all()
+        assert (ours.document_ids == theirs.document_ids).all()
+    (source,) = remote._sources
+    assert 5 * remote.B < source.requests <= 2 * 5 * remote.B + 1
+    assert rows(pickle.loads(pickle.dumps(remote)), 1) == rows(remote, 1)
+    assert remote.names == ("notes",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"order": "split", "block_shards": None}, "order='blocks'"),
+        ({"local_dir": None, "limit_bytes": None}, "local_dir"),
+        ({"limit_bytes": None}, "limit_bytes"),
+        ({"limit_bytes": -1}, "limit_bytes"),
+        ({"limit_bytes": room(1.4) - OVERHEAD}, "2 blocks"),
+        ({"limit_bytes": room(2.4) - OVERHEAD, "lanes": 2}, "3 blocks"),
+        ({"fetch": "rows"}, "fetch"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(published: Published, settings: dict, words: str) -> None:
+    with pytest.raises(NielsCacheError, match=words):
+        published.remote(**settings)
+
+
+def test_other_addresses_and_folders_are_refused(published: Published) -> None:
+    settings = {"T": T, "B": 4, "seed": 3, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
+    with pytest.raises(NielsCacheError, match="pull it"):
+        TokenLoader("hf://datasets/someone/notes/train", **settings)
+    with pytest.raises(NielsCacheError, match="no published cache"):
+        TokenLoader(f"s3://{BUCKET}/at/nothing/train", **settings)
+    with pytest.raises(NielsCacheError, match="local_dir"):
+        published.local(local_dir=published.copy)
+    published.copy.parent.joinpath("file").write_text("")
+    with pytest.raises(NielsCacheError, match="cannot be written"):
+        published.remote(local_dir=published.copy.parent / "file/below")
+
+
+def test_without_a_network_the_copy_is_enough(published: Published) -> None:
+    expected = rows(published.local(epochs=1))
+    limit = room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    published.s3.decide = lambda method, key: "expired"
+    published.s3.requests.clear()
+    with pytest.warns(RuntimeWarning, match="expired"):
+        assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert {key for _, key in published.s3.requests} == {"at/notes/meta.json"}
+
+
+def test_expired_credentials_end_the_run_with_one_line(published: Published) -> None:
+    remote = published.remote(epochs=1)
+    published.s3.decide = only_shards("expired")
+    with pytest.raises(RemoteError, match="expired") as raised:
+        rows(remote)
+    assert "\n" not in str(raised.value)
+    published.s3.decide = lambda method, key: None
+    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
+
+
+def test_a_flipped_byte_is_fetched_again(published: Published) -> None:
+    published.s3.decide = only_shards("flip", times=1, name="/train/shard_00003")
+    remote = published.remote(epochs=1)
+    assert rows(remote) == rows(published.local(epochs=1))
+    assert remote._sources[0].copy.counts()["again"] == 1
+
+
+def test_a_shard_that_is_damaged_in_the_store_is_named(published: Published) -> None:
+    published.s3.decide = only_shards("flip", name="/train/shard_00003")
+    with pytest.raises(RemoteError, match=r"shard_00003\.bin.*sha256"):
+        rows(published.remote(epochs=1, shuffle=False))
+    assert list(published.copy.rglob("*00003*")) == []
+
+
+@pytest.mark.parametrize("fault", ["500", "reset", "cut", "lost"])
+def test_requests_that_fail_for_a_moment_are_repeated(published: Published, fault: str) -> None:
+    published.s3.decide = only_shards(fault, times=3)
+    remote = published.remote(epochs=1)
+    assert rows(remote) == rows(published.local(epochs=1))
+    assert remote._sources[0].copy.counts()["again"] == 0
+
+
+def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, tmp_path: Path) -> None:
+    local, remote = published.local(), published.remote()
+    assert rows(remote, 2) == rows(local, 2)
+    other = write_notes(tmp_path / "other/pretrain/notes", first=5)
+    push(local_build(other), ADDRESS, replace_other=True)
+    assert rows(remote, 40) == rows(local, 40)
+    newer = published.remote()
+    assert rows(newer, 2) == rows(TokenLoader(str(other / "train"), T=T, B=4, seed=3, order="blocks", block_shards=2), 2)
+    del newer
+    prune(ADDRESS)
+    with pytest.raises(RemoteError, match="is gone"):
+        rows(remote, 400)
+
+
+def test_files_of_others_stay(published: Published) -> None:
+    stranger = published.copy / "builds/keep.bin"
+    stranger.parent.mkdir(parents=True)
+    stranger.write_bytes(b"mine")
+    remote = published.remote(epochs=1)
+    rows(remote)
+    assert stranger.read_bytes() == b"mine"
+    place = published.copy / remote._sources[0].build.place("train/shard_00000.bin")
+    del remote
+    gc.collect()
+    LocalCopy(published.copy, limit_bytes=1).close()  # its limit lets everything go
+    assert not place.exists()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"mine")
+    with pytest.raises(NielsCacheError, match="has not downloaded"):
+        rows(published.remote(epochs=1))
+    assert place.read_bytes() == b"mine"
+
+
+def test_the_smaller_of_two_limits_counts(published: Published) -> None:
+    large = published.remote(limit_bytes=room(6))
+    assert rows(large, 200) == rows(published.local(), 200)
+    assert bytes_of(published.copy) > room(3)
+    small = published.remote(limit_bytes=room(3), epochs=1, seed=4)
+    with Watch(published.copy) as watch:
+        pairs = zip(islice(large, 60), islice(small, 60), strict=True)
+        assert sum(1 for _ in pairs) == 60
+    assert 0 < watch.most <= room(3)
+
+
+def test_a_reader_that_was_killed_holds_nothing(published: Published) -> None:
+    remote = published.remote()
+    child = os.fork()
+    if not child:
+        iterator = iter(remote)
+        next(iterator)
+        os.write(1, b"")
+        signal.pause()
+    ledger, began = Ledger(published.copy), time.monotonic()
+    while time.monotonic() - began < 60:
+        with ledger.changing() as state:
+            if any(reader.pid == child and len(reader.maps) > 3 for reader in state.readers.values()):
+                break
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with ledger.changing() as state:
+        assert [reader.pid for reader in state.readers.values()] == [os.getpid()]
+    assert rows(remote, 100) == rows(published.local(), 100)
+
+
+def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -> None:
+    push(local_build(caches.chats), f"s3://{BUCKET}/at/chats")
+    copy = LocalCopy(published.copy, limit_bytes=10_000_000)
+    folder = copy.fetch_split(f"{ADDRESS}/train")
+    assert rows(TokenLoader(str(folder), T=T, B=4, seed=3), 5) == rows(TokenLoader(str(published.folder / "train"), T=T, B=4, seed=3), 5)
+    root = copy.fetch_cache(f"s3://{BUCKET}/at/chats")
+    assert {path.name for path in root.iterdir()} == {"sft", "tokenizer"}
+    alone = copy.fetch_files(f"s3://{BUCKET}/at/chats", ["tokenizer/"])
+    assert alone == root / "sft/chats"
+    with pytest.raises(NielsCacheError, match="no file"):
+        copy.fetch_files(ADDRESS, ["train/none.bin"])
+    settings = {"T": 64, "B": 2, "seed": 1}
+    chats = TokenLoader(f"s3://{BUCKET}/at/chats/train", **settings, local_dir=published.copy, limit_bytes=10_000_000)
+    assert rows(chats, 3) == rows(TokenLoader(str(caches.chats / "train"), **settings), 3)
+    copy.close()
+    with pytest.raises(NielsCacheError, match="limit_bytes"):
+        LocalCopy(published.copy.parent / "small", limit_bytes=room(2)).fetch_split(f"{ADDRESS}/train")
