@@ -20,6 +20,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
+from niels_cache_runtime.remote.store import is_address
 from tests.loopback_s3 import BUCKET, LoopbackS3
 from tests.remote_caches import ADDRESS, Caches, letters
 
@@ -64,7 +65,7 @@ def documents(place: str, **copy: Any) -> list[Any]:
 
 
 def split_of(place: str, family: str, name: str, **copy: Any) -> CacheSplit:
-    cache = open_cache(place if copy else Path(place).parents[1], **copy)
+    cache = open_cache(place if is_address(place) else Path(place).parents[1], **copy)
     assert cache.tokenizer is not None
     assert Path(cache.tokenizer).is_file()
     return getattr(cache, family)[name].train

@@ -194,7 +194,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Raises
             NielsCacheError for the reasons that the constructor and `load_state_dict` list.
         """
-        folders, settings = arguments_of_state(state, name_sources(sources) if isinstance(sources, Mapping) else sources, changes)
+        folders, settings = arguments_of_state(
+            state, name_sources(sources) if isinstance(sources, Mapping) and sources else sources, changes
+        )
         loader = cls(folders, **settings)
         loader.load_state_dict(state, grown=grown)
         return loader

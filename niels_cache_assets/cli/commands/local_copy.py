@@ -10,7 +10,7 @@ from niels_cache_assets.cli.addresses import byte_count
 from niels_cache_assets.cli.command import Command
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import UNKNOWN, counted, file_size
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ file again when it needs it.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_runtime.remote.local_copy import check, contents, trim
+    from niels_cache_runtime.remote.upkeep import check, contents, trim
 
     folder = Path(arguments.folder).expanduser()
     freed = None if arguments.trim is None else trim(folder, arguments.trim)
@@ -54,8 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     table = new_table("data set", "address", "build", "files", "size", "in use", right=frozenset({"files", "size"}), shrinking=["address"])
     for build in found.builds:
         in_use = "yes" if build.in_use else "no"
-        table.add_row(f"{build.family}/{build.name}", build.address, build.build[:12], f"{build.files:,}", file_size(build.bytes), in_use)
-    console.print(table)
+        table.add_row(
+            f"{build.family}/{build.name}",
+            build.address,
+            build.content_sha256[:SHORT_SHA256],
+            f"{build.files:,}",
+            file_size(build.bytes),
+            in_use,
+        )
+    if found.builds:
+        console.print(table)
     limit = UNKNOWN if found.limit is None else file_size(found.limit)
     console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {counted(found.readers, 'reader')} now", soft_wrap=True)
     if freed is not None:

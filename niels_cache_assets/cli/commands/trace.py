@@ -123,10 +123,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _fetch_beside(copy: str, folder: str) -> Path:
     """Return the folder of a split on this machine. For an address, its lineage and its tokenizer are fetched."""
+    from niels_cache_runtime.format.layout import Split, documents_folder, documents_name, examples_name
     from niels_cache_runtime.remote.copied_build import split_address
     from niels_cache_runtime.remote.local_copy import LocalCopy
-
-    from niels_cache_runtime.format.layout import Split, documents_folder, documents_name, examples_name
     from niels_cache_runtime.remote.record import TOKENIZER
     from niels_cache_runtime.remote.store import is_address
 
