@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.loader.remote.windows import CopiedWindows
 from niels_cache_runtime.remote import local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger
@@ -103,7 +104,14 @@ def fetching_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def rows(batches: Iterator[Batch] | TokenLoader, count: int | None = None) -> list[list[int]]:
+def copied(loader: TokenLoader) -> CopiedWindows:
+    """Return the only source of a loader."""
+    (source,) = loader._sources
+    assert isinstance(source, CopiedWindows)
+    return source
+
+
+def rows(batches: Iterable[Batch], count: int | None = None) -> list[list[int]]:
     """Return the rows of x and the last column of y, which are all tokens of the windows."""
     found = []
     for number, batch in enumerate(batches):

@@ -51,7 +51,7 @@ ROOMS = {  # what each room may import of its own package
         "indices": "config",
         "notify": "config parts sources",
         "cluster": "artifacts config parts",
-        "publish": "config disk",
+        "publish": "disk",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",

@@ -9,16 +9,21 @@ import signal
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.remote.ranges import RangeWindows
+from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
-from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, only_shards, room, rows, write_notes
+from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, copied, only_shards, room, rows, write_notes
 from tests.loopback_s3 import BUCKET
 from tests.remote_caches import Caches
 
@@ -37,15 +42,15 @@ def test_batches_are_those_of_a_folder_below_the_limit(published: Published, lan
             assert rows(remote) == rows(local)
             watch.most = max(watch.most, bytes_of(published.copy))
     assert 0 < watch.most <= limit
-    counts = remote._sources[0].copy.counts()
+    counts = copied(remote).copy.counts()
     assert SHARDS < counts["files"] - 1 <= visits
     assert counts["again"] == 0
     assert sum(published.shards_sent().values()) == counts["files"] - 1 + counts["tails"]
     assert remote.samples == local.samples
 
 
-def _until(loader: TokenLoader, end: int) -> list:
-    found = []
+def _until(loader: TokenLoader, end: int) -> list[BlockVisit]:
+    found: list[BlockVisit] = []
     for visit in loader.block_visits():
         if visit.first >= end:
             return found
@@ -57,7 +62,7 @@ def test_workers_of_a_dataloader_share_the_copy(published: Published) -> None:
     expected = rows(published.local(epochs=1))
     remote = published.remote(epochs=1)
     assert rows(DataLoader(remote, batch_size=None, num_workers=2)) == expected
-    counts = remote._sources[0].copy.counts()
+    counts = copied(remote).copy.counts()
     assert counts["files"] == SHARDS + 1  # each shard once, and the document ends; a tail has the shard of one token
     with Ledger(published.copy).changing() as state:
         assert [reader.pid for reader in state.readers.values()] == [os.getpid()]
@@ -79,19 +84,25 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
 
 def test_trace_reads_through_the_copy(published: Published) -> None:
     local, remote = published.local(), published.remote()
-    assert (local.trace(40).tokens == remote.trace(40).tokens).all()
-    assert local.trace(3, row=1).offset == remote.trace(3, row=1).offset
+    ours, theirs = remote.trace(40), local.trace(40)
+    assert isinstance(ours, BatchTrace)
+    assert isinstance(theirs, BatchTrace)
+    assert (ours.tokens == theirs.tokens).all()
+    assert (ours.offsets == theirs.offsets).all()
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
 
 
 def test_windows_come_by_one_request_each_without_a_copy(published: Published, tmp_path: Path) -> None:
-    settings = {"order": "split", "block_shards": None, "fields": ("document_ids",)}
+    settings: dict[str, Any] = {"order": "split", "block_shards": None, "fields": ("document_ids",)}
     local, remote = published.local(**settings), published.remote(**settings, local_dir=None, limit_bytes=None, fetch="windows")
     assert list(tmp_path.iterdir()) == []
     for ours, theirs in zip(islice(remote, 5), islice(local, 5), strict=True):
         assert (ours.x == theirs.x).all()
-        assert (ours.document_ids == theirs.document_ids).all()
+        assert ours.document_ids is not None
+        assert theirs.document_ids is not None
+        assert torch.equal(ours.document_ids, theirs.document_ids)
     (source,) = remote._sources
+    assert isinstance(source, RangeWindows)
     assert 5 * remote.B < source.requests <= 2 * 5 * remote.B + 1
     assert rows(pickle.loads(pickle.dumps(remote)), 1) == rows(remote, 1)
     assert remote.names == ("notes",)
@@ -109,13 +120,13 @@ def test_windows_come_by_one_request_each_without_a_copy(published: Published, t
         ({"fetch": "rows"}, "fetch"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(published: Published, settings: dict, words: str) -> None:
+def test_settings_that_do_not_fit_are_refused(published: Published, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(NielsCacheError, match=words):
         published.remote(**settings)
 
 
 def test_other_addresses_and_folders_are_refused(published: Published) -> None:
-    settings = {"T": T, "B": 4, "seed": 3, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
     with pytest.raises(NielsCacheError, match="pull it"):
         TokenLoader("hf://datasets/someone/notes/train", **settings)
     with pytest.raises(NielsCacheError, match="no published cache"):
@@ -153,7 +164,7 @@ def test_a_flipped_byte_is_fetched_again(published: Published) -> None:
     published.s3.decide = only_shards("flip", times=1, name="/train/shard_00003")
     remote = published.remote(epochs=1)
     assert rows(remote) == rows(published.local(epochs=1))
-    assert remote._sources[0].copy.counts()["again"] == 1
+    assert copied(remote).copy.counts()["again"] == 1
 
 
 def test_a_shard_that_is_damaged_in_the_store_is_named(published: Published) -> None:
@@ -168,7 +179,7 @@ def test_requests_that_fail_for_a_moment_are_repeated(published: Published, faul
     published.s3.decide = only_shards(fault, times=3)
     remote = published.remote(epochs=1)
     assert rows(remote) == rows(published.local(epochs=1))
-    assert remote._sources[0].copy.counts()["again"] == 0
+    assert copied(remote).copy.counts()["again"] == 0
 
 
 def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, tmp_path: Path) -> None:
@@ -192,7 +203,7 @@ def test_files_of_others_stay(published: Published) -> None:
     remote = published.remote(epochs=1)
     rows(remote)
     assert stranger.read_bytes() == b"mine"
-    place = published.copy / remote._sources[0].build.place("train/shard_00000.bin")
+    place = published.copy / copied(remote).build.place("train/shard_00000.bin")
     del remote
     gc.collect()
     LocalCopy(published.copy, limit_bytes=1).close()  # its limit lets everything go
@@ -247,7 +258,7 @@ def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -
     assert alone == root / "sft/chats"
     with pytest.raises(NielsCacheError, match="no file"):
         copy.fetch_files(ADDRESS, ["train/none.bin"])
-    settings = {"T": 64, "B": 2, "seed": 1}
+    settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1}
     chats = TokenLoader(f"s3://{BUCKET}/at/chats/train", **settings, local_dir=published.copy, limit_bytes=10_000_000)
     assert rows(chats, 3) == rows(TokenLoader(str(caches.chats / "train"), **settings), 3)
     copy.close()

@@ -25,7 +25,7 @@ from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
 from niels_cache_runtime.loader.prefetch import prefetched_batches
-from niels_cache_runtime.loader.remote.opening import Sources, fed_plan
+from niels_cache_runtime.loader.remote.opening import Sources, batches_of
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (
     LoaderSettings,
@@ -360,10 +360,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
         share = {"worker": worker, "workers": workers, "done": done}
         plan = plan_batches(self._mixture, self._steps, position, **share)
-        if self._settings.order == "blocks":
-            named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
-            plan = fed_plan(plan, named, self._settings, self.block_visits(), end=end, first=position.samples, **share)
-        return map(self._maker.make, plan)
+        named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
+        return batches_of(plan, self._maker.make, named, self._settings, self.block_visits, end=end, first=position.samples, **share)
 
     def _end_of_pass(self, start: int) -> int:
         return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]

@@ -102,7 +102,7 @@ def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[Copi
 
 
 def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
-    """Read what is published at an address, and return it with the split that the address names. This costs two requests."""
+    """Return the build at an address, and the split that the address names. This costs two requests."""
 
     def read(cache: str) -> CopiedBuild:
         store = open_store(cache)

@@ -136,7 +136,7 @@ class Fetcher:
         if size + state.overhead > limit or (not others and not self._active and not _unmapped(state)):
             is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
             why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
-            state.failed[path] = f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold what is read at once; raise it, or make room"
+            state.failed[path] = f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold one batch; raise it, or make room"
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""

@@ -1,7 +1,7 @@
 """The record of a local copy: the files that it holds, and the processes that read them.
 
     LOCAL_DIR/manifest.json   every file that the copy has downloaded or is downloading; the copy never removes any other file
-    LOCAL_DIR/readers/ID      one process that reads: what it needs next, and what it has mapped
+    LOCAL_DIR/readers/ID      one process that reads, with the files that it needs next and the files that it has mapped
     LOCAL_DIR/fetchers/ID     one process that downloads
     LOCAL_DIR/lock            held while one of these files is read or changed: milliseconds, never during a download
     LOCAL_DIR/wake            its time changes when a reader needs something new
@@ -241,7 +241,11 @@ class Ledger:
     def _readers(self) -> tuple[dict[str, Reader], int]:
         """Return the live readers and the bytes of their files."""
         found, size = {}, 0
-        for name in sorted(os.listdir(self.folder / "readers")):
+        try:
+            names = sorted(os.listdir(self.folder / "readers"))
+        except OSError as error:
+            raise self._refused(error) from error
+        for name in names:
             if self.is_alive("readers", name):
                 with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
                     content = (self.folder / "readers" / name).read_bytes()

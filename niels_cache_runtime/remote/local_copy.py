@@ -33,6 +33,7 @@ from niels_cache_runtime.remote.store import MissingError, RemoteError, open_sto
 _PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
+_IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
@@ -56,6 +57,7 @@ class LocalCopy:
         self._lock = threading.RLock()
         self._held: set[str] = set()
         self._taken: set[str] = set()
+        self._patience = PATIENCE_SECONDS
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._reader = self._new_reader()
@@ -148,7 +150,7 @@ class LocalCopy:
         """
         began = changed = time.monotonic()
         looked, seen, pause = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0]
-        also, missing = list(also), list(paths)
+        also, missing, is_asked = list(also), list(paths), False
         while True:
             now = self._ledger.changed()
             if now != seen:
@@ -156,8 +158,13 @@ class LocalCopy:
             if now != seen or time.monotonic() - looked >= _LOOK_SECONDS:
                 looked, seen = time.monotonic(), now
                 with self._lock, self._ledger.changing() as state:
-                    missing = self._take_ready(state, paths, use, also, starved=looked - began > PATIENCE_SECONDS)
+                    if not is_asked:  # a failure of an earlier request says nothing about this one
+                        for path in paths:
+                            state.failed.pop(path, None)
+                    is_asked, starved = True, looked - began > self._patience
+                    missing = self._take_ready(state, paths, use, also, starved=starved)
                     if not missing:
+                        self._patience = min(self._patience, PATIENCE_SECONDS if not starved else _IMPATIENCE_SECONDS)
                         return
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
                 self._ledger.wake()
@@ -248,7 +255,7 @@ class LocalCopy:
             return dict(state.counts)
 
     def on_fork(self, forget: Callable[[], None]) -> None:
-        """Let forked children call the method `forget`. It must unmap what this process has taken, except what is held."""
+        """Let forked children call the method `forget`. It must unmap all taken files, except the held ones."""
         self._on_fork.append(weakref.WeakMethod(forget))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,7 +265,7 @@ class LocalCopy:
         self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Give everything back. Nothing that was taken may be mapped any more. The object can be used again."""
+        """Give everything back. None of the taken files may be mapped any more. The object can be used again."""
         with self._lock:
             _end(self._ledger, self._presence)
             self._taken.clear()
@@ -328,7 +335,7 @@ class LocalCopy:
         return Reader(pid=os.getpid(), limit=self.limit, group=group_of_environment(), maps=sorted(self._held))
 
     def _enter(self, state: State) -> None:
-        """Become a live reader, unless this process is one. If this makes the limit smaller, remove what is above it."""
+        """Become a live reader, unless this process is one. If this makes the limit smaller, remove files until they fit."""
         if not self._presence:
             self._presence.append(Presence(self._ledger, "readers"))
             self._presence[0].write(self._reader)
@@ -337,7 +344,7 @@ class LocalCopy:
         state.readers[self._presence[0].name] = self._reader
 
     def _forked(self) -> None:
-        """Become a process of its own in a forked child, which has mapped only what is held."""
+        """Become a process of its own in a forked child, which has mapped only the held files."""
         for presence in self._presence:
             presence.forget()
         self._presence.clear()

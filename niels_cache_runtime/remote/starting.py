@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import niels_cache_runtime
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 
@@ -52,7 +51,7 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
 
 def _spawn(folder: Path, group: str) -> int:
     """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number."""
-    package = str(Path(niels_cache_runtime.__file__).parent.parent)
+    package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
     nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]

@@ -9,11 +9,12 @@ So the copy can keep what the slowest process needs. A batch costs two compariso
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
@@ -90,15 +91,25 @@ class BlockFeed:
         return self._sources[visit.source].bytes_of(visit)
 
 
-def fed(plan: Iterator[Located], feed: BlockFeed, *, first: int, rows: int, worker: int, workers: int, done: int) -> Iterator[Located]:
-    """Yield the items of a `plan` (`plan_batches` has the arguments). Before each, move the feed to its batch.
+def fed(
+    plan: Iterator[Located],
+    make: Callable[[Located], Batch],
+    feed: BlockFeed,
+    *,
+    first: int,
+    rows: int,
+    worker: int,
+    workers: int,
+    done: int,
+) -> Iterator[Batch]:
+    """Yield the batches of a `plan` (`plan_batches` has the arguments). Before each, move the feed to it.
 
-    first: the sample at which the plan begins. rows: the rows of a batch on all ranks.
+    first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error too, the feed needs nothing any more.
     """
     try:
         for index, located in enumerate(plan, start=done):
             begin = first + (worker + index * workers) * rows
             feed.advance(begin, begin + rows)
-            yield located
+            yield make(located)
     finally:
         feed.stop()

@@ -8,7 +8,7 @@ an SFT split                   fetched whole into the local copy, and then read 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from niels_cache_runtime.cache.checks import check_choice
@@ -16,6 +16,7 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
+from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.feed import BlockFeed, fed
@@ -85,7 +86,7 @@ class Sources:
         return build, split or SPLITS[0]
 
     def open(self, settings: LoaderSettings, *, verify: Verify) -> list[Source]:
-        """Open all sources. What came from an address was hashed on its way, so `verify` changes nothing for it."""
+        """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
         found = [self._source(folder, settings, verify) for folder in self.folders.values()]
         copied = [source for source in found if isinstance(source, CopiedWindows)]
         if copied and self.copy is not None:
@@ -118,24 +119,22 @@ class Sources:
         )
 
 
-def fed_plan(
+def batches_of(
     plan: Iterator[Located],
+    make: Callable[[Located], Batch],
     named: Mapping[str, Source],
     settings: LoaderSettings,
-    visits: Iterator[BlockVisit],
+    visits: Callable[[], Iterator[BlockVisit]],
     *,
     end: int | None,
     first: int,
-    worker: int,
-    workers: int,
-    done: int,
-) -> Iterator[Located]:
-    """Return the plan with a feed, if any source is in a local copy; see `fed`. end: the sample at which the pass ends."""
+    **share: int,
+) -> Iterator[Batch]:
+    """Return the batches of a plan, with a feed if any source is in a local copy; see `fed`. end: the sample at which the pass ends."""
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:
-        return plan
+        return map(make, plan)
     said: dict[str, Any] = {"settings": settings.of_samples(), "weights": settings.weights, "machines": settings.machines}
     run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
-    ahead = len(copied) * settings.lanes // settings.machines
-    feed = BlockFeed(copied, visits, run=run, end=end, ahead=ahead)
-    return fed(plan, feed, first=first, rows=settings.B * settings.world_size, worker=worker, workers=workers, done=done)
+    feed = BlockFeed(copied, visits(), run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines)
+    return fed(plan, make, feed, first=first, rows=settings.B * settings.world_size, **share)

@@ -31,7 +31,7 @@ class RangeWindows(PretrainWindows):
     """A `source.Source` of windows that are requested one by one.
 
     folder: the address, for messages. The other arguments are those of PretrainWindows. The object can be pickled.
-    requests, bytes: what was requested so far, in this process. Raises RemoteError if the store refuses or does not answer.
+    requests, bytes: the counts of this process so far. Raises RemoteError if the store refuses or does not answer.
     """
 
     def __init__(self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None) -> None:
