@@ -1,0 +1,161 @@
+"""Training from a bucket with several ranks and workers, with kills and faults. `make remote` runs these."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_runtime.remote.ledger import Ledger
+from tests import programs
+from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, room
+from tests.copied_ranks import hashed
+from tests.loopback_s3 import PASSING
+
+pytestmark = pytest.mark.remote
+
+REPOSITORY = Path(__file__).parent.parent
+RANKS = 4
+LIMIT = room(3) + 2 * OVERHEAD  # a dozen processes have larger ledgers
+
+
+class Run:
+    """The ranks of a run, as programs."""
+
+    def __init__(self, published: Published, folder: Path, *, ranks: int = RANKS, **settings: Any) -> None:
+        folder.mkdir(parents=True)
+        self.outs = [folder / str(rank) for rank in range(ranks)]
+        given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0}
+        given |= {**SETTINGS, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
+        self.programs = [
+            programs.Program(
+                *("-m", "tests.copied_ranks", json.dumps({**given, "rank": rank, "out": str(out)})),
+                cwd=REPOSITORY,
+                env=dict(os.environ),
+                streams=(0, sys.__stdout__.fileno(), sys.__stderr__.fileno()),
+            )
+            for rank, out in enumerate(self.outs)
+        ]
+
+    def wait(self) -> list[int]:
+        return [program.wait(300) for program in self.programs]
+
+    def wait_for(self, batches: int) -> None:
+        """Wait until each rank has taken so many batches."""
+        began = time.monotonic()
+        while min(len(lines(out)) for out in self.outs) < batches:
+            assert time.monotonic() - began < 200
+            assert all(program.poll() is None for program in self.programs)
+            time.sleep(0.02)
+
+
+def lines(out: Path) -> list[str]:
+    return [line.split()[1] for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def expected(published: Published, rank: int, *, passes: int = 1, **settings: Any) -> list[str]:
+    loader = published.local(rank=rank, **{"world_size": RANKS, "epochs": 1} | settings)
+    return [hashed(batch) for _ in range(passes) for batch in loader]
+
+
+def visits(published: Published, *, passes: int, lanes: int) -> tuple[Counter[str], int]:
+    """Return how often the machine needs each shard, and how many tails it needs."""
+    loader = published.local(lanes=lanes, epochs=1)
+    end, found, tails = passes * loader.samples_per_epoch["notes"], Counter[str](), 0
+    for visit in loader.block_visits():
+        if visit.first >= end:
+            break
+        found.update(f"shard_{index:05d}.bin" for index in visit.files)
+        tails += visit.tail_tokens > 0
+    return found, tails
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_four_ranks_with_two_workers_read_ten_epochs_below_the_limit(published: Published, tmp_path: Path, lanes: int) -> None:
+    with Watch(published.copy) as watch:
+        run = Run(published, tmp_path / "run", epochs=1, passes=10, lanes=lanes)
+        assert run.wait() == [0] * RANKS
+    for rank, out in enumerate(run.outs):
+        assert lines(out) == expected(published, rank, passes=10, lanes=lanes)
+    assert watch.looks > 20
+    assert 0 < watch.most <= LIMIT
+    needed, tails = visits(published, passes=10, lanes=lanes)
+    sent, ranges = published.shards_sent(), published.tails()
+    assert ranges <= 2 * tails
+    assert sum(sent.values()) - ranges <= sum(needed.values())
+    assert sum(sent.values()) - ranges > SHARDS
+
+
+@pytest.mark.parametrize("killed", [[1], [0, 1, 2, 3]])
+def test_killed_ranks_leave_a_copy_that_the_next_ranks_use(published: Published, tmp_path: Path, killed: Sequence[int]) -> None:
+    run = Run(published, tmp_path / "run", epochs=1, passes=10, pause=0.01)
+    run.wait_for(5)
+    for rank in killed:
+        run.programs[rank].kill()
+    if len(killed) < RANKS:  # the other ranks do not need it
+        assert [code for rank, code in enumerate(run.wait()) if rank not in killed] == [0] * (RANKS - len(killed))
+        for rank in set(range(RANKS)) - set(killed):
+            assert lines(run.outs[rank]) == expected(published, rank, passes=10)
+        return
+    assert run.wait() == [-signal.SIGKILL] * RANKS
+    state = published.local(world_size=RANKS, epochs=1).state_dict(steps=5)
+    with Watch(published.copy) as watch:
+        again = Run(published, tmp_path / "again", ranks=2, state=state, world_size=2, B=8)
+        assert again.wait() == [0, 0]
+    assert 0 < watch.most <= LIMIT
+    for rank, out in enumerate(again.outs):
+        local = published.local(rank=rank, world_size=2, B=8, epochs=1)
+        local.load_state_dict(state)
+        assert lines(out) == [hashed(batch) for batch in local]
+    with Ledger(published.copy).changing() as state_of_copy:
+        assert not [path for path, entry in state_of_copy.entries.items() if entry.owner]
+    assert list(published.copy.rglob("*.part")) == []
+
+
+def test_a_rank_survives_the_end_of_the_process_that_downloads(published: Published, tmp_path: Path) -> None:
+    run = Run(published, tmp_path / "run", ranks=1, epochs=1, passes=4, pause=0.005)
+    run.wait_for(5)
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"niels_cache_runtime.remote.fetcher" in words and os.fsencode(published.copy) in words:
+            os.kill(int(process.name), signal.SIGKILL)
+            found += 1
+    assert found == 1
+    assert run.wait() == [0]
+    assert lines(run.outs[0]) == expected(published, 0, passes=4, world_size=1)
+
+
+def test_failing_slow_and_cut_requests_change_no_batch(published: Published, tmp_path: Path) -> None:
+    dice, lock = random.Random(1), threading.Lock()
+    made: Counter[str] = Counter()
+
+    def decide(method: str, key: str) -> str | None:
+        with lock:
+            chance = dice.random()
+            fault = dice.choice([*PASSING, "slow"]) if chance < 0.05 and "/train/" in key else None
+            made[str(fault)] += 1
+        if fault == "slow":
+            time.sleep(1)
+            return None
+        return fault
+
+    published.s3.decide = decide
+    run = Run(published, tmp_path / "run", ranks=2, epochs=1, passes=10)
+    assert run.wait() == [0, 0]
+    assert sum(made.values()) - made["None"] > 2
+    for rank, out in enumerate(run.outs):
+        assert lines(out) == expected(published, rank, passes=10, world_size=2)
