@@ -1,6 +1,6 @@
 """Reading from a bucket through a bounded local copy: ours and other projects', from one server on 127.0.0.1, with one limit of bytes.
 
-    python benchmarks/stream.py [--mib 1024] [--limit-mib 256] [--seconds 10] [--rounds 3]
+    python benchmarks/stream.py [--mib 1024] [--limit-mib 256] [--seconds 10] [--rounds 3] [--files-mib 16 64]
 
 The tokens are random. Each reader is a new process with an empty local copy, yields shuffled batches of x and y, and is measured for the
 seconds after its first batch. By then it has read the bucket more than once, or as far as it gets. Each peer is first tried with files of
@@ -8,7 +8,7 @@ seconds after its first batch. By then it has read the bucket more than once, or
 turns with ours. "plain loop" fetches, hashes and writes every object with as many streams, and makes no batch.
 
 "Most on disk" is the largest sum of the files in the local copy, looked at every 50 ms. Processor seconds are those of all processes of a
-reader, without the server. peers/compare.py says how the peers are installed. Needs four times the cache's size on disk.
+reader, without the server. peers/compare.py says how the peers are installed. Needs six times the cache's size on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,8 +37,8 @@ from verify import write_cache
 B, T = 64, 2048
 SHARD_MIB = 16
 BLOCK_SHARDS = 4
-FILE_MIB = (16, 64)  # of the peers
 STREAMS = 4
+MOST_SECONDS = 300  # for one run, with its start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,10 @@ def measure(command: list[str], local: Path) -> Run:
     shutil.rmtree(local, ignore_errors=True)
     local.mkdir()
     with watched(local) as sizes:
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise PeersMissing(f"no result after {MOST_SECONDS} seconds: {' '.join(command[1:])}") from error
     shutil.rmtree(local)
     results = [line.removeprefix("result ") for line in done.stdout.splitlines() if line.startswith("result ")]
     if done.returncode or not results:
@@ -126,10 +129,10 @@ def measure_plain(prefix: str, out: Path, tokens: int) -> Run:
     return Run(first=0, tokens=tokens, seconds=seconds, processor_seconds=cpu, most_bytes=size)
 
 
-def publish_for_peers(cache: Path, work: Path) -> None:
+def publish_for_peers(cache: Path, files: Sequence[int], work: Path) -> None:
     """Write the tokens in each peer's format and with each size of files, and put them into the bucket."""
     for name in LOADERS:
-        for mib in FILE_MIB:
+        for mib in files:
             folder = work / "formats" / name
             written = subprocess.run(
                 [*command_of(name), "write", str(cache / "train"), str(folder), str(T), "--mib", str(mib)], capture_output=True, text=True
@@ -140,10 +143,10 @@ def publish_for_peers(cache: Path, work: Path) -> None:
             shutil.rmtree(folder)
 
 
-def fastest_settings(name: str, local: Path, limit: int, seconds: float) -> tuple[str, list[str]]:
+def fastest_settings(name: str, files: Sequence[int], local: Path, limit: int, seconds: float) -> tuple[str, list[str]]:
     """Try a peer's settings. Return the words for the best one, and its command without the seconds."""
     tried: dict[str, tuple[float, list[str]]] = {}
-    for mib in FILE_MIB:
+    for mib in files:
         for workers, mode in SETTINGS:
             if workers == "0":
                 continue  # a worker fetches beside the training
@@ -167,6 +170,7 @@ def main() -> None:
     parser.add_argument("--limit-mib", type=int, default=256, help="of the local copy (default: 256)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of reading in each round (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--files-mib", type=int, nargs="+", default=[16, 64], help="sizes of the peers' files (default: 16 64)")
     parser.add_argument("--no-peers", action="store_true", help="measure only ours and the plain loop")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     settings = parser.parse_args()
@@ -190,9 +194,9 @@ def main() -> None:
             }
             told = {"niels-cache": f"{SHARD_MIB} MiB a shard, {BLOCK_SHARDS} shards a block, no worker", "plain loop": f"{STREAMS} streams"}
             if not settings.no_peers:
-                publish_for_peers(cache, work)
+                publish_for_peers(cache, settings.files_mib, work)
                 for name in LOADERS:
-                    told[name], command = fastest_settings(name, local, limit, settings.seconds / 2)
+                    told[name], command = fastest_settings(name, settings.files_mib, local, limit, settings.seconds / 2)
                     readers[name] = partial(measure, [*command, str(settings.seconds)], local)
             runs: dict[str, list[Run]] = {name: [] for name in readers}
             for _ in range(settings.rounds):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import serve
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
-from litdata.streaming import Cache
+from litdata.streaming import Cache, downloader
 
 
 def documents_of(source: str, tokenizer: Path) -> Iterator[np.ndarray]:
@@ -49,7 +49,11 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
 
 
 def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int, workers: int, collate: Any) -> StreamingDataLoader:
-    """Read from a bucket, with its copy in `folder`."""
+    """Read from a bucket, with its copy in `folder`.
+
+    litdata gives obstore options that hide AWS_ALLOW_HTTP, so an endpoint without encryption is allowed here.
+    """
+    downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
     dataset = StreamingDataset(
         address,
         cache_dir=str(folder),

@@ -1,4 +1,4 @@
-"""What a local copy holds, and how to make it smaller or check it by hand. Readers of the copy may run at the same time."""
+"""The content of a local copy, and its upkeep by hand: trim and check. Readers of the copy may run at the same time."""
 
 from __future__ import annotations
 
