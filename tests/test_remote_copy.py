@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
 import signal
 import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
+from niels_cache_runtime.remote import fetcher
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
@@ -264,3 +267,58 @@ def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -
     copy.close()
     with pytest.raises(NielsCacheError, match="limit_bytes"):
         LocalCopy(published.copy.parent / "small", limit_bytes=room(2)).fetch_split(f"{ADDRESS}/train")
+
+
+class _SmallDisk:
+    """A replacement of `open` for the process that downloads: the copy cannot grow above `size` bytes."""
+
+    def __init__(self, copy: Path, size: int) -> None:
+        self._copy, self._size, self.refused = copy, size, 0
+
+    def __call__(self, path: Path, mode: str) -> Any:
+        file = open(path, mode)  # noqa: SIM115
+        if mode != "wb":
+            return file
+        disk = self
+
+        class Writing:
+            def __enter__(self) -> Writing:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+            def write(self, piece: memoryview) -> None:
+                if bytes_of(disk._copy) + len(piece) > disk._size:
+                    disk.refused += 1
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.write(piece)
+                file.flush()
+
+        return Writing()
+
+
+def test_a_full_disk_counts_as_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = _SmallDisk(published.copy, room(2))
+    monkeypatch.setattr(fetcher, "open", disk, raising=False)
+    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    assert disk.refused > 0
+
+
+def test_a_disk_that_is_too_small_for_a_batch_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = published.remote(epochs=1, limit_bytes=room(8))
+    monkeypatch.setattr(fetcher, "open", _SmallDisk(published.copy, bytes_of(published.copy) + 2_000), raising=False)
+    with pytest.raises(NielsCacheError, match="disk is full"):
+        rows(remote)
+
+
+def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -> None:
+    remote, found = published.remote(epochs=1), []
+    for number, batch in enumerate(remote):
+        found += rows([batch])
+        if number % 60 == 7:
+            for path in (path for path in published.copy.rglob("*") if path.is_file()):
+                with suppress(FileNotFoundError):
+                    os.utime(path, (time.time() + (3600 if number % 2 else -3600),) * 2)
+    assert found == rows(published.local(epochs=1))
+    assert copied(remote).copy.counts()["files"] == SHARDS + 1

@@ -16,17 +16,27 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
 from tests import programs
-from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, room
+from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, write_notes
 from tests.copied_ranks import hashed
-from tests.loopback_s3 import PASSING
+from tests.loopback_s3 import PASSING, LoopbackS3
 
 pytestmark = pytest.mark.remote
 
 REPOSITORY = Path(__file__).parent.parent
 RANKS = 4
-LIMIT = room(3) + 2 * OVERHEAD  # a dozen processes have larger ledgers
+SHARD_TOKENS = 1 << 15  # so that the bytes of the ledger are few beside a block
+LIMIT = 3 * 2 * 2 * SHARD_TOKENS + 2 * OVERHEAD
+SAME: dict[str, Any] = {**SETTINGS, "T": 256}
+
+
+@pytest.fixture
+def published(s3: LoopbackS3, tmp_path: Path) -> Published:
+    push(local_build(write_notes(tmp_path / "root/pretrain/notes", shard_tokens=SHARD_TOKENS)), ADDRESS)
+    s3.requests.clear()
+    return Published(s3, tmp_path / "root/pretrain/notes", tmp_path / "copy")
 
 
 class Run:
@@ -36,7 +46,7 @@ class Run:
         folder.mkdir(parents=True)
         self.outs = [folder / str(rank) for rank in range(ranks)]
         given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0}
-        given |= {**SETTINGS, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
+        given |= {**SAME, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
         self.programs = [
             programs.Program(
                 *("-m", "tests.copied_ranks", json.dumps({**given, "rank": rank, "out": str(out)})),
@@ -64,13 +74,13 @@ def lines(out: Path) -> list[str]:
 
 
 def expected(published: Published, rank: int, *, passes: int = 1, **settings: Any) -> list[str]:
-    loader = published.local(rank=rank, **{"world_size": RANKS, "epochs": 1} | settings)
+    loader = published.local(**{**SAME, "rank": rank, "world_size": RANKS, "epochs": 1} | settings)
     return [hashed(batch) for _ in range(passes) for batch in loader]
 
 
 def visits(published: Published, *, passes: int, lanes: int) -> tuple[Counter[str], int]:
     """Return how often the machine needs each shard, and how many tails it needs."""
-    loader = published.local(lanes=lanes, epochs=1)
+    loader = published.local(**SAME, lanes=lanes, epochs=1)
     end, found, tails = passes * loader.samples_per_epoch["notes"], Counter[str](), 0
     for visit in loader.block_visits():
         if visit.first >= end:
@@ -108,13 +118,13 @@ def test_killed_ranks_leave_a_copy_that_the_next_ranks_use(published: Published,
             assert lines(run.outs[rank]) == expected(published, rank, passes=10)
         return
     assert run.wait() == [-signal.SIGKILL] * RANKS
-    state = published.local(world_size=RANKS, epochs=1).state_dict(steps=5)
+    state = published.local(**SAME, world_size=RANKS, epochs=1).state_dict(steps=5)
     with Watch(published.copy) as watch:
         again = Run(published, tmp_path / "again", ranks=2, state=state, world_size=2, B=8)
         assert again.wait() == [0, 0]
     assert 0 < watch.most <= LIMIT
     for rank, out in enumerate(again.outs):
-        local = published.local(rank=rank, world_size=2, B=8, epochs=1)
+        local = published.local(**{**SAME, "rank": rank, "world_size": 2, "B": 8, "epochs": 1})
         local.load_state_dict(state)
         assert lines(out) == [hashed(batch) for batch in local]
     with Ledger(published.copy).changing() as state_of_copy:
