@@ -153,9 +153,15 @@ def fastest_settings(name: str, files: Sequence[int], local: Path, limit: int, s
             words = f"{mib} MiB a file, {workers} worker{'s' * (workers != '1')}, widened in the {mode}{' process' * (mode == 'main')}"
             address = f"s3://{BUCKET}/{name}/{mib}"
             command = [*command_of(name), "stream", str(local), str(T), str(B), workers, mode, address, str(limit)]
-            run = measure([*command, str(seconds)], local)
+            try:
+                run = measure([*command, str(seconds)], local)
+            except PeersMissing as error:
+                print(f"  {name}, {words}: failed: {error}", flush=True)
+                continue
             tried[words] = run.speed, command
             print(f"  {name}, {words}: {run.speed:.1f} M tokens/s", flush=True)
+    if not tried:
+        raise PeersMissing(f"{name}: no setting gave a batch")
     best = max(tried, key=lambda words: tried[words][0])
     return best, tried[best][1]
 
@@ -196,7 +202,11 @@ def main() -> None:
             if not settings.no_peers:
                 publish_for_peers(cache, settings.files_mib, work)
                 for name in LOADERS:
-                    told[name], command = fastest_settings(name, settings.files_mib, local, limit, settings.seconds / 2)
+                    try:
+                        told[name], command = fastest_settings(name, settings.files_mib, local, limit, settings.seconds / 2)
+                    except PeersMissing as error:
+                        print(error, flush=True)
+                        continue
                     readers[name] = partial(measure, [*command, str(settings.seconds)], local)
             runs: dict[str, list[Run]] = {name: [] for name in readers}
             for _ in range(settings.rounds):

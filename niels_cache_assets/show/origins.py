@@ -108,7 +108,7 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 class Cache:
     """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer."""
 
-    def __init__(self, name: str, folder: Path, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
+    def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
         """Open the data set.
 
         folder: the folder of the split on this machine. files: the token files of the split. documents: ordinals to look up.
@@ -116,7 +116,7 @@ class Cache:
         Raise NielsCacheError for a lineage or tokenizer that exists but cannot be read.
         """
         self.name, self.folder, self._files = name, str(folder), files
-        self._split = folder.absolute()
+        self._split = Path(folder).absolute()
         split = cast(Split, self._split.name)  # a bare folder may have any name
         packs = (self._split.parent / tokens_name(split)).exists()
         self.unit = "example" if packs else "document"
