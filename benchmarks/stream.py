@@ -8,7 +8,8 @@ seconds after its first batch. By then it has read the bucket more than once, or
 turns with ours. "plain loop" fetches, hashes and writes every object with as many streams, and makes no batch.
 
 "Most on disk" is the largest sum of the files in the local copy, looked at every 50 ms. Processor seconds are those of a reader and its
-workers, without the server. They do not include the process that downloads for ours, so compare the others by them only. peers/compare.py says how the peers are installed. Needs six times the cache's size on disk.
+workers, without the server. They do not include the process that downloads for ours, so they show no ratio to ours.
+peers/compare.py says how the peers are installed. Needs six times the cache's size on disk.
 """
 
 from __future__ import annotations
