@@ -10,7 +10,7 @@ imported with the first sampler or loader. The tokenizer decodes text; `loader` 
 import difflib
 import html
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +46,8 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.format.reading import find_files
+from niels_cache_runtime.remote.record import TOKENIZER
+from niels_cache_runtime.remote.whole import Place
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
@@ -78,9 +80,9 @@ class TokenStream:
 class CacheSplit:
     """One split of a data set: its sizes, and the ways to read it.
 
-    `folder` is the path that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the documents of a
-    pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens of row i,
-    (tokens,) uint16 or uint32; `len(split)` is `rows`.
+    `folder` is the path or the address that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the
+    documents of a pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens
+    of row i, (tokens,) uint16 or uint32; `len(split)` is `rows`.
 
     If another program wrote meta.json, `bytes` are the sizes of the files on disk, and `rows` of a pretrain split are the entries of its
     doc_ends file. Without a doc_ends file, `rows` come from meta.json, or are None if meta.json does not count documents.
@@ -89,6 +91,10 @@ class CacheSplit:
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
+        self._place: Place | None = None  # of the split at an address
+        if dataset.remote is not None:
+            self._place = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
+            self.folder = self._place.given
         meta = dataset.meta
         of_examples = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", *of_examples)
@@ -118,7 +124,7 @@ class CacheSplit:
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
-        return TokenLoader(self.folder, T=T, B=B, seed=seed, **settings)
+        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings(), **settings})
 
     def sampler(self, *, T: int, device: str = "cpu", verify: Verify = "size") -> "PretrainTokenStreamDataset | SFTExampleDataset":
         """Return a sampler. Its method `get_batch` returns a random batch.
@@ -131,28 +137,31 @@ class CacheSplit:
         if self.dataset.family == "pretrain":
             from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
-            return PretrainTokenStreamDataset(self.folder, T=T, device=device, verify=verify)
+            return PretrainTokenStreamDataset(self.folder, T=T, device=device, verify=verify, **self._copy_settings())
         from niels_cache_runtime.cache.sft import resolve_id
         from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
-        tokens_path, idx_path = self._pair()
+        tokens_path, idx_path = self._pair(self.folder)
         eot_id = resolve_id("eot", None, meta=self.dataset.meta, tokens_path=tokens_path)
-        return SFTExampleDataset(tokens_path, idx_path, T=T, device=device, eot_id=eot_id, verify=verify)
+        return SFTExampleDataset(tokens_path, idx_path, T=T, device=device, eot_id=eot_id, verify=verify, **self._copy_settings())
 
     @cached_property
     def stream(self) -> TokenStream:
         """The mapped tokens, and the place of every row. It takes 8 bytes of memory per row.
 
         Raises NielsCacheError for the reasons that `opening.open_split` lists, and if the data set was rebuilt since it was looked up in
-        the cache.
+        the cache. A split at an address is fetched whole first.
         """
+        folder = self.folder
+        if self._place is not None:
+            folder, self._copy = self._place.whole()
         if self.dataset.family == "sft":
             from niels_cache_runtime.cache.sft import open_pair
 
-            meta, tokens, starts = open_pair(*self._pair())
+            meta, tokens, starts = open_pair(*self._pair(folder))
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
             return TokenStream(pieces=[tokens], offsets=np.append(starts, len(tokens)))
-        opened = open_split(self.folder, doc_ends=True)
+        opened = open_split(folder, doc_ends=True)
         check_same_build(self.folder, opened=self.dataset.meta, reopened=opened.meta)
         ends = require_doc_ends(self.folder, opened.doc_ends)
         pieces = opened.tokens.shards if opened.tokens.stream is None else [opened.tokens.stream]
@@ -172,9 +181,13 @@ class CacheSplit:
     def _name(self) -> str:
         return f"{self.dataset.family}/{self.dataset.name}/{self.split}"
 
-    def _pair(self) -> tuple[str, str]:
-        folder = Path(self.dataset.folder)
-        return str(folder / tokens_name(self.split)), str(folder / idx_name(self.split))
+    def _pair(self, folder: str) -> tuple[str, str]:
+        """Return the paths or addresses of the two files of an SFT split, of which this is the folder."""
+        dataset = folder.removesuffix(self.split)
+        return f"{dataset}{tokens_name(self.split)}", f"{dataset}{idx_name(self.split)}"
+
+    def _copy_settings(self) -> dict[str, Any]:
+        return {} if self._place is None else self._place.settings
 
     def _summary(self) -> str:
         rows = "documents" if self.dataset.family == "pretrain" else "examples"
@@ -210,12 +223,13 @@ class CacheDataset:
     different data set than the folder, or a different tokenizer than the cache holds.
     """
 
-    def __init__(self, root: str, family: Family, name: str) -> None:
-        self.family, self.name = family, name
+    def __init__(self, root: str, family: Family, name: str, *, remote: Place | None = None) -> None:
+        self.family, self.name, self.remote = family, name, remote
         self.folder = str(dataset_dir(root, family, name))
         meta = open_meta(self.folder)
         self.meta: Meta = {} if meta is None else check_place(meta, self.folder)
-        self._expression = f"open_cache({root!r}).{family}[{name!r}]"
+        opened = repr(root) if remote is None else f"{remote.given!r}, local_dir={remote.local_dir!r}, limit_bytes={remote.limit_bytes!r}"
+        self._expression = f"open_cache({opened}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
 
     def __repr__(self) -> str:
@@ -240,8 +254,8 @@ class CacheFamily(Mapping[str, CacheDataset]):
     The names are those of the folders with a meta.json. The folders are listed at each use.
     """
 
-    def __init__(self, root: str, family: Family) -> None:
-        self._root, self._family = root, family
+    def __init__(self, root: str, family: Family, *, remote: Place | None = None) -> None:
+        self._root, self._family, self._remote = root, family, remote
 
     def _names(self) -> list[str]:
         try:
@@ -255,7 +269,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
     def __getitem__(self, name: str) -> CacheDataset:
         if name not in (names := self._names()):
             raise MissingDatasetError(self._missing(name, names))
-        return CacheDataset(self._root, self._family, name)
+        return CacheDataset(self._root, self._family, name, remote=self._remote)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())
@@ -288,48 +302,58 @@ class CacheFamily(Mapping[str, CacheDataset]):
             hint = f"did you mean {near[0]!r}?"
         else:
             hint = f"choose from {', '.join(names)}" if names else "no data set is built yet"
-        return f"{self._root}: no {self._family} data set {name!r}; {hint}"
+        return f"{_shown(self._root, self._remote)}: no {self._family} data set {name!r}; {hint}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [(f".{self._family}[{name!r}]", *_glance(self._root, self._family, name)) for name in self]
 
     def __repr__(self) -> str:
-        return in_lines(f"{self._root}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}", self._rows())
+        title = f"{_shown(self._root, self._remote)}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
+        return in_lines(title, self._rows())
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self._root)}</b></p>{html_table(('data set', 'train', 'val'), self._rows())}"
+        return f"<p><b>{html.escape(_shown(self._root, self._remote))}</b></p>{html_table(('data set', 'train', 'val'), self._rows())}"
 
 
 class Cache:
     """A cache folder. `pretrain` and `sft` give its data sets by name.
 
     `tokenizer` is the path of the cache's model (a SentencePiece model, a tokenizer.json, or the tiktoken.json beside ranks), or None if
-    there is no model.
+    there is no model. The cache at an address has one data set. Its `root` is the folder of its build in the local copy.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.pretrain, self.sft = (CacheFamily(root, family) for family in FAMILIES)
+    def __init__(self, root: str, *, remote: Place | None = None) -> None:
+        self.root, self.remote = root, remote
+        self.pretrain, self.sft = (CacheFamily(root, family, remote=remote) for family in FAMILIES)
 
     @property
     def tokenizer(self) -> str | None:
         folder = tokenizer_dir(self.root)
+        if self.remote is not None:
+            _, self._copy = self.remote.fetch([TOKENIZER])
         models = [*sorted(folder.glob("*.model")), *(folder / name for name in TOKENIZER_MODEL_NAMES.values() if (folder / name).is_file())]
         return str(models[0]) if models else None
 
     def __repr__(self) -> str:
-        return in_lines(f"{self.root}: {len(self.pretrain)} pretrain, {len(self.sft)} sft", [*self.pretrain._rows(), *self.sft._rows()])
+        title = f"{_shown(self.root, self.remote)}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
+        return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
 
     def _repr_html_(self) -> str:
         rows = [*self.pretrain._rows(), *self.sft._rows()]
-        return f"<p><b>{html.escape(self.root)}</b></p>{html_table(('data set', 'train', 'val'), rows)}"
+        return f"<p><b>{html.escape(_shown(self.root, self.remote))}</b></p>{html_table(('data set', 'train', 'val'), rows)}"
 
 
-def open_cache(root: str | Path = "cache") -> Cache:
-    """Open the cache in the folder `root`, which contains `pretrain/` or `sft/`.
+def open_cache(root: str | Path = "cache", *, local_dir: str | None = None, limit_bytes: float | None = None) -> Cache:
+    """Open the cache in the folder `root`, which contains `pretrain/` or `sft/`, or the published cache at an address.
 
-    Raises NielsCacheError if the folder holds no cache.
+    local_dir, limit_bytes: for an address such as `s3://bucket/caches/NAME`: the folder of a local copy, and how many bytes it may take.
+        Opening fetches meta.json only. Samplers and `split[i]` fetch a whole split first, so it must fit.
+
+    Raises NielsCacheError if the folder holds no cache, or if nothing is published at the address.
     """
+    place = Place.of(root, local_dir=local_dir, limit_bytes=limit_bytes)
+    if place.settings:
+        return Cache(place.fetch([])[0], remote=place)
     folder = Path(root).expanduser()
     if not folder.is_dir() or not any((folder / family).is_dir() for family in FAMILIES):
         found = describe(folder)
@@ -337,6 +361,11 @@ def open_cache(root: str | Path = "cache") -> Cache:
         said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.said
         raise NielsCacheError(f"{root}: {said}; {advice}")
     return Cache(str(folder))
+
+
+def _shown(root: str, remote: Place | None) -> str:
+    """Return the folder or the address of a cache, as a person gave it."""
+    return root if remote is None else remote.given
 
 
 def _glance(root: str, family: Family, name: str) -> tuple[str, str]:

@@ -349,8 +349,8 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff", "catalog", "pull")), (
-        "a loader's state says where its caches lie, diff is given both, and pull has --out"
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff", "catalog", "pull", "local-copy")), (
+        "a loader's state says where its caches lie, diff and local-copy are given theirs, and pull has --out"
     )
 
 

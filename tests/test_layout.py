@@ -32,9 +32,9 @@ ROOMS = {  # what each room may import of its own package
         "format": "",
         "cache": "format",
         "loader": "format cache remote",
-        "samplers": "format cache loader",  # a sampler checks a state as the loader does
+        "samplers": "format cache loader remote",  # a sampler checks a state as the loader does
         "verify": "format cache catalog_text",
-        "megatron": "format cache",
+        "megatron": "format cache remote",
         "remote": "format cache",
     },
     "niels_cache_assets": {

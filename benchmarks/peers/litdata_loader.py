@@ -3,6 +3,7 @@
 Headerless uint16 chunks of 64 MB in a local folder, read in place and shuffled, by its own DataLoader.
 """
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import serve
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
-from litdata.streaming import Cache
+from litdata.streaming import Cache, downloader
 
 
 def documents_of(source: str, tokenizer: Path) -> Iterator[np.ndarray]:
@@ -30,12 +31,12 @@ def tokenize(inputs: list[Path], tokenizer: Path, target: Path, T: int) -> None:
     )
 
 
-def chunk_tokens(T: int) -> int:
-    return (T + 1) * (2**25 // (T + 1))
+def chunk_tokens(T: int, mib: int = 64) -> int:
+    return (T + 1) * ((mib << 19) // (T + 1))
 
 
-def write(source: Path, target: Path, T: int) -> None:
-    cache = Cache(str(target), chunk_size=chunk_tokens(T), item_loader=TokensLoader(block_size=T + 1))
+def write(source: Path, target: Path, T: int, mib: int) -> None:
+    cache = Cache(str(target), chunk_size=chunk_tokens(T, mib), item_loader=TokensLoader(block_size=T + 1))
     for number, row in enumerate(serve.rows_of(source, T)):
         cache[number] = np.ascontiguousarray(row)
     cache.done()
@@ -47,5 +48,24 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
     return StreamingDataLoader(dataset, batch_size=B, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
 
 
+def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int, workers: int, collate: Any) -> StreamingDataLoader:
+    """Read from a bucket, with its copy in `folder`.
+
+    litdata gives obstore options that hide AWS_ALLOW_HTTP, so an endpoint without encryption is allowed here.
+    """
+    downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
+    dataset = StreamingDataset(
+        address,
+        cache_dir=str(folder),
+        item_loader=TokensLoader(block_size=T + 1),
+        shuffle=True,
+        drop_last=True,
+        seed=0,
+        max_cache_size=limit,
+        storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
+    )
+    return StreamingDataLoader(dataset, batch_size=B, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
+
+
 if __name__ == "__main__":
-    serve.main(tokenize=tokenize, write=write, make_loader=make_loader)
+    serve.main(tokenize=tokenize, write=write, make_loader=make_loader, make_remote_loader=make_remote_loader)

@@ -1,18 +1,24 @@
 """Functions that the peers' scripts share. It runs in the peers' environments, so it imports nothing of this project.
 
     python PEER.py tokenize TOKENIZER TARGET T INPUT...   files of JSON lines, tokenized by the peer's own writer on two cores
-    python PEER.py write SOURCE TARGET T                  the shards of SOURCE in the peer's own format
+    python PEER.py write SOURCE TARGET T [--mib N]        the shards of SOURCE in the peer's own format, N MiB a file
     python PEER.py read TARGET T B WORKERS MODE
+    python PEER.py stream TARGET T B WORKERS MODE ADDRESS LIMIT SECONDS   from a bucket through a copy of LIMIT bytes in TARGET
 
 `tokenize` prints a line "result N", the seconds that it took after the imports. `read` prints "result ready" after the warm-up. Then every
 line on its input is a number of seconds to measure for and a number of torch's threads, answered by a line "result N", tokens per second of
 x and y. MODE says where tokens are widened to int64: `worker` or `main`, the process that trains. The start of an epoch, when a peer
 shuffles, is not measured.
+
+`stream` takes batches for SECONDS after the first one, with the starts of epochs, and prints "result" and JSON: the seconds to the first
+batch, and the batches, the seconds and the processor seconds of all processes after it. The endpoint comes from the environment.
 """
 
 import argparse
+import gc
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -80,21 +86,30 @@ def stack_and_widen(rows: list[NDArray[np.uint16]]) -> Pair:
 
 
 def main(
-    *, tokenize: Tokenize, make_loader: Callable[..., Iterable[torch.Tensor | Pair]], write: Callable[[Path, Path, int], None] | None = None
+    *,
+    tokenize: Tokenize,
+    make_loader: Callable[..., Iterable[torch.Tensor | Pair]],
+    write: Callable[[Path, Path, int, int], None] | None = None,
+    make_remote_loader: Callable[..., Iterable[torch.Tensor | Pair]] | None = None,
 ) -> None:
-    """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader."""
+    """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader. make_remote_loader also takes address= and limit=, in bytes."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
-    tokenizing, writing, reading = (commands.add_parser(name) for name in ("tokenize", "write", "read"))
+    tokenizing, writing, reading, streaming = (commands.add_parser(name) for name in ("tokenize", "write", "read", "stream"))
     tokenizing.add_argument("tokenizer", type=Path)
     writing.add_argument("source", type=Path)
-    for command in (tokenizing, writing, reading):
+    for command in (tokenizing, writing, reading, streaming):
         command.add_argument("target", type=Path)
         command.add_argument("T", type=int)
     tokenizing.add_argument("inputs", type=Path, nargs="+")
-    reading.add_argument("B", type=int)
-    reading.add_argument("workers", type=int)
-    reading.add_argument("mode", choices=["worker", "main"])
+    writing.add_argument("--mib", type=int, default=64)
+    for command in (reading, streaming):
+        command.add_argument("B", type=int)
+        command.add_argument("workers", type=int)
+        command.add_argument("mode", choices=["worker", "main"])
+    streaming.add_argument("address")
+    streaming.add_argument("limit", type=int)
+    streaming.add_argument("seconds", type=float)
     given = parser.parse_args()
     if given.command == "tokenize":
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # two processes share two cores
@@ -103,10 +118,45 @@ def main(
         return print(f"\nresult {time.perf_counter() - begin}", flush=True)
     if given.command == "write":
         assert write is not None
-        return write(given.source, given.target, given.T)
+        return write(given.source, given.target, given.T, given.mib)
     collate = stack_and_widen if given.mode == "worker" else stack
-    loader = make_loader(given.target, T=given.T, B=given.B, workers=given.workers, collate=collate)
+    settings = {"T": given.T, "B": given.B, "workers": given.workers, "collate": collate}
+    if given.command == "stream":
+        assert make_remote_loader is not None
+        torch.set_num_threads(1)
+        began = time.perf_counter()
+        loader = make_remote_loader(given.target, address=given.address, limit=given.limit, **settings)
+        return stream(endless(loader, (given.B, given.T)), began=began, seconds=given.seconds)
+    loader = make_loader(given.target, **settings)
     _serve(loader, tokens_per_batch=given.B * given.T, shape=(given.B, given.T))
+
+
+def stream(batches: Iterator[Pair], *, began: float, seconds: float) -> None:
+    """Take batches, and print what `stream` prints. `began`: the perf_counter before the loader was made."""
+    next(batches)
+    first, cpu, taken = time.perf_counter(), _processor_seconds(), 0
+    while (now := time.perf_counter()) - first < seconds:
+        next(batches)
+        taken += 1
+    del batches
+    gc.collect()  # ends the workers, so that their processor seconds count
+    found = {"first": first - began, "batches": taken, "seconds": now - first, "processor_seconds": _processor_seconds() - cpu}
+    print(f"\nresult {json.dumps(found)}", flush=True)
+
+
+def endless(loader: Iterable[torch.Tensor | Pair], shape: tuple[int, int]) -> Iterator[Pair]:
+    """Yield the batches of epoch after epoch, without the short batch at the end of an epoch."""
+    while True:
+        for batch in loader:
+            x, y = widen(batch) if isinstance(batch, torch.Tensor) else batch
+            if x.shape == shape:
+                _check(x, y)
+                yield x, y
+
+
+def _processor_seconds() -> float:
+    """Return the processor seconds of this process and of its ended children."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def _serve(loader: Iterable[torch.Tensor | Pair], *, tokens_per_batch: int, shape: tuple[int, int]) -> None:

@@ -50,14 +50,14 @@ def tokenize_one(source: Path, tokenizer: Path, target: Path, T: int) -> None:
     write_rows(serve.cut_into_rows(batches, T), target, T)
 
 
-def write(source: Path, target: Path, T: int) -> None:
-    write_rows(serve.rows_of(source, T), target, T)
+def write(source: Path, target: Path, T: int, mib: int) -> None:
+    write_rows(serve.rows_of(source, T), target, T, mib)
 
 
-def write_rows(rows: Iterable[Any], target: Path, T: int) -> None:
+def write_rows(rows: Iterable[Any], target: Path, T: int, mib: int = 64) -> None:
     from streaming import MDSWriter
 
-    with MDSWriter(out=str(target), columns={"tokens": f"ndarray:uint16:{T + 1}"}, size_limit=2**26) as writer:
+    with MDSWriter(out=str(target), columns={"tokens": f"ndarray:uint16:{T + 1}"}, size_limit=mib << 20) as writer:
         for row in rows:
             writer.write({"tokens": row})
 
@@ -71,11 +71,28 @@ class Collate:
 
 
 def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> Any:
-    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()  # what an interrupted run leaves would refuse this one
-    dataset = StreamingDataset(local=str(folder), batch_size=B, shuffle=True, shuffle_seed=0)
+    return _loader(StreamingDataset(local=str(folder), batch_size=B, shuffle=True, shuffle_seed=0), B, workers, collate)
+
+
+def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int, workers: int, collate: Any) -> Any:
+    """Read from a bucket, with its copy in `folder`."""
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    dataset = StreamingDataset(
+        remote=address, local=str(folder), cache_limit=limit, batch_size=B, shuffle=True, shuffle_seed=0, num_canonical_nodes=1
+    )
+    return _loader(dataset, B, workers, collate)
+
+
+def _loader(dataset: Any, B: int, workers: int, collate: Any) -> Any:
+    from streaming import StreamingDataLoader
+
     return StreamingDataLoader(
         dataset, batch_size=B, num_workers=workers, collate_fn=Collate(collate), drop_last=True, persistent_workers=workers > 0
     )
@@ -83,4 +100,4 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
 
 if __name__ == "__main__":
     _stand_in_for_torchvision()
-    serve.main(tokenize=tokenize, write=write, make_loader=make_loader)
+    serve.main(tokenize=tokenize, write=write, make_loader=make_loader, make_remote_loader=make_remote_loader)

@@ -56,6 +56,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "share a cache": {
         "push": "publish a cache in an object store",
         "pull": "bring a published cache into a cache directory",
+        "local-copy": "show, trim or check the local copy of a published cache",
     },
     "exchange with other projects": {
         "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",

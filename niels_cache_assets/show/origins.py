@@ -8,7 +8,7 @@ this, and everything else is still shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -108,12 +108,14 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 class Cache:
     """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer."""
 
-    def __init__(self, name: str, folder: str, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
-        """Open the data set. `folder`: the folder of the split. `files`: the token files of the split. `documents`: ordinals to look up.
+    def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
+        """Open the data set.
+
+        folder: the folder of the split on this machine. files: the token files of the split. documents: ordinals to look up.
 
         Raise NielsCacheError for a lineage or tokenizer that exists but cannot be read.
         """
-        self.name, self.folder, self._files = name, folder, files
+        self.name, self.folder, self._files = name, str(folder), files
         self._split = Path(folder).absolute()
         split = cast(Split, self._split.name)  # a bare folder may have any name
         packs = (self._split.parent / tokens_name(split)).exists()
@@ -157,12 +159,15 @@ class Cache:
         return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
 
 
-def caches_of(trace: BatchTrace, numbers: Sequence[int]) -> dict[str, Cache]:
-    """Open the data sets that these rows of a batch come from. Return the data sets by name."""
+def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path] = Path) -> dict[str, Cache]:
+    """Open the data sets that these rows of a batch come from. Return the data sets by name.
+
+    beside: takes the folder or the address of a split, and returns its folder on this machine. Lineage and tokenizer are beside it.
+    """
     shown = trace.dataset_ids[list(numbers)]
     return {
         trace.names[source]: Cache(
-            trace.names[source], trace.folders[source], trace.file_names[source], trace.documents[list(numbers)][shown == source]
+            trace.names[source], beside(trace.folders[source]), trace.file_names[source], trace.documents[list(numbers)][shown == source]
         )
         for source in np.unique(shown).tolist()
     }

@@ -7,7 +7,7 @@ for each document or example of the split, and the shown tokens. `niels-cache sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     idx_name,
     list_shards,
+    shard_name,
     token_dtype_of,
 )
 from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, load_meta
@@ -144,8 +145,38 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
     dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
     x, _ = dataset.get_batch(B=count, generator=generator)
     for number, tokens in enumerate(x.numpy().astype(dtype), start=1):
-        title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
-        yield Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+        yield _window(tokens, split, number, count)
+
+
+def fetched_windows(
+    meta: Meta, split: Split, *, count: int, length: int, generator: torch.Generator, fetch: Callable[[Sequence[str]], Path]
+) -> Iterator[Drawn]:
+    """Yield the windows that `windows` yields, of a cache of which only the meta.json is here.
+
+    fetch: fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
+    """
+    from niels_cache_runtime.cache.gather import draw  # torch
+    from niels_cache_runtime.samplers.pretrain_dataset import count_windows
+
+    dtype, files = token_dtype_of(meta), meta["files"]
+    shards = [f"{split}/{shard_name(index)}" for index in range(sum(path.startswith(f"{split}/") for path in files))]
+    lengths = np.array([files[shard]["bytes"] // dtype.itemsize for shard in shards], dtype=np.int64)
+    T = max(1, min(length, int(lengths.max(initial=0)) - 1))
+    ends, starts = count_windows(lengths, T)
+    if not len(ends) or not ends[-1]:
+        raise NielsCacheError(f"{split}: has too few tokens, so there is nothing to sample; choose another --split")
+    numbers = draw(int(ends[-1]), B=count, generator=generator)
+    found = ends.searchsorted(numbers, side="right").tolist()
+    folder = fetch([shards[shard] for shard in sorted(set(found))])
+    for number, (window, shard) in enumerate(zip(numbers.tolist(), found, strict=True), start=1):
+        offset = (window - int(starts[shard])) * dtype.itemsize
+        tokens = np.fromfile(folder / shards[shard], dtype, count=T, offset=offset)
+        yield _window(tokens, split, number, count)
+
+
+def _window(tokens: Tokens, split: Split, number: int, count: int) -> Drawn:
+    title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
+    return Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
 
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:

@@ -37,6 +37,8 @@ from niels_cache_runtime.megatron.indexed import (
     sequence_lengths,
     states_here,
 )
+from niels_cache_runtime.remote.store import is_address
+from niels_cache_runtime.remote.whole import Place
 
 
 class CacheSplit:
@@ -46,6 +48,9 @@ class CacheSplit:
     `IndexedDataset`. MegatronGPTDataset reads these attributes. The format has no uint32, so uint32 tokens of a cache appear as int32. The
     bytes are the same, because every id is below 2^31.
 
+    local_dir, limit_bytes: for the address of a split in place of a folder: the folder of a local copy, and how many bytes it may take. The
+    whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
+
     The object can be pickled: a copy opens the folder again, and raises an error if it holds another build. Builds are compared by
     meta.json, or without a meta.json by the files (see `IndexedDataset`).
 
@@ -54,8 +59,9 @@ class CacheSplit:
 
     dtype: np.dtype[Any] = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = os.path.abspath(folder)
+    def __init__(self, folder: str | Path, *, local_dir: str | None = None, limit_bytes: float | None = None) -> None:
+        self._place = Place.of(folder, local_dir=local_dir, limit_bytes=limit_bytes)
+        self.folder, self._copy = self._place.whole()
         self._open()
 
     def _open(self) -> None:
@@ -115,11 +121,11 @@ class CacheSplit:
         return b"".join(piece.tobytes() for piece in slice_pieces(shards, place, place + PROBE_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "fingerprint": self.fingerprint, "build": self._build}
+        own = {"folder": self._place.given, "fingerprint": self.fingerprint, "build": self._build}
+        return own | ({"copy": self._place.settings} if self._place.settings else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.folder = state["folder"]
-        self._open()
+        self.__init__(state["folder"], **state.get("copy", {}))  # type: ignore[misc]
         if self.fingerprint != state["fingerprint"] or differ(self._build, state["build"]):
             raise NielsCacheError(f"{self.folder}: was rebuilt since it was opened; open it again in every process")
 
@@ -127,10 +133,13 @@ class CacheSplit:
 Indexed = IndexedDataset | CacheSplit
 
 
-def open_indexed(path: str | Path) -> Indexed:
-    """Open a data set by the PREFIX of its .idx and .bin files, or by the folder of a split of a cache. Raises NielsCacheError for other
-    paths.
+def open_indexed(path: str | Path, *, local_dir: str | None = None, limit_bytes: float | None = None) -> Indexed:
+    """Open a data set by the PREFIX of its .idx and .bin files, or by the folder of a split of a cache, or by the address of a split.
+
+    local_dir, limit_bytes: for an address, as for `CacheSplit`. Raises NielsCacheError for other paths.
     """
+    if is_address(str(path)):
+        return CacheSplit(path, local_dir=local_dir, limit_bytes=limit_bytes)
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():

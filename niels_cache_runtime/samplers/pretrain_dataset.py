@@ -6,7 +6,6 @@ A window lies inside one shard. If shards are much longer than T, almost every p
 constant, for any number of shards. The order of a whole epoch, resuming and mixing belong to `loader`.
 """
 
-import os
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,17 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote.whole import Place
+
+
+def count_windows(shard_lengths: NDArray[np.int64], T: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the number of windows up to the end of each shard, and before its start, both (shards,) int64.
+
+    shard_lengths: (shards,) int64, in tokens. Window n of all shards is in the first shard whose end is above n.
+    """
+    windows = np.maximum(shard_lengths - T, 0)
+    ends = np.cumsum(windows)
+    return ends, ends - windows
 
 
 class PretrainTokenStreamDataset:
@@ -27,6 +37,8 @@ class PretrainTokenStreamDataset:
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
     device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares sizes with meta.json; "sha256" reads every shard and compares its content.
+    local_dir, limit_bytes: for the address of a split, such as `s3://bucket/caches/NAME/train`: the folder of a local copy, and how many
+        bytes it may take. The whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
 
     `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
     belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
@@ -36,10 +48,20 @@ class PretrainTokenStreamDataset:
     and if T is below 1 or too large for every shard.
     """
 
-    def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size") -> None:
+    def __init__(
+        self,
+        shards_dir: str,
+        *,
+        T: int,
+        device: str,
+        verify: Verify = "size",
+        local_dir: str | None = None,
+        limit_bytes: float | None = None,
+    ) -> None:
         self.T = T = check_positive("T", T)
-        self.shards_dir = os.path.abspath(shards_dir)
         self.device = resolve_device(device)
+        self._place = Place.of(shards_dir, local_dir=local_dir, limit_bytes=limit_bytes)
+        self.shards_dir, self._copy = self._place.whole()
         split = open_split(self.shards_dir, verify=verify)
         self.meta, mapped = split.meta, split.tokens
         longest = int(mapped.shard_lengths.max(initial=0))
@@ -50,11 +72,9 @@ class PretrainTokenStreamDataset:
                 f"{shards_dir}: T={T} needs a shard of {T + 1} tokens, but the longest has {longest}; "
                 f"use T <= {longest - 1}, or rebuild with shard_bytes >= {(T + 1) * mapped.dtype.itemsize} if the split is that long"
             )
-        windows = np.maximum(mapped.shard_lengths - T, 0)
-        window_ends = np.cumsum(windows)
-        self.total_windows = int(window_ends[-1])
-        self._window_ends = window_ends
-        self._shard_offsets = mapped.shard_starts - (window_ends - windows)
+        self._window_ends, window_starts = count_windows(mapped.shard_lengths, T)
+        self.total_windows = int(self._window_ends[-1])
+        self._shard_offsets = mapped.shard_starts - window_starts
         self._reader = WindowReader(mapped, length=T + 1)
         self._pairs = PairMaker(self.device)
 
@@ -71,8 +91,9 @@ class PretrainTokenStreamDataset:
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"shards_dir": self.shards_dir, "T": self.T, "device": str(self.device), "meta": self.meta}
+        own = {"shards_dir": self._place.given, "T": self.T, "device": str(self.device), "meta": self.meta}
+        return own | ({"copy": self._place.settings} if self._place.settings else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["shards_dir"], T=state["T"], device=state["device"])  # type: ignore[misc]
+        self.__init__(state["shards_dir"], T=state["T"], device=state["device"], **state.get("copy", {}))  # type: ignore[misc]
         check_same_build(self.shards_dir, opened=state["meta"], reopened=self.meta)

@@ -7,7 +7,6 @@ Rows are cut or padded to T+1 tokens. Opening costs one pass over the tokens (in
 per batch is constant. `loader` can pack several examples into a row.
 """
 
-import os
 import warnings
 from typing import Any
 
@@ -28,6 +27,7 @@ from niels_cache_runtime.cache.sft import (
 from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, Tokens
+from niels_cache_runtime.remote.whole import whole_pair
 
 _SCAN_TOKENS = 1 << 22
 
@@ -42,6 +42,8 @@ class SFTExampleDataset:
     asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens. A data set with a chat template
         has its targets in further files beside the tokens, and takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
+    local_dir, limit_bytes: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the folder of a local copy, and how many
+        bytes it may take. Both files are fetched first.
 
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
     number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
@@ -62,10 +64,12 @@ class SFTExampleDataset:
         eot_id: int,
         asst_id: int | None = None,
         verify: Verify = "size",
+        local_dir: str | None = None,
+        limit_bytes: float | None = None,
     ) -> None:
         self.T = T = check_positive("T", T)
-        self.tokens_path = os.path.abspath(tokens_path)
-        self.idx_path = os.path.abspath(idx_path)
+        self._given = tokens_path, idx_path, local_dir, limit_bytes
+        self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
         self.device = resolve_device(device)
         opened = self._open(verify)
         starts = opened.starts
@@ -142,9 +146,11 @@ class SFTExampleDataset:
         return has_target
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs", "_spans")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs", "_spans", "_copy")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        given = state.get("_given", (self.tokens_path, self.idx_path, None, None))  # earlier releases took paths only
+        self.tokens_path, self.idx_path, self._copy = whole_pair(*given)
         self._open()
         check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)

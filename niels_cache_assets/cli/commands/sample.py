@@ -8,10 +8,12 @@ output is not a terminal, the targets are in [[ ]]. A mark shows that a target o
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.cli.addresses import add_copy_options, local_copy, refuse_copy_options
 from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.show.samples import Drawn
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
-    from niels_cache_runtime.format.layout import Tokens
+    from niels_cache_runtime.format.layout import Split, Tokens
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -36,7 +38,7 @@ CUT_STYLE = "bold yellow"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a built data set")
+    parser.add_argument("name", metavar="NAME", help="a built data set, or the ADDRESS of a published cache")
     parser.add_argument(
         "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
     )
@@ -49,6 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each sample (default: 128; estimated for a corpus)"
     )
+    add_copy_options(parser)
 
 
 COMMAND = Command(
@@ -57,7 +60,8 @@ COMMAND = Command(
   niels-cache sample wikitext                   three random windows of train
   niels-cache sample dolly15k --split val -n 5  five examples; the assistant's targets are marked
   niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
-  niels-cache sample wikipedia --stage corpus   random documents after cleaning""",
+  niels-cache sample wikipedia --stage corpus   random documents after cleaning
+  niels-cache sample s3://bucket/caches/wikitext  windows of a published cache; fetches only their shards""",
     add_options=_add_options,
     offers={"stage": STAGES, "split": ("train", "val")},
     has_json=True,
@@ -66,18 +70,21 @@ COMMAND = Command(
 
 def run(arguments: argparse.Namespace) -> int:
     import torch
-    from rich.text import Text
 
     from niels_cache_assets.cli.context import find_place, open_registry
     from niels_cache_assets.show.samples import examples, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
+    from niels_cache_runtime.remote.store import is_address
 
-    registry, root = open_registry(arguments)
     stage = chosen("--stage", "no stage", arguments.stage, STAGES)
     split = chosen("--split", "no split", arguments.split or "train", SPLITS)
     seed = draw_seed(arguments.seed)
+    if is_address(arguments.name):
+        return _sample_address(arguments, stage, split, seed=seed)
+    refuse_copy_options(arguments)
+    registry, root = open_registry(arguments)
     if stage == "corpus":
         if arguments.notable:
             raise NielsCacheError(f"{WHERE}: --notable: works only with --stage cache; leave it out for a corpus")
@@ -96,13 +103,57 @@ def run(arguments: argparse.Namespace) -> int:
         drawn = windows(folder, split, count=count, length=length, generator=generator)
     else:
         drawn = examples(folder, split, count=count, length=length, generator=generator, tokenizer=tokenizer)
+    return _print_samples(arguments, drawn, tokenizer, name=place.name, kind=place.kind, split=split, seed=seed)
+
+
+def _sample_address(arguments: argparse.Namespace, stage: str, split: Split, *, seed: int) -> int:
+    """Print samples of a published cache. Windows need only their shards; examples and --notable need the whole split."""
+    import torch
+
+    from niels_cache_assets.show.samples import examples, fetched_windows, notable
+    from niels_cache_assets.tokenizer.decoding import open_tokenizer
+    from niels_cache_runtime.cache.opening import open_meta
+    from niels_cache_runtime.remote.record import TOKENIZER
+
+    if stage == "corpus":
+        raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
+    address, generator = arguments.name, torch.Generator().manual_seed(seed)
+    with local_copy(arguments) as copy:
+        directory = copy.fetch_files(address, [TOKENIZER])
+        meta = open_meta(directory)
+        assert meta is not None
+        tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
+        kind, settings = meta["kind"], {"count": arguments.count, "length": arguments.tokens, "generator": generator}
+        if arguments.notable or kind == "sft":
+            copy.fetch_split(address, split=split)
+        if arguments.notable:
+            drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
+        elif kind == "pretrain":
+            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_files(address, paths), **settings)
+        else:
+            drawn = examples(directory, split, tokenizer=tokenizer, **settings)
+        return _print_samples(arguments, drawn, tokenizer, name=directory.name, kind=kind, split=split, seed=seed)
+
+
+def _print_samples(
+    arguments: argparse.Namespace,
+    drawn: Iterable[Drawn],
+    tokenizer: TextTokenizer | None,
+    *,
+    name: str,
+    kind: str,
+    split: Split,
+    seed: int,
+) -> int:
+    from rich.text import Text
+
     if arguments.json:
         samples = [_as_json(sample, tokenizer) for sample in drawn]
-        print_json({"name": place.name, "kind": place.kind, "split": split, "seed": seed, "samples": samples})
+        print_json({"name": name, "kind": kind, "split": split, "seed": seed, "samples": samples})
         return DONE
     console = output()
     if tokenizer is None:
-        console.print(f"{place.name}: showing token ids, because the tokenizer is not known", soft_wrap=True)
+        console.print(f"{name}: showing token ids, because the tokenizer is not known", soft_wrap=True)
     explanations: dict[str, None] = {}  # a dict, so that each explanation is printed once
     for sample in drawn:
         console.print(f"--- {sample.title}", style="bold")

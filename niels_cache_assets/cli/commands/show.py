@@ -1,8 +1,9 @@
 """The command `show`. `show NAME` prints the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH` prints the
 meta.json of one folder. `show BLEND` prints the settings of a blend, and its indices.
 
-If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. All output comes from
-meta.json. No data file is opened or hashed; only `verify` opens and hashes data files.
+If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. `show ADDRESS` prints the
+meta.json of a published cache. All output comes from meta.json. No data file is opened or hashed; only `verify` opens and hashes data
+files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths",
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a data set, `tokenizer`, or the path of a folder with a meta.json")
+    parser.add_argument(
+        "name", metavar="NAME", help="a data set, `tokenizer`, the path of a folder with a meta.json, or the ADDRESS of a published cache"
+    )
 
 
 COMMAND = Command(
@@ -45,7 +48,8 @@ COMMAND = Command(
     examples="""\
   niels-cache show wikitext
   niels-cache show tokenizer --cache-dir cache/quickstart
-  niels-cache show ./pretrain/wikitext   the folder at this path, under any name""",
+  niels-cache show ./pretrain/wikitext   the folder at this path, under any name
+  niels-cache show s3://bucket/caches/wikitext""",
     add_options=_add_options,
     offers={"name": CACHES},
     has_json=True,
@@ -55,7 +59,10 @@ COMMAND = Command(
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import find_place, find_places, open_registry
     from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.remote.store import is_address
 
+    if is_address(arguments.name):
+        return _show_address(arguments.name, as_json=arguments.json)
     registry, root = open_registry(arguments)
     if is_path(arguments.name):
         return _show_folder(Path(arguments.name), as_json=arguments.json)
@@ -100,6 +107,21 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
         return DONE
     _print_title(output(), f"{name}  ({foreign_family(meta) if is_foreign(meta) else meta.get('kind')}, {path})")
     _print_cache(output(), meta)
+    return DONE
+
+
+def _show_address(address: str, *, as_json: bool) -> int:
+    """Print the meta.json of a published cache. This costs two requests."""
+    from niels_cache_runtime.remote.published import read_published
+    from niels_cache_runtime.remote.store import open_store
+
+    store = open_store(address)
+    published = read_published(store)
+    if as_json:
+        print_json({"name": published.name, "cache": {"directory": store.address, "meta": published.meta}, "corpus": None})
+        return DONE
+    _print_title(output(), f"{published.name}  ({published.family}, {store.address})")
+    _print_cache(output(), published.meta)
     return DONE
 
 

@@ -7,11 +7,14 @@ each token in the batch. show/loader_states.py reads states; show/origins.py add
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from niels_cache_assets.cli.addresses import add_copy_options, copy_folder, refuse_copy_options
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
@@ -49,6 +52,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         dest="sources",
         help="new folder of a data set's split, if it moved since training",
     )
+    add_copy_options(parser)
 
 
 def _name_and_folder(text: str) -> tuple[str, str]:
@@ -89,13 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.column is not None and arguments.row is None:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
-    loader = _open_loader(arguments.state, state, dict(arguments.sources))
-    trace = loader.trace(arguments.step, rank=arguments.rank)
-    assert isinstance(trace, BatchTrace)  # because no row is given
-    if arguments.row is not None:
-        trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
-    numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
-    rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers)
+    with copy_folder(arguments) as copy:
+        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
+        trace = loader.trace(arguments.step, rank=arguments.rank)
+        assert isinstance(trace, BatchTrace)  # because no row is given
+        if arguments.row is not None:
+            trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
+        numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
+        rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers, beside=partial(_fetch_beside, copy))
     notes = [note for cache in caches.values() for note in cache.notes]
     if arguments.json:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
@@ -116,21 +121,49 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> TokenLoader:
-    """Return the loader. Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid."""
+def _fetch_beside(copy: str, folder: str) -> Path:
+    """Return the folder of a split on this machine. For an address, its lineage and its tokenizer are fetched."""
+    from niels_cache_runtime.format.layout import Split, documents_folder, documents_name, examples_name
+    from niels_cache_runtime.remote.copied_build import split_address
+    from niels_cache_runtime.remote.local_copy import LocalCopy
+    from niels_cache_runtime.remote.record import TOKENIZER
+    from niels_cache_runtime.remote.store import is_address
+
+    if not is_address(folder):
+        return Path(folder)
+    address, named = split_address(folder)
+    split, opened = cast(Split, named), LocalCopy(copy)
+    lineage = (documents_name(split), examples_name(split), f"{documents_folder(split)}/")
+    build, _ = opened.open(address)
+    files = [path for path in build.published.meta["files"] if path.startswith(lineage)]
+    return opened.fetch_files(address, [*files, TOKENIZER]) / split
+
+
+def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, arguments: argparse.Namespace) -> TokenLoader:
+    """Return the loader. If the state names an address, its local copy is in the folder `copy`.
+
+    Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid.
+    """
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.remote.store import is_address
 
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
         for name in moved:
             if name not in folders:
                 refuse("--source", "no data set", name, folders)
-        for name, folder in {**folders, **moved}.items():
-            if not _is_split(Path(folder)):
+        named = {**folders, **moved}
+        changes: dict[str, Any] = {}
+        if any(map(is_address, named.values())):
+            changes = {"local_dir": copy, "limit_bytes": arguments.limit_bytes or sys.maxsize}
+        else:
+            refuse_copy_options(arguments)
+        for name, folder in named.items():
+            if not is_address(folder) and not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
                 raise NielsCacheError(f"{name}: {folder} does not exist{seen_from}; if you moved it, add --source {name}=FOLDER")
         # The state of a DataLoader worker has its own position; steps are counted over all workers.
-        return TokenLoader.from_state({key: value for key, value in state.items() if key != "worker"}, moved)
+        return TokenLoader.from_state({key: value for key, value in state.items() if key != "worker"}, moved, **changes)
     except (KeyError, TypeError, AttributeError) as error:
         raise NielsCacheError(
             f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"

@@ -1,0 +1,122 @@
+"""The content of a local copy, and its upkeep by hand: trim and check. Readers of the copy may run at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger, State
+from niels_cache_runtime.remote.room import surplus
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedFiles:
+    """The files of one build in a local copy.
+
+    content_sha256: of the build. address: where it was published. in_use: whether a live process has mapped one of the files.
+    """
+
+    family: str
+    name: str
+    address: str
+    content_sha256: str
+    files: int
+    bytes: int
+    in_use: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """The content of a local copy. bytes: of all its files. limit: the smallest limit of its readers, or None. readers: live processes."""
+
+    builds: Sequence[CopiedFiles]
+    bytes: int
+    limit: int | None
+    readers: int
+
+
+def contents(local_dir: str | os.PathLike[str]) -> Contents:
+    """Return what a local copy holds. Raises NielsCacheError if the folder is not a local copy."""
+    with _ledger(local_dir).changing() as state:
+        mapped = state.mapped()
+        found = []
+        for build, said in state.builds.items():
+            content, family, name = build.split("/")
+            own = [path for path in state.entries if _is_of(path, build)]
+            if own:
+                found.append(
+                    CopiedFiles(
+                        family=family,
+                        name=name,
+                        address=said["address"],
+                        content_sha256=content,
+                        files=len(own),
+                        bytes=sum(state.entries[path].size for path in own),
+                        in_use=not mapped.isdisjoint(own),
+                    )
+                )
+        return Contents(
+            builds=found, bytes=sum(entry.size for entry in state.entries.values()), limit=state.limit(), readers=len(state.readers)
+        )
+
+
+def trim(local_dir: str | os.PathLike[str], to_bytes: int) -> int:
+    """Remove files that no process has mapped, until at most `to_bytes` are left. Return the bytes that were freed.
+
+    The files that were not used for the longest time go first. Raises NielsCacheError if the folder is not a local copy.
+    """
+    ledger = _ledger(local_dir)
+    with ledger.changing() as state:
+        before = state.used_bytes()
+        for path in surplus(state, to_bytes):
+            ledger.remove(state, path)
+        return before - state.used_bytes()
+
+
+def check(local_dir: str | os.PathLike[str]) -> list[str]:
+    """Hash every complete file. Return the paths of damaged and missing files, relative to the copy, in order.
+
+    They are removed from the copy, except a file that a process has mapped. Raises NielsCacheError if the folder is not a local copy.
+    """
+    ledger = _ledger(local_dir)
+    with ledger.changing() as state:
+        wanted = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
+    wrong = [path for path, sha256 in sorted(wanted.items()) if _sha256(ledger.folder / path) != sha256]
+    found = []
+    with ledger.changing() as state:
+        for path in wrong:
+            if not _is_unchanged(state, path, wanted[path]):
+                continue  # it was removed or exchanged meanwhile
+            found.append(path)
+            if path not in state.mapped():
+                ledger.remove(state, path)
+    return found
+
+
+def _ledger(local_dir: str | os.PathLike[str]) -> Ledger:
+    ledger = Ledger(Path(local_dir).expanduser().absolute())
+    if not ledger.exists():
+        raise NielsCacheError(f"{local_dir}: is not a local copy; give the folder that a loader has as local_dir")
+    return ledger
+
+
+def _is_of(path: str, build: str) -> bool:
+    """Return whether a file belongs to a build. The tokenizer lies above the data set."""
+    content = build.partition("/")[0]
+    return path.startswith((f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/"))
+
+
+def _is_unchanged(state: State, path: str, sha256: str) -> bool:
+    entry = state.entries.get(path)
+    return entry is not None and not entry.owner and entry.sha256 == sha256
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return sha256_file(str(path))
+    except NielsCacheError:  # it is missing, or the disk cannot read it
+        return None
