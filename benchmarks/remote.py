@@ -1,11 +1,15 @@
 """The speed of push and pull, compared with a plain loop of obstore and sha256: in one run, in turns, with the same number of streams.
 
     python benchmarks/remote.py [--mib 512] [--shards 8] [--rounds 5] [--threads 4]
+    python benchmarks/remote.py --memory 100 400      peak memory of processes that push and pull caches of so many MiB
 
 The store is a file server with the part of the S3 API that push and pull use, in a process of its own on 127.0.0.1. The plain loop to send
 hashes each file and puts it; the plain loop to fetch streams each object, hashes it and writes it to a file. Both have no record, no
 conditions, no listing and no recovery. A time is the median of the rounds. Ratios also compare the processor time of this process, which
 other work on the machine disturbs less. Needs three times the cache's size on disk.
+
+Memory is the peak of a new process, with its imports and the shards that it has mapped. "own" is the highest sample of the part that no
+file backs, which the system cannot drop. Shards have the same size in all caches, as in builds.
 """
 
 from __future__ import annotations
@@ -14,16 +18,17 @@ import argparse
 import hashlib
 import mmap
 import os
+import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -85,12 +90,21 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
         place = self.folder / key.replace("/", "%")
         size = place.stat().st_size
-        headers = {**self.metadata[key], "Content-Length": str(size)}
-        if self.command == "HEAD":
-            return self._answer(200, b"", headers)
-        self._answer(200, b"", headers)
-        with open(place, "rb") as file:
-            self.connection.sendfile(file)
+        if "If-Match" in self.headers and self.headers["If-Match"] != self.metadata[key]["ETag"]:
+            return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        start, end = 0, size  # of the bytes to send
+        if asked and asked[1]:
+            start, end = int(asked[1]), min(size, int(asked[2] or size) + 1)
+        elif asked:
+            start = size - int(asked[2])
+        headers = {**self.metadata[key], "Accept-Ranges": "bytes", "Content-Length": str(end - start)}
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        self._answer(206 if asked else 200, b"", headers)
+        if self.command != "HEAD":
+            with open(place, "rb") as file:
+                self.connection.sendfile(file, start, end - start)
         return None
 
     do_HEAD = do_GET
@@ -154,6 +168,22 @@ def plain_pull(prefix: str, out: Path, threads: int) -> None:
         list(pool.map(fetch, keys))
 
 
+@contextmanager
+def object_server(folder: Path) -> Iterator[None]:
+    """Serve the bucket BUCKET from an empty folder. The environment has its endpoint, for obstore and for boto3."""
+    command = [sys.executable, __file__, "--serve", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+        try:
+            yield
+        finally:
+            server.stdin.close()
+
+
 def timed(way: Callable[[], object]) -> tuple[float, float]:
     """Return the seconds and the processor seconds of a call."""
     began, cpu = time.perf_counter(), time.process_time()
@@ -161,52 +191,31 @@ def timed(way: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - cpu
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--serve", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
-    settings = parser.parse_args()
-    if settings.serve is not None:
-        return serve(settings.serve)
+def compare_speed(root: Path, objects: Path, settings: argparse.Namespace) -> None:
+    """Print the speeds of push, pull and the plain loops."""
     from niels_cache_assets.publish.pull import pull
     from niels_cache_assets.publish.push import local_build, push
 
-    with tempfile.TemporaryDirectory() as root:
-        cache, objects = Path(root) / "caches/pretrain/random", Path(root) / "objects"
-        objects.mkdir()
-        write_cache(cache, mib=settings.mib, shards=settings.shards)
-        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-        server = subprocess.Popen([sys.executable, __file__, "--serve", objects], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert server.stdin is not None
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        socket.create_connection(("127.0.0.1", int(port))).close()
-        os.environ |= {"AWS_ENDPOINT": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-        os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
-        build, threads = local_build(cache), settings.threads
-        times: dict[str, list[tuple[float, float]]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
-        try:
-            for turn in range(settings.rounds + 1):
-                ours, plain = f"ours/{turn}", f"plain/{turn}"
-                found = {
-                    "push": timed(lambda ours=ours: push(build, f"s3://{BUCKET}/{ours}", threads=threads)),
-                    "plain push": timed(lambda plain=plain: plain_push(cache, plain, threads)),
-                    "pull": timed(lambda ours=ours: pull(f"s3://{BUCKET}/{ours}", Path(root) / ours, threads=threads)),
-                    "plain pull": timed(lambda plain=plain: plain_pull(plain, Path(root) / plain, threads)),
-                }
-                for folder in (Path(root) / "ours", Path(root) / "plain"):
-                    shutil.rmtree(folder)
-                for path in objects.iterdir():
-                    path.write_bytes(b"")  # its metadata stay; the next round has other keys
-                if turn:  # the first round warms up
-                    for name, taken in found.items():
-                        times[name].append(taken)
-        finally:
-            server.stdin.close()
-            server.wait(10)
+    cache = root / "caches/pretrain/random"
+    write_cache(cache, mib=settings.mib, shards=settings.shards)
+    size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+    build, threads = local_build(cache), settings.threads
+    times: dict[str, list[tuple[float, float]]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
+    for turn in range(settings.rounds + 1):
+        ours, plain = f"ours/{turn}", f"plain/{turn}"
+        found = {
+            "push": timed(lambda ours=ours: push(build, f"s3://{BUCKET}/{ours}", threads=threads)),
+            "plain push": timed(lambda plain=plain: plain_push(cache, plain, threads)),
+            "pull": timed(lambda ours=ours: pull(f"s3://{BUCKET}/{ours}", root / ours, threads=threads)),
+            "plain pull": timed(lambda plain=plain: plain_pull(plain, root / plain, threads)),
+        }
+        for folder in (root / "ours", root / "plain"):
+            shutil.rmtree(folder)
+        for path in objects.iterdir():
+            path.write_bytes(b"")  # its metadata stay; the next round has other keys
+        if turn:  # the first round warms up
+            for name, taken in found.items():
+                times[name].append(taken)
     print(f"{size / 1e6:,.0f} MB, {threads} streams; median of {settings.rounds} rounds")
     medians = {name: [statistics.median(column) for column in zip(*taken, strict=True)] for name, taken in times.items()}
     for name, (seconds, cpu) in medians.items():
@@ -216,6 +225,78 @@ def main() -> None:
         print(
             f"  {name} is at {plain_seconds / seconds:.2f} of the plain loop, by processor time at {plain_cpu / cpu:.2f} (wanted: {WANTED})"
         )
+
+
+def compare_memory(root: Path, settings: argparse.Namespace) -> None:
+    """Print the peak memory of processes that push and pull caches of several sizes, and of one that only imports."""
+
+    def peaks(*arguments: object) -> str:
+        command = [sys.executable, __file__, "--threads", str(settings.threads), "--child", *map(str, arguments)]
+        peak, own = map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split())
+        return f"{peak / 1e6:6,.0f} MB, own {own / 1e6:4,.0f} MB"
+
+    print(f"shards of {settings.shard_mib} MiB, {settings.threads} streams")
+    print(f"  imports        {peaks('import')}")
+    for mib in settings.memory:
+        cache, address = root / f"caches/pretrain/random{mib}", f"s3://{BUCKET}/memory/{mib}"
+        write_cache(cache, mib=mib, shards=mib // settings.shard_mib)
+        print(f"  push {mib:5} MiB {peaks('push', cache, address)}")
+        print(f"  pull {mib:5} MiB {peaks('pull', root / f'out{mib}', address)}", flush=True)
+
+
+def child(threads: int, doing: str, *places: str) -> None:
+    """Push or pull, and print the peak memory of this process in bytes."""
+    from niels_cache_assets.publish.pull import pull
+    from niels_cache_assets.publish.push import local_build, push
+
+    own, done = [memory("RssAnon")], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            own.append(memory("RssAnon"))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    if doing == "push":
+        push(local_build(Path(places[0])), places[1], threads=threads)
+    elif doing == "pull":
+        pull(places[1], Path(places[0]), threads=threads)
+    done.set()
+    watching.join()
+    print(memory("VmHWM"), max(own))
+
+
+def memory(key: str) -> int:
+    """Return a value of Linux about the memory of this process, in bytes. ru_maxrss would include the process that started this one."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:")]
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--memory", type=int, nargs="+", metavar="MIB", help="measure memory instead of speed")
+    parser.add_argument("--shard-mib", type=int, default=10, help="with --memory (default: 10)")
+    parser.add_argument("--serve", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    settings = parser.parse_args()
+    if settings.serve is not None:
+        return serve(settings.serve)
+    if settings.child is not None:
+        return child(settings.threads, *settings.child)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        objects = root / "objects"
+        objects.mkdir()
+        with object_server(objects):
+            if settings.memory:
+                compare_memory(root, settings)
+            else:
+                compare_speed(root, objects, settings)
+    return None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from types import FunctionType
 
 import numpy as np
 
-from niels_cache_assets.cleaning.filters import FILTERS, STOP_WORDS
+from niels_cache_assets.cleaning.filters import FILTERS
+from niels_cache_assets.cleaning.languages import STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
 from niels_cache_assets.config.tables import CleaningSettings, DedupSettings
 from niels_cache_assets.dedup.bands import choose_bands, s_curve
@@ -27,7 +28,10 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
     "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher, which allows 10; wider here, for technical terms"),
     "high_symbol_ratio": (("max_symbols_per_word",), "Gopher, which measures each of the two symbols separately"),
     "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
-    "no_stopwords": (("min_stopwords",), f"Gopher: {', '.join(sorted(STOP_WORDS))}"),
+    "no_stopwords": (
+        ("min_stopwords",),
+        f"English: Gopher ({', '.join(sorted(STOP_WORDS['en']))}); lists of our own for {', '.join(sorted(STOP_WORDS.keys() - {'en'}))}",
+    ),
     "repetitive": (
         (
             "max_bigram_share",

@@ -193,15 +193,27 @@ def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str
         "empty": lambda text, title, redirect: not text.strip(),
         "disambiguation": lambda text, title, redirect: is_disambiguation(text, title),
         "too_short": lambda text, title, redirect: len(text) < 400 or len(text.split()) < 50,
+        "not_english": lambda text, title, redirect: language(text, identify) not in ("en", None),
         "list_page": lambda text, title, redirect: is_list(text),
         "bad_mean_word_len": lambda text, title, redirect: not 3 <= sum(len(word) for word in text.split()) / len(text.split()) <= 12,
         "high_symbol_ratio": lambda text, title, redirect: symbols(text) / len(text.split()) > 0.1,
         "low_alpha_ratio": lambda text, title, redirect: words_with_letter(text) / len(text.split()) < 0.8,
         "no_stopwords": lambda text, title, redirect: len(STOP_WORDS & set(text.lower().split())) < 2,
         "repetitive": lambda text, title, redirect: is_repetitive(text),
-        "language_error": lambda text, title, redirect: identify(text[:400]) is None,
-        "not_english": lambda text, title, redirect: identify(text[:400]) != "en",
+        "language_error": lambda text, title, redirect: language(text, identify) is None,
     }
+
+
+def language(text: str, identify: Callable[[str], str | None]) -> str | None:
+    """Return the language of a text. If its beginning is not English, look at more text and at the middle."""
+    first = identify(text[:400])
+    if first == "en" or len(text) <= 400:
+        return first
+    middle = (len(text) - 1333) // 2
+    more = text if len(text) <= 4000 else "\n".join([text[:1333], text[middle : middle + 1333], text[-1333:]])
+    middle = (len(text) - 400) // 2
+    answers = [first, identify(more), identify(text[middle : middle + 400])]
+    return "en" if "en" in answers else next((answer for answer in answers if answer), None)
 
 
 def cld2(text: str) -> str | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from niels_cache_assets.disk.journal import BYTES_VARIABLE, _encode, partial_dir
 from niels_cache_assets.parts.lease import LeaseLost, Stopped, request_stop
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.faults.disk import Disk
+from tests.faults.disk import Disk, killed_at
 from tests.parts_project import NAME, PartsProject, build
 from tests.test_cache_determinism import digests
 
@@ -388,25 +386,17 @@ def test_pruning_removes_leases_and_attempts_of_old_plans(attempts: Attempts, na
     assert verify_cache(fewer.root) == []
 
 
-def _build_and_die(found: Graph, at: int) -> None:
-    with Disk(found.root, at=at).installed():
-        materialize(found[KEY])
-
-
 @pytest.mark.torture
 def test_a_kill_at_any_call_of_an_attempt(attempts: Attempts, name: str) -> None:
     """Each attempt continues where the killed one before it has stopped, in the takeover too."""
-    forked = multiprocessing.get_context("fork")
     killed = finished = 0
     for at in range(150):
         if not (attempts.project.folder / name).exists():
             attempts.root(name)
         found = attempts.graph(name)
-        child = forked.Process(target=_build_and_die, args=(found, at))
-        child.start()
-        child.join(60)
-        killed += child.exitcode == -signal.SIGKILL
-        if child.exitcode == 0 or at % 10 == 9:
+        was_killed = killed_at(found.root, at, lambda: materialize(found[KEY]))  # noqa: B023
+        killed += was_killed
+        if not was_killed or at % 10 == 9:
             outcome = materialize(found[KEY])
             assert digests(outcome.directory) == attempts.expected[KEY], f"call {at}"
             clean(found)

@@ -6,17 +6,27 @@ from pathlib import Path
 
 import pytest
 
+VARIABLES = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 pytestmark = pytest.mark.walk
 
 
-def test_a_quick_run_prints_both_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--mib 4 --shards 2 --rounds 1", ["push is at", "pull is at"]),
+        ("--memory 2 4 --shard-mib 1", ["push     2", "pull     4"]),
+    ],
+)
+def test_a_quick_run_prints_its_figures(
+    arguments: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("obstore")
-    for name in ("AWS_ENDPOINT", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for name in VARIABLES:
         monkeypatch.setenv(name, "")  # the benchmark sets them; afterwards they are as before
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(sys, "argv", ["remote.py", "--mib", "4", "--shards", "2", "--rounds", "1"])
+    monkeypatch.setattr(sys, "argv", ["remote.py", *arguments.split()])
     importlib.import_module("remote").main()
     printed = capsys.readouterr().out
-    assert [name for name in ("push is at", "pull is at") if name not in printed] == []
+    assert [words for words in expected if words not in printed] == []

@@ -120,14 +120,15 @@ def test_reasons_and_languages_are_counted() -> None:
     report = report_of(documents(300))
     assert (report.documents, report.kept) == (300, 100)
     assert report.dropped == {"too_short": 100, "list_page": 100}
-    assert report.languages == {"en": 100}  # the others went before they were asked
+    assert report.languages == {"en": 100, "und": 100}  # those that are too short went before they were asked
     german = Document(("Der Fluss entspringt in den Hügeln und fließt an Dörfern vorbei, bevor er das Meer erreicht. " * 8) + "the of")
     lenient = Cleaner(CleaningSettings(skip=("repetitive",)))
     lenient.clean(german, report)
     lenient.clean(Document("of the " + " ".join(f"w{number}" for number in range(200))), report)
     assert report.languages["de"] == 1
     assert report.dropped["not_english"] == 1
-    assert report.languages["und"] == report.dropped["language_error"] == 1
+    assert report.languages["und"] == 101
+    assert report.dropped["language_error"] == 1
 
 
 def test_fifty_examples_of_each_reason_are_kept_with_all_columns() -> None:

@@ -60,7 +60,13 @@ def test_duplicates_come_with_clusters_their_origin_and_the_curve_of_the_bands_u
         ("letters", "exact"),
         ("letters", "near"),
     }
-    assert found["cluster_sizes"] == {"2": 2}, "the letter that equals a book is in the cluster of the book"
+    assert found["cluster_sizes"] == {"2": 3}
+    assert found["cluster_sizes_across"] == {"2": 1}, "a letter equals a book"
+    across = [(row["because_of"], row["exact"], row["near"]) for row in found["matrix"] if row["because_of"] == "books"]
+    assert across == [("books", 1, 0)]
+    of_books = corpus_report(project.registry, "books", root=project.root)["duplicates"]
+    assert (of_books["exact"], of_books["near"], of_books["cluster_sizes"]) == (0, 0, {"2": 1})
+    assert [(row["data_set"], row["because_of"], row["exact"]) for row in of_books["matrix"]] == [("letters", "books", 1)]
     assert (found["bands"], found["rows"]) == choose_bands(0.85, 128)
     curve = [probability for _, probability in found["s_curve"]]
     assert (curve[0], curve[-1]) == (0, 1)
@@ -95,7 +101,7 @@ def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, ti
 def test_many_reasons_and_no_reason_are_drawn(project: Project) -> None:
     report = corpus_report(project.registry, "letters", root=project.root)
     many = [{"reason": f"reason_{index}", "stage": "source", "documents": 1, "share": 0.01} for index in range(40)]
-    none = {**report["duplicates"], "cluster_sizes": {}}
+    none = {**report["duplicates"], "cluster_sizes": {}, "cluster_sizes_across": {}}
     large = {**report["duplicates"], "cluster_sizes": {str(size): 1 for size in (2, 3, 7, 90, 1_000_000)}}
     for changes in ({"reasons": many, "duplicates": large}, {"reasons": [], "duplicates": none}, {"duplicates": None}):
         images = draw({**report, **changes})

@@ -20,6 +20,7 @@ from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal, partial_direc
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming.in_flight import LONG_CHARACTERS
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.messages import missing
@@ -146,6 +147,26 @@ def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
         resumed += kept is not None
         assert stop * CHUNK - first <= 2 * CHUNK  # about a file
     assert resumed > chunks // 2
+
+
+def test_a_run_resumes_inside_of_a_file_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int]) -> None:
+    """With a record after each chunk, no chunk is cleaned twice, and the open file gets the same bytes."""
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    expected, chunks = contents(prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1).directory), len(cleaned)
+    monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
+    assert len([name for name in expected if name.startswith("documents_")]) < chunks
+    for each in range(4):
+        begin(monkeypatch, registry, tmp_path, chunks=2)
+        assert cleaned[-2:] == [each * 2 * CHUNK, (each * 2 + 1) * CHUNK]
+    cleaned.clear()
+    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    assert cleaned == list(range(8 * CHUNK, COUNT, CHUNK))
+    assert contents(outcome.directory) == expected
+
+
+def test_a_killed_run_repeats_at_most_16_megabytes_for_each_worker() -> None:
+    """A record comes after so much text for each worker. Another two chunks of each worker may be under way."""
+    assert corpus.TEXT_BYTES_PER_RECORD + 2 * LONG_CHARACTERS <= 16_000_000
 
 
 def test_a_run_is_stopped_again_and_again_and_in_other_numbers_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A data set in parts in Dagster: one run for each part, and the assets of today unchanged without parts."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
@@ -123,8 +125,43 @@ def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject) ->
         assert partition_states(grown, instance) == dict.fromkeys([*old, *new], "FRESH")
 
 
+def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProject) -> None:
+    project.write([12, 8], first=8, folder="more")
+    project.write([5, 6], first=18, folder="again")
+
+    def grown(*tables: tuple[str, int]) -> Graph:
+        added = (f'[[pretrain.{NAME}.added]]\nfiles = ["{folder}/*"]\nparts = {parts}\n' for folder, parts in tables)
+        return project.graph(1, "".join(added))
+
+    def plan(found: Graph, instance: dg.DagsterInstance) -> None:
+        job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
+        assert job.execute_in_process(instance=instance, partition_key=NAME).success
+
+    first, second, third = (f"{NAME}/part-0000{number}" for number in range(3))
+    launch(grown(("more", 2)))
+    with ensure_instance() as instance:
+        assert set(partition_states(grown(("more", 2)), instance).values()) == {"FRESH"}
+        changed = grown(("more", 1))
+        instance.report_runless_asset_event(observe_revision(changed.registry, NAME, root=changed.root))
+        assert status_in(changed, instance)(keys.PLAN, NAME) == "STALE"
+        plan(changed, instance)
+        assert partition_states(changed, instance)[second] == "STALE"
+    results = states(launch(grown(("more", 1))))
+    assert {name for name, state in results.items() if state == "built"} == {f"part/{second}", NAME}
+    with ensure_instance() as instance:
+        assert set(partition_states(grown(("more", 1)), instance).values()) == {"FRESH"}
+        both = grown(("more", 1), ("again", 1))
+        plan(both, instance)
+        assert partition_states(both, instance) == {first: "FRESH", second: "FRESH", third: "STALE"}  # that of the old table
+
+
 def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:
     """Whether each partition of the parts is fresh, stale or missing, as the UI tells it."""
+    status = status_in(found, instance)
+    return {part: status(keys.PARTS, part) for part in keys.parts_of_datasets(found.registry)[NAME]}
+
+
+def status_in(found: Graph, instance: dg.DagsterInstance) -> Callable[[dg.AssetKey, str], str]:
     graph = build_defs(registry=found.registry).resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    return {part: resolver.get_status(keys.PARTS, part).value for part in keys.parts_of_datasets(found.registry)[NAME]}
+    return lambda key, partition: str(resolver.get_status(key, partition).value)

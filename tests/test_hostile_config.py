@@ -123,6 +123,12 @@ def test_any_configuration_is_refused_in_one_line_or_can_be_asked(tmp_path: Path
     assert accepted
 
 
+def test_a_date_where_a_data_set_belongs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[pretrain]\nnotes = 1979-05-27\n", encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=r"c\.toml.* notes = \"1979-05-27\""):
+        load_registry(profile="quickstart", config=str(tmp_path / "c.toml"))
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc", "a/b", "a\\b", ".x", "..", ".", "", "a..b", "a\0b", "a\nb", "a\n", "ü", " ", "x" * 300])
 def test_a_name_that_is_no_folders_name_is_refused(tmp_path: Path, name: str) -> None:
     overrides: dict[str, Any] = {"pretrain": {name: {"source": "text", "files": ["a.txt"]}}}

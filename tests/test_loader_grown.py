@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,22 @@ def test_a_cache_that_grows_twice_in_one_epoch(caches: Grown) -> None:
     taken(direct, 2)
     assert saved(newest)["sources"] == saved(direct)["sources"]
     assert all(torch.equal(*pair) for pair in zip(taken(newest, 90), taken(direct, 90), strict=True))
+
+
+def test_a_report_counts_each_epoch_with_the_samples_that_it_had(caches: Grown) -> None:
+    old = TokenLoader(caches["old"], **SETTINGS | {"B": 1})
+    before = old.samples_per_epoch[NAME]
+    taken(old, 4)
+    new = TokenLoader.from_state(saved(old), caches["new"], grown=True)
+    every = new.samples_per_epoch[NAME]
+    for steps, epochs, repetitions in ((before - 4, 1, 0), (before - 4 + every, 2, 1), (before - 4 + 3 * every, 4, 3)):
+        (share,) = new.report(steps).sources
+        assert (share.epochs, share.repetitions) == (epochs, repetitions)
+        times = Counter(window for _, window in numbers(new, 0, steps + 4))
+        assert max(times.values()) == repetitions + 1
+        (share,) = new.report(steps + every).sources
+        assert share.repetitions == repetitions + 1
+    assert new.report(1).sources[0].epochs == 5 / before
 
 
 def test_a_blend_grows_source_by_source(caches: Grown) -> None:

@@ -1,19 +1,26 @@
 """`niels-cache parts add`: a table in niels_cache.toml for new files, and nothing else in this file changes."""
 
+import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import pytest
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts import adding
 from niels_cache_assets.artifacts.parts.adding import check_addition
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.cli.__main__ import main
-from niels_cache_assets.config.editing import add_table, added_tables
+from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.defs.assets.upstream import observe_revision, version_of
 from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
@@ -135,12 +142,14 @@ def test_every_line_of_a_file_stays(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path: Path) -> None:
     path = tmp_path / "niels_cache.toml"
     path.write_text("[pretrain.a]\nx = 1\nadded = [{ files = ['o'] }]\n")
-    with pytest.raises(NielsCacheError, match=r"\[\[pretrain\.a\.added\]\]"):
-        add_table(path, "a", {"files": ["new/*"]}, keys={})
+    with pytest.raises(NotAddedError, match=r"\[\[pretrain\.a\.added\]\]") as told:
+        add_table(path, "a", {"files": ["new/*"]}, keys={"x": 2})
+    assert parse_toml(told.value.toml) == {"x": 2, "added": [{"files": ["o"]}, {"files": ["new/*"]}]}
     path.write_text("[pretrain.a]\nx = 1\n")
     os.link(path, tmp_path / "other.toml")
-    with pytest.raises(NielsCacheError, match="2 names"):
-        add_table(path, "a", {"files": ["new/*"]}, keys={})
+    with pytest.raises(NotAddedError, match="2 names") as told:
+        add_table(path, "a", {"files": ["new/*"], "parts": 2}, keys={})
+    assert parse_toml(path.read_text() + told.value.toml)["pretrain"]["a"] == {"x": 1, "added": [{"files": ["new/*"], "parts": 2}]}
     assert path.read_text() == "[pretrain.a]\nx = 1\n"
     (tmp_path / "other.toml").unlink()
     (tmp_path / "link.toml").symlink_to(path)
@@ -148,6 +157,49 @@ def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path
     assert (tmp_path / "link.toml").is_symlink()
     assert "new/*" in path.read_text()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link.toml", "niels_cache.toml"]
+
+
+def test_lines_for_the_user_are_on_stdout(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    config = project.folder / "cache.toml"
+    os.link(config, project.folder / "other.toml")
+    assert run(project, "add", NAME, "more/*", "--parts", "2") != 0
+    assert parse_toml(capsys.readouterr().out)["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 2}]
+    assert run(project, "add", NAME, "more/*", "--json") != 0
+    assert parse_toml(json.loads(capsys.readouterr().out)["lines"])["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 1}]
+
+
+def test_a_key_that_is_there_gets_another_value(tmp_path: Path) -> None:
+    path = tmp_path / "niels_cache.toml"
+    path.write_text('[pretrain.a]\npinned_revision = "main"  # mine\nx = 1 # one\n')
+    add_table(path, "a", {"files": ["new/*"]}, keys={"pinned_revision": "c0ffee"})
+    assert parse_toml(path.read_text())["pretrain"]["a"] == {"pinned_revision": "c0ffee", "x": 1, "added": [{"files": ["new/*"]}]}
+    assert "x = 1 # one" in path.read_text().splitlines()
+
+
+def test_two_commands_at_once_add_both_tables(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.write([5], first=30, folder="again")
+    codes: list[int] = []
+    other = threading.Thread(target=lambda: codes.append(run(project, "add", NAME, "again/*")))
+    checked = adding.check_addition
+
+    def slow(*arguments: Any) -> Any:
+        found = checked(*arguments)
+        if not other.ident:
+            other.start()
+            other.join(0.5)
+            assert other.is_alive(), "it did not wait"
+        return found
+
+    monkeypatch.setattr(adding, "check_addition", slow)
+    assert run(project, "add", NAME, "more/*") == 0
+    other.join(60)
+    assert codes == [0]
+    added = parse_toml((project.folder / "cache.toml").read_text())["pretrain"][NAME]["added"]
+    assert [each["files"] for each in added] == [["more/*"], ["again/*"]]
+    assert "waiting" in capsys.readouterr().err
+    assert not list(project.folder.glob(".*"))
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -168,6 +220,16 @@ def test_files_of_the_hub_are_named_from_the_right(monkeypatch: pytest.MonkeyPat
     wrong = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": [{"files": ["CC-MAIN-2026-06/*"]}]})
     with pytest.raises(NielsCacheError, match=r"nearest.*CC-MAIN-2026-05"):
         wrong.list_added(0, "c")
+    tables = [{"files": [pattern]} for pattern in ("CC-MAIN-2026-05/*", "2026-05/1*", "*/1.parquet")]
+    overlapping = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": tables})
+    with pytest.raises(NielsCacheError, match=r"earlier table.*CC-MAIN-2026-05/1"):
+        overlapping.list_added(2, "c")
+    with pytest.raises(NielsCacheError, match=r"2026-05/1\*.*no file"):
+        overlapping.list_added(1, "c")
+    for patterns in (["data/*/*"], ["CC-MAIN-2026-01/*", "CC-MAIN-2026-05/*"]):
+        every = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": [{"files": patterns}]})
+        with pytest.raises(NielsCacheError, match="all files"):
+            every.list_files("c")
     whole = Huggingface.model_validate({"dataset": "owner/pages", "pinned_revision": "c", "added": grown})
     with pytest.raises(NielsCacheError, match="CC-MAIN-2026-05/0"):
         whole.list_files("c")
@@ -216,26 +278,89 @@ def test_other_addresses_of_a_table_are_listed_again(tmp_path: Path) -> None:
         listed_files("b/1*")
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_table_for_the_hub_has_the_newest_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    config = tmp_path / "niels_cache.toml"
-    config.write_text(f'[pretrain.web]\nsource = "huggingface"\ndataset = "owner/pages"\nparts = {parts}\n')
-    names = [f"data/2025/{number}.parquet" for number in range(2)], [f"data/2026/{number}.parquet" for number in range(3)]
-    hub(monkeypatch, *names[0], *names[1])
-    monkeypatch.setattr(Huggingface, "revision", lambda source, siblings: source.pinned_revision or "newest")
-    built = {"built": True, "dataset_revision": "first"}
+OLD, NEW = [f"data/2025/{number}.parquet" for number in range(2)], [f"data/2026/{number}.parquet" for number in range(3)]
+FIRST, NEWEST = "1" * 40, "2" * 40  # commits
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set of the hub that was built at FIRST, and has grown since. Its branches have moved, and the tag v1 has not."""
+    there = {FIRST: OLD, NEWEST: OLD + NEW}
+    hub(monkeypatch)
+    found = "niels_cache_assets.sources.huggingface.hub_files"
+    monkeypatch.setattr(found, lambda source, revision: [ListedFile(name, 9, "d", None) for name in there[revision]])
+    names = {None: NEWEST, "main": NEWEST, "release": NEWEST, "v1": FIRST}
+    monkeypatch.setattr(Huggingface, "revision", lambda source, _: names.get(source.pinned_revision, source.pinned_revision))
+    built = {"built": True, "dataset_revision": FIRST}
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: built)
-    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.files_of_lineage", lambda path: set(names[0]))
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.files_of_lineage", lambda path: set(OLD))
+
+
+def web(config: Path, **keys: Any) -> None:
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items() if value is not None)
+    config.write_text(f'[pretrain.web]\nsource = "huggingface"\ndataset = "owner/pages"\n{lines}')
+
+
+@pytest.mark.usefixtures("moved")
+@pytest.mark.parametrize(
+    ("parts", "pinned", "pins"),
+    [(1, None, True), (2, None, False), (1, "main", True), (1, "release", True), (1, "v1", False), (2, "main", False)],
+)
+def test_a_table_for_the_hub_has_the_newest_commit(tmp_path: Path, parts: int, pinned: str | None, pins: bool) -> None:
+    config = tmp_path / "niels_cache.toml"
+    web(config, parts=parts, pinned_revision=pinned)
     registry = load_registry(config=str(config))
     wanted = {"files": ["2026/*"], "parts": 2}
     found = check_addition(registry, tmp_path, "web", [], wanted)
     assert found is not None
-    assert [file.name for file in found.files] == names[1]
-    assert found.entry == {**wanted, "revision": "newest"}
-    assert found.keys == ({"pinned_revision": "first"} if parts == 1 else {})
+    assert [file.name for file in found.files] == NEW
+    assert found.entry == {**wanted, "revision": NEWEST}
+    assert found.keys == ({"pinned_revision": FIRST} if pins else {})
     add_table(config, "web", found.entry, keys=found.keys)
     grown = load_registry(config=str(config)).pretrain["web"]
     assert grown.total_parts == parts + 2
+    assert [file.name for file in grown.list_files(grown.revision({}))] == OLD
     assert check_addition(registry, tmp_path, "web", added_tables(config, "web"), wanted) is None
     with pytest.raises(NielsCacheError, match="data/2025/1"):
         check_addition(registry, tmp_path, "web", [], {"files": ["2025/1.parquet"], "parts": 1})
+
+
+@pytest.mark.usefixtures("moved")
+@pytest.mark.parametrize(("pinned", "is_kept"), [(None, True), ("main", True), ("release", False)])
+def test_a_cache_that_was_built_before_its_pin_is_kept(tmp_path: Path, pinned: str | None, is_kept: bool) -> None:
+    config = tmp_path / "niels_cache.toml"
+    web(config, pinned_revision=FIRST)
+    config.write_text(f'{config.read_text()}[[pretrain.web.added]]\nfiles = ["2026/*"]\n')
+    part = graph(load_registry(config=str(config)), tmp_path).sealed("web").part(0)
+    made_of = {"source": {"dataset": "owner/pages", "pinned_revision": FIRST}, "revision": FIRST}
+    then = {"source": {"dataset": "owner/pages", "pinned_revision": pinned}, "revision": FIRST}
+    assert part.is_made_of({"fingerprint": fingerprint_of(then)}, made_of) == is_kept
+    assert not part.is_made_of({"fingerprint": fingerprint_of({**then, "revision": NEWEST})}, made_of)
+
+
+@pytest.mark.usefixtures("moved")
+def test_another_pinned_commit_than_the_built_one_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "niels_cache.toml"
+    web(config, pinned_revision=NEWEST)
+    with pytest.raises(NielsCacheError, match=f"{FIRST}.*{NEWEST}"):
+        check_addition(load_registry(config=str(config)), tmp_path, "web", [], {"files": ["2026/*"], "parts": 1})
+
+
+@pytest.mark.usefixtures("moved")
+def test_a_branch_with_the_new_files_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: None)
+    config = tmp_path / "niels_cache.toml"
+    web(config, pinned_revision="main")
+    with pytest.raises(NielsCacheError, match=r"data/2026/0.*pinned_revision"):
+        check_addition(load_registry(config=str(config)), tmp_path, "web", [], {"files": ["2026/*"], "parts": 1})
+
+
+@pytest.mark.usefixtures("moved")
+def test_dagster_observes_another_version_for_other_tables(tmp_path: Path) -> None:
+    config, found = tmp_path / "niels_cache.toml", set()
+    for added in (None, ["2026/*"], ["2026/0*"]):
+        tables = "" if added is None else f"[[pretrain.web.added]]\nfiles = {json.dumps(added)}\nrevision = {NEWEST!r}\n"
+        web(config, pinned_revision=FIRST)
+        config.write_text(config.read_text() + tables)
+        found.add(version_of(observe_revision(load_registry(config=str(config)), "web", root=tmp_path)))
+    assert len(found) == 3

@@ -146,7 +146,7 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ('prepare = ["clean"]', "prepare"),
+        ('prepare = ["clean"]\n[[pretrain.pages.added]]\nfiles = ["more/*"]', "prepare"),
         ("train_tokens = 1\nval_tokens = 5", "train_tokens = 1"),
     ],
 )

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts import builds
-from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import sharing
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
+from niels_cache_assets.parts.lease import Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.launches import Recorder, states
@@ -24,9 +24,7 @@ SETTINGS = "val_tokens = 60"
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
-    monkeypatch.setattr(sharing, "_LOOK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(sharing, "_FIRST_PAUSE_SECONDS", 0.01)
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
     project.write([9, 2, 30, 14, 7])
     return project
@@ -75,7 +73,7 @@ def test_a_part_that_another_process_builds_comes_last(project: PartsProject, mo
 
 def test_a_launch_passes_over_a_part_that_another_process_has_just_begun(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(project.folder / "home"))
-    monkeypatch.setattr(sharing, "writer_of", lambda target: None)  # so that only the run finds out
+    monkeypatch.setattr(sharing, "builder_of", lambda target: None)  # so that only the run finds out
     found = project.graph(3)
     first, second, third = parts_of(found)
     held = Held(found[first].directory)
@@ -95,23 +93,51 @@ def test_a_launch_passes_over_a_part_that_another_process_has_just_begun(project
     assert verify_cache(found.root) == []
 
 
-def test_a_part_that_stays_locked_is_tried_from_time_to_time(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frozen process keeps its lock, although its lease may have run out."""
-    monkeypatch.setattr(sharing, "_LONGEST_PAUSE_SECONDS", 0.02)
-    found = project.graph(3)
-    first, *rest = (found[key] for key in parts_of(found))
-    tries: list[str] = []
+class Frozen:
+    """A process that has a lease and its locks, and never renews it. Here it is a thread."""
 
-    def try_to_build(part: Artifact) -> bool:
-        tries.append(part.key)
-        return part is not first or tries.count(first.key) == 3
+    def __init__(self, folder: Path) -> None:
+        self._ends, begun = threading.Event(), threading.Event()
 
-    held = Held(first.directory)
+        def hold() -> None:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with leased(folder, times=Times(renew_seconds=3600, lease_seconds=3600), wait=False, log=lambda line: None):
+                begun.set()
+                assert self._ends.wait(60)
+
+        self._thread = threading.Thread(target=hold)
+        self._thread.start()
+        assert begun.wait(60)
+
+    def wake(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_the_part_of_a_frozen_process_is_taken_over(
+    project: PartsProject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_launched: bool
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    found = project.graph(3, build="[cluster]\nat_once = 1\nrenew_seconds = 0.1\nlease_seconds = 1")
+    first, *rest = parts_of(found)
+    frozen, said = Frozen(found[first].directory), list[str]()
     try:
-        sharing.build_free_parts_first([first, *rest], try_to_build, log=lambda line: None)
+        if is_launched:
+            listener = Recorder()
+            results = launch_builds(found.registry, root=found.root, listener=listener)
+            order, said = [result.name for result in results], listener.told
+            assert set(states({result.name: result for result in results}).values()) == {"built"}
+        else:
+            build(found, ["tokenizer"])
+            outcome = build_dataset(found.registry, NAME, root=found.root, log=said.append)
+            assert outcome.state == "built"
+            order = [first]
     finally:
-        held.free()
-    assert tries == [*(part.key for part in rest), *[first.key] * 3]
+        frozen.wake()
+    assert any("taking over" in line for line in said)
+    assert order[-4:] == ([*rest, first, NAME] if is_launched else [first])
+    assert verify_cache(found.root) == []
 
 
 def _build(found: Graph, begin: Any, told: Any) -> None:

@@ -203,7 +203,7 @@ def test_a_root_with_another_tokenizer_or_an_unfinished_build_is_refused(s3: Loo
         pull(ADDRESS, tmp_path / "other")
 
 
-@pytest.mark.torture
+@pytest.mark.remote
 @pytest.mark.parametrize("place", range(1, 11))
 def test_a_killed_pull_goes_on_where_it_stopped(place: int, s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
     push(letters(caches), ADDRESS)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,27 @@ def test_an_object_that_is_cut_or_has_another_hash_is_sent_again(s3: LoopbackS3,
     assert check(ADDRESS, download=True).findings == []
 
 
+def test_repair_sends_an_object_again_that_has_other_content_than_its_recorded_hash(s3: LoopbackS3, caches: Caches) -> None:
+    build = letters(caches)
+    push(build, ADDRESS)
+    shard = next(file for file in build.files if file.path == "train/shard_00001.bin")
+    s3.ask("PUT", f"/{BUCKET}/at/letters/{shard.key}", bytes(shard.size), {"x-amz-meta-sha256": shard.sha256})
+    assert push(build, ADDRESS).sent == 0
+    (finding,) = check(ADDRESS, download=True).findings
+    assert (finding.object.rpartition("/")[2], "--repair" in finding.problem) == ("shard_00001.bin", True)
+    done: list[tuple[int, int]] = []
+    repaired = push(build, ADDRESS, repair=True, progress=lambda *counts: done.append(counts))
+    assert (repaired.state, repaired.sent, repaired.sent_bytes) == ("already there", 1, shard.size)
+    assert done[-1][0] == done[-1][1]
+    assert check(ADDRESS, download=True).findings == []
+
+
+def test_a_repair_of_an_address_without_a_build_is_a_push(s3: LoopbackS3, caches: Caches) -> None:
+    build = letters(caches)
+    assert push(build, ADDRESS, repair=True).sent == len(build.files)
+    assert check(ADDRESS, download=True).findings == []
+
+
 def test_replace_exchanges_the_record_alone_and_the_old_build_stays_until_prune(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
     old, new = letters(caches), local_build(caches.other)
     push(old, ADDRESS)
@@ -126,6 +147,60 @@ def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, caches: Caches, 
     assert nothing_is_visible()
 
 
+@contextmanager
+def before_each_shard(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> Iterator[None]:
+    """Call `change` between the hash of the shard 1 and its PUT."""
+    put = remote_store.Store.put
+
+    def late(store: Any, key: str, *arguments: Any, **settings: Any) -> None:
+        if key.endswith("train/shard_00001.bin"):
+            change()
+        put(store, key, *arguments, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remote_store.Store, "put", late)
+        yield
+
+
+def test_a_file_that_changes_after_its_hash_leaves_no_object(
+    s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(caches.letters.parents[1], root)
+    build = local_build(root / "pretrain/letters")
+    shard = next(file for file in build.files if file.path == "train/shard_00001.bin")
+    content = build.paths[shard.path].read_bytes()
+
+    def write(changed: bytes) -> None:
+        with open(build.paths[shard.path], "r+b") as opened:  # in place, so the open file sees it
+            opened.write(changed)
+
+    with before_each_shard(monkeypatch, lambda: write(bytes(100))), pytest.raises(NielsCacheError, match=r"shard_00001\.bin.*changed"):
+        push(build, ADDRESS)
+    assert f"at/letters/{shard.key}" in s3.puts()
+    assert s3.content(f"at/letters/{shard.key}") is None
+    assert nothing_is_visible()
+    write(content)
+    with before_each_shard(monkeypatch, lambda: os.utime(build.paths[shard.path])):  # the same bytes may be sent
+        push(build, ADDRESS)
+    assert check(ADDRESS, download=True).findings == []
+
+
+def test_a_file_that_is_exchanged_after_its_hash_is_sent_as_it_was(
+    s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(caches.letters.parents[1], root)
+    build = local_build(root / "pretrain/letters")
+    other, shard = tmp_path / "other", root / "pretrain/letters/train/shard_00001.bin"
+    content = shard.read_bytes()
+    other.write_bytes(bytes(len(content)))
+    with before_each_shard(monkeypatch, lambda: os.replace(other, shard)):
+        push(build, ADDRESS)
+    assert shard.read_bytes() != content
+    assert check(ADDRESS, download=True).findings == []
+
+
 def test_a_cache_that_is_rebuilt_during_a_push_is_not_published(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(caches.letters.parents[1], root)
@@ -176,7 +251,7 @@ def test_a_replace_that_was_cut_leaves_the_old_build(s3: LoopbackS3, caches: Cac
     assert check(ADDRESS, download=True).findings == []
 
 
-@pytest.mark.torture
+@pytest.mark.remote
 @pytest.mark.parametrize("place", range(1, 11))
 def test_a_killed_push_shows_nothing_and_the_next_one_goes_on(place: int, s3: LoopbackS3, caches: Caches) -> None:
     sent, program = itertools.count(1), None

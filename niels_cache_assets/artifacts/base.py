@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
@@ -139,11 +140,11 @@ class Work:
         resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
-    def open_journal(self, name: str, *, state: type[Any]) -> Journal:
+    def open_journal(self, name: str, *, state: type[Any], identity: Mapping[str, Any] = MappingProxyType({})) -> Journal:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
-        `state`.
+        `state`. `identity`: values that decide the files of an unfinished build, but not its result.
         """
-        journal = open_journal(self.directory, self.resume, name=name, identity={}, state=state, reference=self.reference)
+        journal = open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
         assert journal is not None
         return journal
 

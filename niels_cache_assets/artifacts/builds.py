@@ -96,9 +96,9 @@ def build_dataset(
     def build(step: Artifact, *, wait: bool = True) -> Outcome:
         return materialize(step, force=force, wait=wait, on_progress=progress, log=log)
 
-    def build_part(part: Artifact) -> bool:
+    def build_part(part: Artifact, waits: bool) -> bool:
         try:
-            build(part, wait=False)
+            build(part, wait=waits)
         except Busy:
             return False
         return True
@@ -107,5 +107,5 @@ def build_dataset(
     for step in steps:
         if not isinstance(step, Part):
             build(step)
-    build_free_parts_first([step for step in steps if isinstance(step, Part)], build_part, log=log)
+    build_free_parts_first([step for step in steps if isinstance(step, Part)], build_part)
     return build(cache)

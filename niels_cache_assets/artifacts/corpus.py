@@ -4,19 +4,19 @@ To sign a document is to compute its signature for the search for duplicates. A 
 apply later, when the cache is built from the corpus. Memory does not depend on the size of the source. A build needs a few chunks of about
 a megabyte for each worker process, and one row group (a block of rows) of the Parquet file. A document may be larger than a chunk. It then
 takes about ten times its size in this process and fifteen times its size in its worker. The same source and settings give the same bytes,
-for any number of processes. An interrupted run resumes after the last complete file of documents, and its final bytes are the same.
+for any number of processes. An interrupted run repeats at most 16 MB of text for each worker process, and its final bytes are the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache.resuming import Reached
@@ -30,13 +30,14 @@ from niels_cache_assets.corpus.identity import (
     require_prepared,
     signature_identity,
 )
-from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
+from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir
 from niels_cache_assets.corpus.source_chunks import SourceChunks
-from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
+from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.disk.writers import Files
+from niels_cache_assets.documents import Documents, SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -70,6 +71,7 @@ class Corpus(Artifact):
     version = CODE_VERSION
     resumable = True
     noun = "corpus"
+    is_part: ClassVar[bool] = False  # a part may be empty, and has the hashes of its documents
 
     @property
     def key(self) -> str:
@@ -148,6 +150,34 @@ class Corpus(Artifact):
     def need(self) -> Need | None:
         return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
 
+    def stream(self, context: StreamContext) -> Iterator[Documents]:
+        """Yield the documents before `convert`."""
+        return self.source.unconverted(context)
+
+    def meta_of(
+        self, work: Work, counts: CorpusCounts, dropped_by_source: Counter[str], facts: dict[str, Any], *, files: Files, content_sha256: str
+    ) -> Meta:
+        """Return meta.json."""
+        return {
+            "kind": "corpus",
+            "built": True,
+            "dataset_name": self.name,
+            "dataset_config": self.source.hub_config,
+            "dataset_revision": work.revision,
+            "source": self.source.describe(),
+            "seed": self.registry.build.seed,
+            "prepare": sorted(self.source.prepare),
+            "cleaning": cleaning_identity(self.registry, self.name),
+            "signatures": signature_identity(self.registry, self.name),
+            **counts.meta(),
+            "dropped": dict(counts.report.dropped + dropped_by_source),
+            "dropped_by_source": dict(+dropped_by_source),
+            "facts": facts,
+            "files": files,
+            "content_sha256": content_sha256,
+            "fingerprint": work.fingerprint,
+        }
+
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         if self.source.train_tokens is not None or self.source.val_tokens is not None:
@@ -181,7 +211,7 @@ class CorpusProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """The state in the journal after each file of documents. It holds the state of the writer, the state of CorpusCounts, and the position
+    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
     in the source.
     """
 
@@ -204,48 +234,39 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
     there = done.written if done else None
     counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
     resumed_characters = counts.before.characters
-    chunks = SourceChunks(source, context, done.reached if done else None)
+    recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
+    chunks = SourceChunks(corpus.stream, context, done.reached if done else None)
     doing = f"preparing {name}"
     with (
-        CorpusWriter(work.directory, num_perm=signatures.get("num_perm"), there=there, files=journal.finished) as writer,
+        CorpusWriter(
+            work.directory, num_perm=signatures.get("num_perm"), there=there, files=journal.finished, hashes_stay=corpus.is_part
+        ) as writer,
         closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
     ):
         for chunk in results:
             finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
             counts.add(chunk)
             reached = chunks.next_reached()
-            if finished_file:
+            if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
+                recorded_bytes = counts.before.bytes
                 written, sizes = writer.checkpoint()
                 now = _Done(written=written, counts=counts.state(), reached=reached)
                 share, documents = reached.share, counts.before.documents
                 journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                writer.forget_spools()
             if work.progress is not None:
                 before, after = counts.before, counts.after
                 work.progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
         dropped_by_source = counts.dropped_by_source + context.report.dropped
-        if not writer.documents:
+        if not writer.documents and not corpus.is_part:
             raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, dropped_by_source, context.report))
         writer.seal()
         write_rejected(work.directory, counts.report.rows(), writer.files)
-        meta = {
-            "kind": "corpus",
-            "built": True,
-            "dataset_name": name,
-            "dataset_config": source.hub_config,
-            "dataset_revision": context.revision,
-            "source": source.describe(),
-            "seed": context.seed,
-            "prepare": sorted(source.prepare),
-            "cleaning": cleaning_identity(registry, name),
-            "signatures": signature_identity(registry, name),
-            **counts.meta(),
-            "dropped": dict(counts.report.dropped + dropped_by_source),
-            "dropped_by_source": dict(+dropped_by_source),
-            "facts": context.report.facts,
-            "files": writer.files,
-            "content_sha256": writer.content_sha256,
-            "fingerprint": work.fingerprint,
-        }
+        if corpus.is_part:
+            write_counts(work.directory, counts.state(), writer.files)
+        meta = corpus.meta_of(
+            work, counts, dropped_by_source, context.report.facts, files=writer.files, content_sha256=writer.content_sha256
+        )
     return Written(meta=meta, resumed=resumed_characters, warning=decoding_warning(meta))
 
 

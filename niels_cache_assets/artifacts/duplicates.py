@@ -24,6 +24,8 @@ import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
@@ -99,6 +101,27 @@ class Duplicates(Artifact):
                 missing[name] = str(error)
         return WantedDropLists(corpora=corpora, missing=missing, identity=drop_lists_identity(self.registry, corpora, missing))
 
+    @property
+    def documents(self) -> int:
+        """The number of documents that are compared."""
+        return sum(meta["documents"]["kept"] for meta in self.wanted.corpora.values())
+
+    @property
+    def ranges(self) -> int:
+        """The number of ranges into which the hashes of a band are cut."""
+        from niels_cache_assets.dedup.buckets import fitting_ranges
+
+        return fitting_ranges(self.documents, bands=self.wanted.identity["bands"], ranges=self.registry.dedup.ranges)
+
+    @property
+    def of_journal(self) -> dict[str, Any]:
+        """The values that decide the files of an unfinished search, but not its result."""
+        return {} if self.ranges == 1 else {"ranges": self.ranges}
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        made_of = self.identity(revision)
+        return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), self.of_journal)
+
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
 
@@ -146,10 +169,11 @@ class Duplicates(Artifact):
     def need(self) -> Need:
         """Return the disk space of a search from its beginning. A resumed search needs less."""
         from niels_cache_assets.dedup.buckets import hashes_bytes
+        from niels_cache_assets.dedup.ranges import ranged_hashes_bytes
 
-        documents, bands = sum(meta["documents"]["kept"] for meta in self.wanted.corpora.values()), self.wanted.identity["bands"]
+        documents, bands = self.documents, self.wanted.identity["bands"]
         return Need(
-            bytes=hashes_bytes(documents, bands=bands),
+            bytes=(hashes_bytes if self.ranges == 1 else ranged_hashes_bytes)(documents, bands=bands),
             why=f"the hashes of {documents:,} documents in {bands} bands",
             certain=not work_on(self.directory).is_resumable,
         )
@@ -165,15 +189,17 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
 
     registry, wanted = duplicates.registry, duplicates.wanted
     dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
+    ranges = duplicates.ranges
+    jobs, of_ranges = (bands + 1) * ranges, "" if ranges == 1 else f" in {ranges} ranges"
     files: Files = {}
     with (
         _unchanged(duplicates.root, wanted.corpora) as require_same,
         ExitStack() as opened,
     ):
-        journal = work.open_journal("duplicates", state=Steps)
+        journal = work.open_journal("duplicates", state=Steps, identity=duplicates.of_journal)
         done: Steps | None = journal.state
         if done is not None:
-            work.log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
+            work.log(f"{done.bands} of {jobs} bands{of_ranges} of {done.documents:,} documents are kept")
         inputs = Inputs(registry, duplicates.root, wanted.corpora)
         scratch = work.directory / SCRATCH_NAME
         scratch.mkdir(exist_ok=True)
@@ -188,7 +214,9 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
             for path in needed:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            share = (steps.bands + 1) / (bands + 3)  # reading the signatures and the final pass each take about as long as a band
+            share = (steps.bands + ranges) / (
+                jobs + 2 * ranges
+            )  # reading the signatures and the final pass each take about as long as a band
             journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
             return True
 
@@ -199,12 +227,13 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
 
         verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
         blocks = (block for each in inputs.all for block in each.signatures())
-        drops = inputs.drops(keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify, done=done, record=record))
+        dropped = keep_first(blocks, bands=bands, rows=rows, scratch=scratch, ranges=ranges, verify=verify, done=done, record=record)
+        drops = inputs.drops(dropped)
         datasets = {}
         for corpus, each in enumerate(inputs.all):
             own = drops.of(corpus)
             _write_drop_list(work.directory, each.name, inputs, own, files)
-            datasets[each.name] = {**_counts(inputs, each, own), "clusters": _cluster_sizes(drops.because_of(corpus))}
+            datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
         meta = {
             "kind": "duplicates",
             "built": True,
@@ -289,10 +318,20 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
     }
 
 
-def _cluster_sizes(drops: Drops) -> dict[str, int]:
-    """Return the number of clusters for each cluster size. A cluster is a kept document and its duplicates; single documents are not
-    counted.
+def _clusters(drops: Drops, corpus: int) -> dict[str, dict[str, int]]:
+    """Return the number of clusters for each cluster size, for meta.json. A cluster is a kept document and its duplicates.
+
+    `clusters` counts the clusters with a document of this corpus, `clusters_across` those of them that also have a document of another one.
+    A size counts the documents of all corpora. Single documents are not counted.
     """
-    _, copies = np.unique(drops.because_ordinals, return_counts=True)
-    sizes, clusters = np.unique(copies + 1, return_counts=True)
-    return {str(size): count for size, count in zip(sizes.tolist(), clusters.tolist(), strict=True)}
+    own, other = drops.corpora == corpus, drops.because_corpora == corpus
+    kept = np.stack([drops.because_corpora.astype(np.int64), drops.because_ordinals])
+    _, cluster, copies = np.unique(kept, axis=1, return_inverse=True, return_counts=True)
+    cluster = cluster.reshape(-1)
+
+    def sizes(members: np.ndarray) -> dict[str, int]:
+        found, counts = np.unique(copies[np.unique(cluster[members])] + 1, return_counts=True)
+        return {str(size): count for size, count in zip(found.tolist(), counts.tolist(), strict=True)}
+
+    has_own, has_other = np.unique(cluster[own | other]), np.unique(cluster[~own | ~other])
+    return {"clusters": sizes(own | other), "clusters_across": sizes(np.isin(cluster, np.intersect1d(has_own, has_other)))}

@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.pretrain import Pretrain
@@ -36,6 +37,7 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.parts.layout import PART_KINDS, part_name
 from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
 
@@ -57,9 +59,11 @@ class Graph:
         return Tokenizer(registry=self.registry, root=self.root)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
-        """Return the corpus of a data set."""
+        """Return the corpus of a data set. It is joined from its parts if the data set has several."""
         siblings = partial(with_prepared, self.registry, self.root)
-        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        source = self.registry.pretrain.get(name)
+        kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
+        return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
@@ -79,9 +83,10 @@ class Graph:
         own = {key: value for key, value in given.items() if key not in BuildSettings.model_fields}
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
+        if isinstance(source, SourceWithParts) and source.is_in_parts:
+            return Sealed(registry=self.registry, root=self.root, name=name, source=source, build=build)
         if isinstance(source, PretrainSource):
-            kind = Sealed if source.is_in_parts else Pretrain
-            return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
+            return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
         return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
 

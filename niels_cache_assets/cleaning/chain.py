@@ -33,8 +33,8 @@ class Cleaner:
         result = self._judged(facts)
         if report is not None:
             language = None
-            if facts.language_asked:
-                language = facts.language(self.settings.language_characters)[0] or UNKNOWN_LANGUAGE
+            if facts.language_asked is not None:
+                language = facts.language_asked.code or UNKNOWN_LANGUAGE
             report.add(result, language)
         return result
 

@@ -68,6 +68,12 @@ class CleaningReport:
             for example in examples:
                 self._keep_example(heap, example)
 
+    def join(self, later: Self) -> None:
+        """Add the report of a part that comes later. The places of its documents were counted from its own beginning."""
+        for examples in later._examples.values():
+            examples[:] = [(key, ordinal - self.documents, row) for key, ordinal, row in examples]
+        self.merge(later)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the examples as rows of corpus.layout.REJECTED. Rows are sorted by reason, in the order of the filters, then by place in
         the input.

@@ -4,10 +4,9 @@ The first rejection counts, so cheap filters run first. To add a filter, write a
 settings, and add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
 config/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. If Gopher has a
 rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
-for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count.
-
-Compact Language Detector 2 (CLD2; Sites, 2013) identifies the language; the package `pycld2` contains its model. docs/log.md compares CLD2
-with other identifiers.
+for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
+than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a word. The module
+`languages` tells the language.
 
 The cost of a document that passes all filters is about 0.1 ms a kilobyte. Half of this time is spent on words and pairs of words.
 """
@@ -21,11 +20,10 @@ from itertools import compress, pairwise
 from operator import and_
 from typing import NamedTuple
 
-from niels_cache_assets.cleaning.normalizers import collapse_blanks, replace_unreadable
+from niels_cache_assets.cleaning.languages import STOP_WORDS, Language, language_of, stop_words_in
 from niels_cache_assets.config.tables import REASONS, CleaningSettings
 from niels_cache_assets.documents import Document
-
-STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # as in Gopher
+from niels_cache_assets.scripts import unspaced_characters
 
 JUDGED_CHARACTERS = 1_000_000  # a list of words takes twenty times the memory of the text; more text would hardly change the result
 
@@ -35,12 +33,13 @@ _MAY_REFER_TO = re.compile(
 )
 _DISAMBIGUATION_CHARACTERS = 500  # a disambiguation page has the phrase in its first sentence
 _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
-_BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
+_SCRIPT_CHARACTERS = 2_000  # the beginning tells whether a text is written without blanks
+_RUN_OF_LETTERS = re.compile(r"\w+")
+_BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 _LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
 _NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and code not in _ASCII_BLANKS)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
-_OLD_CODES = {"iw": "he", "jw": "jv"}  # CLD2 still uses codes that ISO 639-1 withdrew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class Facts:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.text = document.text[:JUDGED_CHARACTERS]
-        self._language: tuple[str | None, float] | None = None
+        self._language: Language | None = None
 
     @cached_property
     def words(self) -> list[str]:
@@ -75,17 +74,31 @@ class Facts:
         """The non-empty lines, without surrounding white space."""
         return [line for line in map(str.strip, self.text.split("\n")) if line]
 
+    @cached_property
+    def is_unspaced(self) -> bool:
+        """Whether more than half of the text's beginning, without white space, is in a script without blanks."""
+        start = self.text[:_SCRIPT_CHARACTERS]
+        return 2 * unspaced_characters(start) > sum(map(len, start.split()))
+
     @property
-    def language_asked(self) -> bool:
-        return self._language is not None
+    def word_count(self) -> int:
+        """The number of words. In a script without blanks, two characters count as a word."""
+        return sum(map(len, self.words)) // 2 if self.is_unspaced else len(self.words)
 
-    def language(self, characters: int) -> tuple[str | None, float]:
-        """Return (language code or None, share of the text in this language) for the first `characters` characters.
+    @cached_property
+    def units(self) -> list[str]:
+        """The words in lower case. In a script without blanks, the pairs of neighbouring characters."""
+        return list(map("".join, pairwise("".join(self.lower_words)))) if self.is_unspaced else self.lower_words
 
-        All filters pass the same number of `characters`.
-        """
+    @property
+    def language_asked(self) -> Language | None:
+        """The language, or None if no filter asked for it."""
+        return self._language
+
+    def language(self, settings: CleaningSettings) -> Language:
+        """Return the language of the text. It is identified once."""
         if self._language is None:
-            self._language = identify_language(self.text[:characters])
+            self._language = language_of(self.text, characters=settings.language_characters, wanted=settings.languages)
         return self._language
 
 
@@ -119,7 +132,7 @@ def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text with too few characters or too few words. The value is the number of characters or the number of words."""
     if len(facts.text) < settings.min_characters:
         return Rejection(reason="too_short", value=float(len(facts.text)))
-    return Rejection(reason="too_short", value=float(len(facts.words))) if len(facts.words) < settings.min_words else None
+    return Rejection(reason="too_short", value=float(facts.word_count)) if facts.word_count < settings.min_words else None
 
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
@@ -128,7 +141,11 @@ def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject by the share of words that contain a letter."""
+    """Reject by the share of words that contain a letter. In a script without blanks, punctuation separates words, too."""
+    if facts.is_unspaced:
+        runs = _RUN_OF_LETTERS.findall(facts.text)
+        share = sum(any(map(str.isalpha, run)) for run in runs) / max(len(runs), 1)
+        return Rejection(reason="low_alpha_ratio", value=share) if share < settings.min_alpha_word_share else None
     words = len(facts.words)
     # Words with an ASCII letter are quick to count. Usually they are enough to pass.
     at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
@@ -139,8 +156,8 @@ def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | Non
 
 
 def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject by the mean number of characters per word, without white space."""
-    if not facts.words:
+    """Reject by the mean number of characters per word, without white space. A text in a script without blanks is not rejected."""
+    if not facts.words or facts.is_unspaced:
         return None
     mean = sum(map(len, facts.words)) / len(facts.words)
     outside = not settings.min_mean_word_length <= mean <= settings.max_mean_word_length
@@ -150,23 +167,30 @@ def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | N
 def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
     symbols = facts.text.count("#") + facts.text.count("...") + facts.text.count("…")
-    return _above("high_symbol_ratio", symbols, len(facts.words), settings.max_symbols_per_word)
+    return _above("high_symbol_ratio", symbols, facts.word_count, settings.max_symbols_per_word)
 
 
 def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject by the number of different STOP_WORDS that occur as words, in upper or lower case."""
-    found = len(STOP_WORDS.intersection(facts.lower_words))
+    """Reject by the number of different STOP_WORDS of the text's language that occur, in upper or lower case. If the language is unknown,
+    the language of `languages` with the most stop words counts. A language without a list of stop words is not judged.
+    """
+    asked = facts.language_asked
+    codes = (asked.code,) if asked is not None and asked.code in settings.languages else settings.languages
+    if any(code not in STOP_WORDS for code in codes):
+        return None
+    found = max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None)
     return Rejection(reason="no_stopwords", value=float(found)) if found < settings.min_stopwords else None
 
 
 def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice.
+    """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice. In a
+    script without blanks, runs of three characters are counted.
 
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
     """
-    pairs = len(facts.words) - 1
-    found = _above("repetitive", _most_frequent_pair(facts.lower_words, settings.max_bigram_share), pairs, settings.max_bigram_share)
+    pairs = len(facts.units) - 1
+    found = _above("repetitive", _most_frequent_pair(facts.units, settings.max_bigram_share), pairs, settings.max_bigram_share)
     if found:
         return found
     for size, limit in (
@@ -174,7 +198,7 @@ def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
         (3, settings.max_top_3gram_characters),
         (4, settings.max_top_4gram_characters),
     ):
-        if limit is not None and (found := _above("repetitive", *_top_ngram_characters(facts.lower_words, size), limit)):
+        if limit is not None and (found := _above("repetitive", *_top_ngram_characters(facts.units, size), limit)):
             return found
     if settings.max_duplicate_lines is not None:
         found = _above("repetitive", *_repeated(facts.lines), settings.max_duplicate_lines)
@@ -185,14 +209,15 @@ def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a text if the identifier does not recognize the language of its first characters."""
-    code, _ = facts.language(settings.language_characters)
-    return Rejection(reason="language_error") if code is None else None
+    """Reject a text if the identifier recognizes the language neither of its first characters, nor of more text."""
+    return Rejection(reason="language_error") if facts.language(settings).code is None else None
 
 
 def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a text if the language of its first characters is not in `languages`. The value is the share of that language."""
-    code, share = facts.language(settings.language_characters)
+    """Reject a text whose language is not in `languages`: neither that of its first characters, nor that of its middle, nor that of more
+    text. The value is the share of the language.
+    """
+    code, share = facts.language(settings)
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
 
 
@@ -201,6 +226,7 @@ _JUDGES: tuple[Filter, ...] = (
     empty,
     disambiguation,
     too_short,
+    not_english,
     list_page,
     bad_mean_word_len,
     high_symbol_ratio,
@@ -208,25 +234,8 @@ _JUDGES: tuple[Filter, ...] = (
     no_stopwords,
     repetitive,
     language_error,
-    not_english,
 )
 FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # (name, filter)
-
-
-def identify_language(text: str) -> tuple[str | None, float]:
-    """Return (ISO 639 code, share of the text in that language), or (None, 0.0) if the text is too short or its language is unknown.
-
-    Pass the beginning of a document: the whole argument is read, in tens of microseconds for 400 characters. The code contains no script
-    and no country: it is zh, not zh-Hant.
-    """
-    import pycld2
-
-    encoded = collapse_blanks(replace_unreadable(text)).encode("utf-8")  # CLD2 rejects controls, surrogates and noncharacters
-    _, _, ((_, code, percent, _), *_) = pycld2.detect(encoded, isPlainText=True)
-    code = code.partition("-")[0]
-    if not 2 <= len(code) <= 3 or code in ("un", "xx", "xxx") or code.startswith("zz"):
-        return None, 0.0
-    return _OLD_CODES.get(code, code), percent / 100
 
 
 def _is_followed_by_list(text: str, place: int) -> bool:

@@ -127,14 +127,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if not argv[0].startswith("-") and argv[0] not in commands:
         refuse("", "no command", argv[0], commands)
     arguments, unknown = top.parse_known_args(argv)
+    options = [word for word in unknown if word.startswith("-")]
+    if unknown and not options:  # argparse looks for an optional argument only before the options, as in `part web --no-wait 17`
+        arguments, unknown = commands[argv[0]].parse_known_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
     if unknown:
-        options = [word for word in unknown if word.startswith("-")]
         if not options:
             hint = (
-                _meant_as_root(arguments, unknown[0])
-                or _meant_as_only(arguments, unknown)
-                or _meant_as_number(arguments, unknown[0])
-                or f"; see {PROGRAM} {arguments.command} --help"
+                _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
             )
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         refuse("", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
@@ -151,12 +150,6 @@ def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
     """Return a hint to use --only if the command has this option."""
     names = " ".join(shlex.quote(name) for name in given)
     return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
-
-
-def _meant_as_number(arguments: argparse.Namespace, given: str) -> str:
-    """Return a hint to write the number of a part before the options, because argparse does not look for it behind them."""
-    is_number = getattr(arguments, "number", 0) is None and given.isdecimal()
-    return f"; the number comes before the options: {PROGRAM} {arguments.command} {arguments.name} {given} ..." if is_number else ""
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:

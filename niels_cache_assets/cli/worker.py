@@ -25,8 +25,10 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
     from niels_cache_assets.artifacts.graph import Graph
+    from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.cli.progress import Listener
+    from niels_cache_assets.config.registry import Registry
 
 _SECONDS = 1.0  # between two lines of progress
 
@@ -68,7 +70,7 @@ class Lines:
         now = time.monotonic()
         if now - self._last >= _SECONDS:
             self._last = now
-            self.say("progress", documents=progress.documents, tokens=progress.tokens, share=progress.share)
+            self.say("progress", **progress.counts, share=progress.share)
         self._tell("progressed", progress)
 
     def started(self, key: str) -> None:
@@ -80,6 +82,11 @@ class Lines:
         from niels_cache_runtime.format.layout import SPLITS
 
         meta = outcome.meta
+        counts: dict[str, Any] = {"documents": meta["documents"]}
+        if meta["kind"] != "corpus":
+            tokens = {split: meta[f"{split}_tokens"] for split in SPLITS}
+            short = meta["part"]["short"] if "part" in meta else sum(part["short"] for part in meta["parts"])
+            counts = {"tokens": tokens, **counts, "short": short}
         self.say(
             "result",
             state=outcome.state,
@@ -87,9 +94,7 @@ class Lines:
             resumed=outcome.resumed,
             seconds=round(outcome.seconds, 3),
             warning=outcome.warning,
-            tokens={split: meta[f"{split}_tokens"] for split in SPLITS},
-            documents=meta["documents"],
-            short=meta["part"]["short"] if "part" in meta else sum(part["short"] for part in meta["parts"]),
+            **counts,
             content_sha256=meta["content_sha256"],
             meta_sha256=meta["meta_sha256"],
         )
@@ -147,11 +152,11 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True)
 def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
-    from niels_cache_assets.artifacts.parts.leased import Leased
+    from niels_cache_assets.artifacts.parts.leased import UnderLease
     from niels_cache_assets.parts.lease import LeaseLost, Stopped
     from niels_cache_runtime.format.commit import Busy
 
-    if isinstance(artifact, Leased):
+    if isinstance(artifact, UnderLease):
         artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
     while True:
         try:
@@ -175,10 +180,9 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     from niels_cache_assets.sources.inputs import require_inputs
 
     registry = found.registry
-    if name not in registry.pretrain:
-        registry.refuse_data_set("command line", "no pretrain data set", name, list(registry.pretrain))
-    if name in registry.switched_off():
-        raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
+    _require_switched_on(registry, name)
+    if registry.pretrain[name].corpus_parts > 1:
+        raise NielsCacheError(f"{registry.origin}: {name} has prepare, so its corpus is in parts, and not its cache; add --corpus")
     sealed = found.sealed(name)
     sealed.unavailable()
     tokenizer, plan = found.tokenizer(), sealed.parts_plan
@@ -195,6 +199,32 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
         _built(plan, lines, wait=True)
     plan.read()
     return sealed
+
+
+def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
+    """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
+
+    Raises the errors of `ready`.
+    """
+    from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+
+    _require_switched_on(found.registry, name)
+    corpus = found.corpus(name)
+    corpus.unavailable()
+    if not isinstance(corpus, JoinedCorpus):
+        raise NielsCacheError(f"{found.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
+    if corpus.parts_plan.finished() is None:
+        lines.started(corpus.parts_plan.key)
+        _built(corpus.parts_plan, lines, wait=True)
+    corpus.parts_plan.read()
+    return corpus
+
+
+def _require_switched_on(registry: Registry, name: str) -> None:
+    if name not in registry.pretrain:
+        registry.refuse_data_set("command line", "no pretrain data set", name, list(registry.pretrain))
+    if name in registry.switched_off():
+        raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
 
 
 def seal(arguments: argparse.Namespace) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.merging import Tables, read_tables
-from niels_cache_assets.config.toml import as_toml, parse_toml
+from niels_cache_assets.config.toml import as_toml, parse_toml, toml_key, typed_toml
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -20,28 +23,108 @@ def added_tables(path: Path, name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
+class NotAddedError(NielsCacheError):
+    """A table could not be written. toml: what the user can write into the file instead."""
+
+    def __init__(self, message: str, toml: str) -> None:
+        super().__init__(message)
+        self.toml = toml
+
+
+@contextmanager
+def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
+    """Keep other commands from changing a file of settings in the block. Read the file again in the block, not before.
+
+    log: gets one line if this function has to wait. The lock is on the file itself, so no other file is left. Without locks in the file
+    system, the block runs without one.
+    """
+    with ExitStack() as held:
+        while True:
+            descriptor = _open(path)
+            if descriptor is None:
+                break
+            with ExitStack() as opened:
+                opened.callback(os.close, descriptor)
+                if not _lock(descriptor, path, log) or _is_still(path, descriptor):
+                    held.push(opened.pop_all())
+                    break
+        yield
+
+
+def _open(path: Path) -> int | None:
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS grants locks only on files that are open for writing
+        with suppress(OSError):
+            return os.open(path, access | os.O_CLOEXEC)
+    return None  # the caller reads it, and tells why it cannot
+
+
+def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:
+    """Take the lock of a file, and wait for it. Return False if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log(f"waiting for another command that changes {path}")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Return whether the locked file is still at the path. A command that held the lock before has replaced the file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[str, Any]) -> Path:
     """Append a table `[[pretrain.NAME.added]]` to a file, and set other keys of `[pretrain.NAME]`. Return the file that was written.
 
-    A link to a file stays a link. Raises NielsCacheError if the file cannot be written, if it has several hard links, or if the result
+    A link to a file stays a link. Raises NotAddedError if the file cannot be written, if it has several hard links, or if the result
     would change anything else; the file then stays unchanged.
     """
     real = Path(os.path.realpath(path))
-    lines = [f"[[pretrain.{name}.added]]", *(f"{key} = {as_toml(value)}" for key, value in entry.items())]
-    by_hand = f"add these lines yourself: {' '.join([*(f'{key} = {as_toml(value)}' for key, value in keys.items()), *lines])}"
     before = read_tables(real, "make it readable")
+    lines, by_hand = _by_hand(real, before, name, entry, keys)
     try:
         if (links := os.stat(real).st_nlink) > 1:
-            raise NielsCacheError(f"{real}: has {links} names (hard links), so other projects may read it; {by_hand}")
+            raise NotAddedError(f"{real}: has {links} names (hard links), so other projects may read it; {by_hand}", lines)
         with open(real, encoding="utf-8", newline="") as file:
             text = file.read()
         edited = _edited(text, name, entry, keys)
         if edited is None or not _is_only_this(before, text, edited, name, entry, keys):
-            raise NielsCacheError(f"{real}: its form does not allow a new table; {by_hand}")
+            raise NotAddedError(f"{real}: its form does not allow a new table; {by_hand}", lines)
         _replace(real, edited)
     except OSError as error:
-        raise NielsCacheError(f"{real}: cannot be written: {error.strerror or error}; {by_hand}") from error
+        raise NotAddedError(f"{real}: cannot be written: {error.strerror or error}; {by_hand}", lines) from error
     return real
+
+
+def _by_hand(path: Path, before: Tables, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the new lines as TOML, and a clause that tells the user to write them."""
+    place = f"pretrain.{toml_key(name)}"
+    lines = [f"{key} = {as_toml(value)}" for key, value in keys.items()]
+    if not _has_inline_tables(path, name):
+        table = [f"[[{place}.added]]", *(f"{key} = {as_toml(value)}" for key, value in entry.items())]
+        own = [f"# in [{place}]:", *lines, ""] if lines else []
+        return "\n".join([*own, *table]), f"write [[{place}.added]] into it yourself, as stdout shows"
+    every = [*before["pretrain"][name]["added"], entry]
+    told = "\n".join([f"# in [{place}]:", *lines, f"added = {typed_toml(every)}"])
+    return told, f"replace added in [{place}] yourself, as stdout shows, or write each of its tables as [[{place}.added]]"
+
+
+def _has_inline_tables(path: Path, name: str) -> bool:
+    """Return whether `added` is a list of tables in one value, and not one [[table]] after the other."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+    from tomlkit.items import AoT
+
+    try:
+        added = tomlkit.parse(path.read_text(encoding="utf-8").removeprefix("\ufeff"))["pretrain"][name]["added"]
+    except (OSError, TOMLKitError, KeyError, TypeError, ValueError):
+        return False
+    return not isinstance(added, AoT)
 
 
 def _edited(text: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> str | None:
@@ -82,8 +165,9 @@ def _is_only_this(before: Tables, text: str, edited: str, name: str, entry: Mapp
         same = parse_toml(edited) == {**before, "pretrain": {**pretrain, name: table}}
     except ValueError:
         return False
+    replaced = re.compile(rf"\s*({'|'.join(map(re.escape, keys))})\s*=") if keys.keys() & pretrain.get(name, {}).keys() else None
     lines = iter(edited.splitlines())
-    return same and all(line in lines for line in text.splitlines())
+    return same and all(line in lines for line in text.splitlines() if replaced is None or not replaced.match(line))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ are used unchanged.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.shipped import catalog
-from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.config.toml import parse_toml, typed_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
@@ -186,7 +185,7 @@ def _plural(annotation: Any) -> str:
 
 
 def _either(choices: Sequence[object]) -> str:
-    quoted = [_toml(choice) for choice in choices]
+    quoted = [typed_toml(choice) for choice in choices]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
@@ -236,7 +235,7 @@ def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: Field
     for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
         if takes(replaced):
-            typed = _toml(replaced)
+            typed = typed_toml(replaced)
             return typed if len(typed) <= _LONGEST_VALUE else None
     return None
 
@@ -259,7 +258,7 @@ def _meant(given: Any) -> Iterator[Any]:
     if isinstance(given, list | tuple) and len(given) == 1:
         yield given[0]
     if not isinstance(given, str | list | dict):
-        yield _toml(given)
+        yield typed_toml(given)
     yield [given]
 
 
@@ -308,7 +307,7 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     found = (default, *(field.examples or ()), *choices, *_of_pattern(metadata), True, *least)
     for value in (*found, *_EXAMPLES):
         if value is not None and takes(value):
-            return _toml(value)
+            return typed_toml(value)
     return None
 
 
@@ -322,22 +321,5 @@ def _of_pattern(metadata: Sequence[Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _toml(value)  # without underscores in numbers
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else typed_toml(value)  # without underscores in numbers
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-
-
-def _toml(value: Any) -> str:
-    """Return a value in the syntax of niels_cache.toml. JSON strings are valid TOML."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(str(name))} = {_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f"{value:_}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

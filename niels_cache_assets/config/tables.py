@@ -28,6 +28,7 @@ REASONS = (  # names of the filters, in the order in which they run
     "empty",
     "disambiguation",
     "too_short",
+    "not_english",
     "list_page",
     "bad_mean_word_len",
     "high_symbol_ratio",
@@ -35,7 +36,6 @@ REASONS = (  # names of the filters, in the order in which they run
     "no_stopwords",
     "repetitive",
     "language_error",
-    "not_english",
 )
 NORMALIZERS = (  # names of the steps from markup to text, in the order in which they run
     "unreadable",
@@ -195,7 +195,7 @@ class CleaningSettings(Table):
     min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: the mean word length, in characters, is below this")
     max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: the mean word length, in characters, is above this")
     max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word than this")
-    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words than this")
+    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different stop words of the document's language than this")
     max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words is a larger share of all pairs than this")
     max_top_2gram_characters: float | None = Field(
         None, ge=0, le=1, description="repetitive: the most frequent pair of words is a larger share of all characters than this"
@@ -213,7 +213,12 @@ class CleaningSettings(Table):
         None, ge=0, le=1, description="repetitive: repeated paragraphs are a larger share of all paragraphs than this"
     )
     languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages to keep, as ISO 639-1 codes")
-    language_characters: int = Field(400, ge=1, description="The language is identified from this number of characters at the start")
+    language_characters: int = Field(
+        400,
+        ge=1,
+        description="The language is identified from this number of characters at the start; "
+        "if it is not in `languages`, the middle and ten times as many characters are asked, too",
+    )
     max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents than this")
     min_language_share: float = Field(
         0.5,
@@ -268,6 +273,13 @@ class DedupSettings(Table):
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
     priority: tuple[str, ...] = Field(
         (), strict=False, description="Data sets whose copies are kept, best first; the rest follow in table order"
+    )
+    ranges: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranges of hashes that are searched one after the other. A higher number takes less memory, and more disk. "
+        "It never changes which documents are dropped",
     )
 
     @model_validator(mode="after")

@@ -1,8 +1,9 @@
 """A TOML parser with two additions. It limits the size of numbers, and it skips a byte order mark, which some editors write."""
 
 import json
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _MOST_BITS = 1024  # schemas check the range of each key; this limit only rejects integers that are too long to show
@@ -40,5 +41,26 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def as_toml(value: Any) -> str:
-    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same.
+
+    A date or a time becomes a string, because messages also show values that no key takes.
+    """
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def typed_toml(value: Any) -> str:
+    """Return a value of any type as a user types it in niels_cache.toml. JSON strings are valid TOML."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{toml_key(str(name))} = {typed_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(typed_toml, value))}]"
+    return f"{value:_}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
+
+
+def toml_key(name: str) -> str:
+    """Return a part of a key, in quotes if it needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

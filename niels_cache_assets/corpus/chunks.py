@@ -162,6 +162,13 @@ class CorpusCounts:
         self.dropped_by_source += chunk.dropped_by_source
         self.splits.update(row.split or "unknown" for row in chunk.rows)
 
+    def join(self, later: CorpusCounts) -> None:
+        """Add the counts of a part whose documents come later."""
+        self.report.join(later.report)
+        self.before, self.after, self.words = self.before + later.before, self.after + later.after, self.words + later.words
+        self.dropped_by_source += later.dropped_by_source
+        self.splits.update(later.splits)
+
     def meta(self) -> dict[str, Any]:
         """Return the keys of meta.json."""
         before, after = self.before, self.after

@@ -26,7 +26,7 @@ _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages"}
 
-DROP_LISTS_VERSION = "1"  # raise it by hand when the same signatures and settings lead to different dropped documents
+DROP_LISTS_VERSION = "2"  # raise it by hand when the same signatures and settings lead to different dropped documents
 HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out different documents for the val of its members
 
 
@@ -168,13 +168,14 @@ def dedup_order(registry: Registry) -> list[str]:
 
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
-    """Return the `settings` of [dedup], and the numbers of `bands` and `rows`, which the settings give or which are computed. `dedup_order`
-    gives the order of the corpora.
+    """Return the `settings` of [dedup], and the numbers of `bands` and `rows`, which the settings give or which are computed (for
+    recall, if found pairs are verified). `dedup_order` gives the order of the corpora. `ranges` changes no result.
     """
-    from niels_cache_assets.dedup.bands import choose_bands
+    from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
 
-    bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
-    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority"}), "bands": bands, "rows": rows}
+    choose = bands_for_recall if dedup.verify == "jaccard" else choose_bands
+    bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose(dedup.threshold, dedup.num_perm)
+    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority", "ranges"}), "bands": bands, "rows": rows}
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-CODE_VERSION = "3"  # raise it by hand when a corpus's bytes change for the same input
+CODE_VERSION = "4"  # raise it by hand when a corpus's bytes change for the same input
 
 DOCUMENTS = {
     "ordinal": "int64",
@@ -37,7 +37,12 @@ REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
 REPORT_NAME = "report.json"
-TEXT_BYTES_PER_FILE = 128_000_000  # a killed build loses at most this much text, which is a minute of work on one core
+HASHES_NAME = "hashes"  # of a part: the sha256 of each document, back to back
+COUNTS_NAME = "counts.json"  # of a part: the counts that the joined corpus adds up
+TEXT_BYTES_PER_FILE = 128_000_000
+TEXT_BYTES_PER_RECORD = (
+    8_000_000  # for each worker; a killed build repeats this and what its workers had begun, together at most 16 MB each
+)
 
 
 def documents_file(index: int) -> str:
@@ -53,6 +58,11 @@ def duplicates_file(name: str) -> str:
 def corpus_dir(root: str | Path, name: str) -> Path:
     """Return the folder of a corpus: documents_*.parquet, rejected.parquet, digests.npy and signatures.npy, meta.json."""
     return Path(root) / "corpus" / name
+
+
+def corpus_parts_dir(root: str | Path, name: str) -> Path:
+    """Return the folder with the parts of a corpus. A part has the files of a corpus, and its hashes and counts."""
+    return Path(root) / "corpus" / ".parts" / name
 
 
 def duplicates_dir(root: str | Path) -> Path:

@@ -100,8 +100,8 @@ class ArrayRows:
 class Input:
     """One corpus.
 
-    `splits`: (documents,) int8, see `document_splits`. `order`: (documents,) uint32, the ordinals of the documents. All documents of val
-    come first, then all remaining documents; both parts are in input order.
+    `splits`: (documents,) int8, see `document_splits`. `order`: (documents,) uint32, or uint64 above 2^32 documents, the ordinals of the
+    documents. All documents of val come first, then all remaining documents; both parts are in input order.
     """
 
     name: str
@@ -148,10 +148,6 @@ class Drops:
         """Return the documents that are dropped from this corpus."""
         return self.where(self.corpora == corpus)
 
-    def because_of(self, corpus: int) -> Drops:
-        """Return the documents that are dropped because of a document of this corpus."""
-        return self.where(self.because_corpora == corpus)
-
 
 class Inputs:
     """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept."""
@@ -162,7 +158,8 @@ class Inputs:
             directory = corpus_dir(root, name)
             splits = document_splits(meta, directory, registry.pretrain[name], registry.build.seed)
             is_val = splits == SPLITS.index("val")
-            order = np.concatenate([np.flatnonzero(is_val), np.flatnonzero(~is_val)]).astype(np.uint32)
+            dtype = np.uint32 if len(splits) <= 1 << 32 else np.uint64
+            order = np.concatenate([np.flatnonzero(is_val), np.flatnonzero(~is_val)]).astype(dtype)
             self.all.append(Input(name=name, directory=directory, meta=meta, splits=splits, order=order))
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
@@ -188,6 +185,7 @@ class Inputs:
 
     def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
+        positions = positions.astype(np.int64)
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
         ordinals = np.empty(len(positions), dtype=np.int64)
         for corpus, each in enumerate(self.all):

@@ -18,6 +18,7 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.sources.with_parts import SourceWithParts
 
 
 def open_prepared(
@@ -66,7 +67,7 @@ def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
     def sibling(name: str, source: PretrainSource) -> PretrainSource:
         if source.prepare:
             return PreparedMember.of(partial(open_prepared, registry, name, root=root))
-        if source.parts == 1:
+        if source.parts == 1 or not isinstance(source, SourceWithParts):
             return source
         return source.with_plan(PlanOfMember(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
 

@@ -19,7 +19,7 @@ from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "3"  # raise it by hand when a report or a plot changes for the same corpus
+CODE_VERSION = "4"  # raise it by hand when a report or a plot changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number of tokens
 
 _S_CURVE_STEPS = 100
@@ -32,8 +32,9 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
     `funnel`: the numbers of documents, characters, bytes and estimated tokens after each stage. `reasons`: the number of documents dropped
     for each reason, and their share of all documents of the source. `lengths`: a histogram of documents by number of characters; a bin goes
-    from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". `replaced`, `not_text`: the
-    bytes and documents that are not text, copied from `facts` of meta.json if it has them.
+    from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". Its `matrix` has the rows of
+    `duplicates_matrix` that name this data set. `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of
+    meta.json if it has them.
 
     Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
     """
@@ -146,7 +147,9 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
         "exact": own["exact"],
         "near": own["near"],
         "because_of": own["pairs"],
+        "matrix": [row for row in duplicates_matrix(found["datasets"]) if name in (row["data_set"], row["because_of"])],
         "cluster_sizes": own["clusters"],
+        "cluster_sizes_across": own["clusters_across"],
         "threshold": registry.dedup.threshold,
         "verify": registry.dedup.verify,
         "bands": bands,
@@ -156,6 +159,26 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
             for value, found in zip(similarity.tolist(), s_curve(bands, rows, similarity).tolist(), strict=True)
         ],
     }
+
+
+def duplicates_matrix(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the number of duplicates for each pair of (data set, split), as rows. `datasets`: that entry of the drop lists' meta.json.
+
+    A row counts the documents of `data_set` and `split` that were dropped because of a document of `because_of` and `because_split`. Its
+    counts are `exact` and `near`. Rows without duplicates are left out.
+    """
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for name, counts in datasets.items():
+        for pair in counts["pairs"]:
+            key = {
+                "data_set": name,
+                "split": pair["split"],
+                "because_of": pair["because_dataset"],
+                "because_split": pair["because_split"],
+            }
+            row = rows.setdefault(tuple(key.values()), {**key, "exact": 0, "near": 0})
+            row[pair["kind"]] += pair["documents"]
+    return list(rows.values())
 
 
 def plot_names(report: Report) -> list[str]:

@@ -8,25 +8,27 @@ and a small object for each chunk that is not finished.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from niels_cache_assets.build_cache.resuming import Reached, take_up
 from niels_cache_assets.corpus.chunks import Chunk
 from niels_cache_assets.documents import DocumentBatch, Documents
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import document_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import Mark
 
+Stream = Callable[[StreamContext], Iterator[Documents]]
+
 
 class SourceChunks:
-    """The chunks after `reached`. The chunks can be iterated only once.
+    """The chunks of a stream after `reached`. The chunks can be iterated only once.
 
     At the end, `context.report` is the same as after a pass from the beginning.
     """
 
-    def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
-        self._feed: Feed[Documents] = Feed(source.unconverted, context)
+    def __init__(self, unconverted: Stream, context: StreamContext, reached: Reached | None) -> None:
+        self._feed: Feed[Documents] = Feed(unconverted, context)
         self._log, self._reached = context.log, reached
         self._under_way: deque[Reached] = deque()
 

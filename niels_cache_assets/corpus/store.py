@@ -1,14 +1,16 @@
 """The files of a corpus, which are written from start to end. Documents and rejected examples are in Parquet files, digests and signatures
 in arrays.
 
-A file of documents ends at the end of a chunk, and a build can resume there. A build cannot resume inside a file of documents, because a
-parquet file cannot be extended. The arrays can be extended. One row group of documents is in memory (2 MB of text, or 16,384 documents),
-for any size of the corpus and of its texts. `artifacts/corpus.py` decides the content.
+A file of documents ends at the end of a chunk. The arrays can be extended, but a parquet file cannot. So the rows of the open file of
+documents are also written to a spool, a line of JSON each. A build that resumes writes the rows of the spool to the file again, which costs
+much less than to clean and sign them again. One row group of documents is in memory (2 MB of text, or 16,384 documents), for any size of
+the corpus and of its texts. `artifacts/corpus.py` decides the content.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.corpus.layout import (
+    COUNTS_NAME,
     DIGESTS_NAME,
     DOCUMENTS,
+    HASHES_NAME,
     REJECTED,
     REJECTED_NAME,
     SIGNATURES_NAME,
@@ -35,10 +39,11 @@ from niels_cache_runtime.format.layout import META_NAME
 TEXT_BYTES_PER_GROUP = 2_000_000  # small, because reading one document decompresses its whole row group
 ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text
 
-_HASHES_NAME = f"{SCRATCH_NAME}/hashes"  # hashes of the documents, back to back, until the corpus is complete
+_HASHES_NAME = f"{SCRATCH_NAME}/{HASHES_NAME}"  # hashes of the documents, back to back, until the corpus is complete
 _HASH_BYTES = 32
+_SPOOLS = "rows_*"
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
-_FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
+_FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME, HASHES_NAME, COUNTS_NAME}
 
 
 class DocumentRow(NamedTuple):
@@ -54,6 +59,11 @@ class DocumentRow(NamedTuple):
     bytes: int
 
 
+def _spool_name(table: int) -> str:
+    """Return the path of the rows of an open file of documents."""
+    return f"{SCRATCH_NAME}/rows_{table:05d}"
+
+
 def is_corpus_file(name: str) -> bool:
     """Return whether a corpus has files of this name."""
     return name in _FIXED_NAMES or _NAMES.fullmatch(name) is not None
@@ -61,10 +71,13 @@ def is_corpus_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The state after the last complete file of documents: the number of `documents`, and the number of such files (`tables`)."""
+    """The state after a chunk: the number of `documents`, of complete files of documents (`tables`), and of documents that are in the open
+    file (`open_rows`).
+    """
 
     documents: int = 0
     tables: int = 0
+    open_rows: int = 0
 
 
 class CorpusWriter:
@@ -72,26 +85,34 @@ class CorpusWriter:
     the files.
     """
 
-    def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
+    def __init__(
+        self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None, hashes_stay: bool = False
+    ) -> None:
         """Open the files to write.
 
         `num_perm`: the number of slots (numbers) of a signature. With None, no digests and signatures are written. `there`: the state of
-        `root` if a build resumes. `files`: the finished files in `root`.
+        `root` if a build resumes. `files`: the finished files in `root`. `hashes_stay`: whether the hashes of the documents are a file of
+        the result.
         """
         self._root = root
         there = there or Written()
         self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
         self._table: TableFile | None = None
+        self._spool: HashedFile | None = None
+        self._open_rows = 0
         self._text_bytes = 0  # bytes of text in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
-        self._hashes_files: Files = {}
-        self._hashes = HashedFile(root, _HASHES_NAME, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
+        self._hashes_files: Files = self.files if hashes_stay else {}
+        hashes_name = HASHES_NAME if hashes_stay else _HASHES_NAME
+        self._hashes = HashedFile(root, hashes_name, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
         self._digests = self._slots = None
         if num_perm is not None:
             self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
             self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
         self._growing = [part for part in (self._hashes, self._digests, self._slots) if part is not None]
+        if there.open_rows:
+            self._replay(there)
 
     def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
         return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
@@ -102,7 +123,7 @@ class CorpusWriter:
     def __exit__(self, *_: object) -> None:
         if self._table is not None:
             self._table.abandon()
-        for part in self._growing:
+        for part in (*self._growing, *([self._spool] if self._spool is not None else [])):
             part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
@@ -118,26 +139,52 @@ class CorpusWriter:
             self._digests.write(digests)
             self._slots.write(slots)
         for row in rows:
-            self._waiting.append((self.documents, *row))
-            self._waiting_bytes += row.bytes
+            self._add(self.documents, row)
             self.documents += 1
-            if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
-                self._flush()
+        if rows:
+            self._spool = self._spool or HashedFile(self._root, _spool_name(self._finished_tables), {})
+            self._spool.append("".join(f"{json.dumps(row)}\n" for row in rows).encode())
         if self._text_bytes < TEXT_BYTES_PER_FILE:
             return False
         self._flush()
         self._seal_table()
         return True
 
+    def _add(self, ordinal: int, row: Sequence[Any]) -> None:
+        """Append a row to the open file of documents."""
+        self._waiting.append((ordinal, *row))
+        self._waiting_bytes += row[-1]
+        self._open_rows += 1
+        if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
+            self._flush()
+
+    def _replay(self, there: Written) -> None:
+        """Write the rows of the spool to a new file of documents. The journal has cut the spool to its recorded size."""
+        name = _spool_name(there.tables)
+        with open(self._root / name, encoding="ascii") as lines:
+            for ordinal, line in enumerate(lines, start=there.documents - there.open_rows):
+                self._add(ordinal, json.loads(line))
+        self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
+
+    @property
+    def _finished_tables(self) -> int:
+        return self._tables - (self._table is not None)
+
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put everything on the disk after a finished file of documents.
+        """Put everything on the disk after a chunk.
 
         Return the state to resume from, and the number of bytes of each unfinished file.
         """
         sizes = Sizes()
-        for part in self._growing:
+        for part in (*self._growing, *([self._spool] if self._spool is not None else [])):
             part.checkpoint(sizes)
-        return Written(documents=self.documents, tables=self._tables), sizes
+        return Written(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows), sizes
+
+    def forget_spools(self) -> None:
+        """Remove the spools of finished files of documents. The caller has recorded a checkpoint after them."""
+        for path in (self._root / SCRATCH_NAME).glob(_SPOOLS):
+            if self._spool is None or path != self._spool.path:
+                path.unlink()
 
     def seal(self) -> None:
         self._flush()
@@ -150,7 +197,7 @@ class CorpusWriter:
         """The sha256 over the hashes of all documents, in order. It does not depend on the version of the Parquet writer. Read this
         property after `seal`.
         """
-        return str(self._hashes_files[_HASHES_NAME]["sha256"])
+        return self._hashes.sha256
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -165,7 +212,10 @@ class CorpusWriter:
     def _seal_table(self) -> None:
         if self._table is not None:
             self._table.seal()
-            self._table, self._text_bytes = None, 0
+            self._table, self._text_bytes, self._open_rows = None, 0, 0
+        if self._spool is not None:
+            self._spool.abandon()
+            self._spool = None
 
 
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
@@ -173,6 +223,17 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
     held = list(rows)
     with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in held] for name in REJECTED)
+
+
+def write_counts(root: Path, state: Mapping[str, Any], files: Files) -> None:
+    """Write the counts of a part (CorpusCounts.state)."""
+    counts = HashedFile(root, COUNTS_NAME, files)
+    try:
+        counts.append(json.dumps(state, sort_keys=True).encode())
+    except BaseException:
+        counts.abandon()
+        raise
+    counts.seal()
 
 
 def document_hash(row: DocumentRow) -> bytes:

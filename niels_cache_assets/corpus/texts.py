@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class ShingleFile:
     A ShingleFile is a context manager, because it holds its file open.
     """
 
-    def __init__(self, inputs: Inputs, positions: NDArray[np.uint32], *, ngram: int, path: Path) -> None:
+    def __init__(self, inputs: Inputs, positions: NDArray[Any], *, ngram: int, path: Path) -> None:
         """Read the texts at `positions` ((n,) ascending) and write their shingle sets to `path`. The caller removes the file."""
         self._positions = positions
         self._cache: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
@@ -72,7 +72,7 @@ class ShingleFile:
         if held is not None:
             self._cache.move_to_end(position)
             return held
-        place = int(self._place_in_file[np.searchsorted(self._positions, np.uint32(position))])
+        place = int(self._place_in_file[np.searchsorted(self._positions, self._positions.dtype.type(position))])
         start, end = self._ends[place : place + 2].tolist()
         shingles = np.frombuffer(os.pread(self._file.fileno(), (end - start) * 8, start * 8), dtype=np.uint64)
         self._cache[position] = shingles

@@ -14,12 +14,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
+from niels_cache_assets.dedup.canonical import ALONE
 from niels_cache_assets.dedup.hashing import PADDING
 
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
 _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing.LAST_SLOT_VALUE)
 _ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
+_ALONE = np.uint32(ALONE)
 _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
@@ -48,8 +50,8 @@ def canonicalize(
 ) -> None:
     """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
 
-    `canonical` has room for `source`, a blank for each document, and PADDING. That is enough, because no code point grows (a test checks
-    this).
+    `canonical` has room for `source`, two blanks for each character of three bytes or more, a blank for each document, and PADDING. That is
+    enough, because no code point grows (a test checks this), and only such characters are words of their own.
     """
     position = _ZERO
     write = _ZERO
@@ -87,6 +89,11 @@ def canonicalize(
                 write += np.uint64(not after_blank)
                 after_blank = True
                 continue
+            alone = mapped >= _ALONE
+            if alone:
+                mapped = np.uint32(mapped ^ _ALONE)
+                canonical[write] = 32
+                write += np.uint64(not after_blank)
             after_blank = False
             if mapped < 0x80:
                 canonical[write] = mapped
@@ -106,6 +113,10 @@ def canonicalize(
                 canonical[write + np.uint64(2)] = 0x80 | mapped >> 6 & 0x3F
                 canonical[write + np.uint64(3)] = 0x80 | mapped & 0x3F
                 write += np.uint64(4)
+            if alone:
+                canonical[write] = 32
+                write += _ONE
+                after_blank = True
         if after_blank and write > begin:
             write -= _ONE
         canonical_ends[document] = write

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import canonical_text, code_points
+from niels_cache_assets.dedup.canonical import as_seen, canonical_text, code_points
 from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
@@ -126,10 +126,14 @@ class Signer:
             return _with_blanks([canonical_text(text).encode() for text in texts])
         from niels_cache_assets.dedup import kernels
 
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        seen = [as_seen(text) for text in texts]
+        encoded = [text.encode("utf-8", "surrogatepass") for text in seen]
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
-        canonical = np.empty(len(source) + len(texts) + PADDING, dtype=np.uint8)
+        room = len(source) + len(texts) + PADDING
+        if not all(map(str.isascii, seen)):
+            room += 2 * int(np.count_nonzero(source >= 0xE0))  # the first bytes of characters that may be words of their own
+        canonical = np.empty(room, dtype=np.uint8)
         canonical_ends = np.empty(len(texts), dtype=np.int64)
         kernels.canonicalize(source, ends, code_points(), canonical, canonical_ends)
         return canonical, canonical_ends

@@ -24,7 +24,8 @@ from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import part_metadata, plan_metadata, plan_version
+from niels_cache_assets.defs.assets.parts import is_recorded_plan, part_metadata, plan_metadata, plan_version
+from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.resources import CacheRoot
@@ -80,12 +81,14 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
             meta = _current(found.artifact)
             if meta is None:
                 continue
-            if pending.get(found.id) != stamp and _recorded(context.instance, found) != _version(found, meta):
+            version = _version(context.instance, found, meta)
+            is_new = not _is_recorded(context.instance, found, meta, version)
+            if pending.get(found.id) != stamp and is_new:
                 pending[found.id] = stamp
                 continue
             pending.pop(found.id, None)
-            if _recorded(context.instance, found) != _version(found, meta):
-                events.append(_event(found, meta))
+            if is_new:
+                events.append(_event(found, meta, version))
             seen[found.id] = stamp
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,
@@ -139,20 +142,20 @@ def _is_being_built(instance: dg.DagsterInstance, found: _Found) -> bool:
     return bool(instance.get_run_ids(wanted, limit=1))
 
 
-def _recorded(instance: dg.DagsterInstance, found: _Found) -> str | None:
-    """Return the data version of the newest materialization, or None if there is none."""
-    wanted = dg.AssetRecordsFilter(asset_key=found.asset, asset_partitions=[found.partition])
-    records = instance.fetch_materializations(wanted, limit=1).records
-    event = records[0].asset_materialization if records else None
-    return None if event is None or event.tags is None else event.tags.get(DATA_VERSION_TAG)
+def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, version: str) -> bool:
+    """Return whether the newest materialization is of this build."""
+    last = last_materialization(instance, found.asset, found.partition)
+    if last is None:
+        return False
+    return is_recorded_plan(last, meta, version) if found.asset == keys.PLAN else materialized_version(last) == version
 
 
-def _version(found: _Found, meta: Meta) -> str:
-    return plan_version(meta) if found.asset == keys.PLAN else str(meta["content_sha256"])
+def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
+    return plan_version(instance, found.partition, meta) if found.asset == keys.PLAN else str(meta["content_sha256"])
 
 
-def _event(found: _Found, meta: Meta) -> dg.AssetMaterialization:
+def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
     outcome = Outcome(key=found.artifact.key, state="built", meta=meta, directory=found.artifact.directory)
-    metadata = plan_metadata(outcome) if found.asset == keys.PLAN else part_metadata(outcome)
-    tags = {DATA_VERSION_TAG: _version(found, meta)}
+    metadata = plan_metadata(outcome, version) if found.asset == keys.PLAN else part_metadata(outcome)
+    tags = {DATA_VERSION_TAG: version}
     return dg.AssetMaterialization(found.asset, partition=found.partition, metadata={**metadata, STATE: _STATE}, tags=tags)

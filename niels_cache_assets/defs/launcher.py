@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -236,8 +235,7 @@ class _Launcher:
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set: in children, several at a time ([cluster]), or here. Then those of other processes come last."""
         if self._sink.builds_parts_here or force:
-            log = partial(self._listener.logged, parts[0].key.split("/")[1])
-            build_free_parts_first(parts, lambda part: self.launch(part, force=force), log=log)
+            build_free_parts_first(parts, lambda part, waits: self.launch(part, force=force, passes_over=not waits))
             return
         ready: dict[str, Part] = {}
         for part in parts:
@@ -250,8 +248,8 @@ class _Launcher:
                 self._sink.ends[key] = end
                 self.launch(ready[key], force=False)
 
-    def launch(self, artifact: Artifact, *, force: bool) -> bool:
-        """Build one artifact, or skip it if an input is missing. Return False if another process has begun to build this part."""
+    def launch(self, artifact: Artifact, *, force: bool, passes_over: bool = False) -> bool:
+        """Build one artifact, or skip it if an input is missing. Return False if another process builds this part, with `passes_over`."""
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
@@ -279,7 +277,7 @@ class _Launcher:
         if reasons:
             result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
         else:
-            result = self._run(step, force=force)
+            result = self._run(step, force=force, passes_over=passes_over)
         if result is None:
             return False
         self._listener.finished(result)
@@ -305,14 +303,14 @@ class _Launcher:
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
-    def _run(self, step: _Step, *, force: bool) -> LaunchResult | None:
-        """Execute the run of a step. Return None if another process has begun to build this part."""
+    def _run(self, step: _Step, *, force: bool, passes_over: bool) -> LaunchResult | None:
+        """Execute the run of a step. Return None if another process builds this part, with `passes_over`."""
         started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
         is_part = isinstance(step.artifact, Part)
         waits = self._wait or isinstance(step.artifact, PartsPlan | OfPlan)  # processes that share parts meet at the plan, val and seal
-        config = {"force": force, "wait": waits and not is_part, **({"pass_over": True} if is_part else {})}
+        config = {"force": force, "wait": waits and not passes_over, **({"pass_over": passes_over} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
         result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)

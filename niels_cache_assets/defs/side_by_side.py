@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import build_apart
 from niels_cache_assets.cluster.command import PartCommand
 from niels_cache_assets.defs.places import HostPlace
@@ -79,12 +80,15 @@ def build_part_apart(
 def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Generator[Event]:
     """Build parts in children, `at_once` at a time, and yield what they report, in this thread. The last event of each part is its end.
 
-    A part that another process builds is put behind all others, and waited for only then. So launches on several machines take different
-    parts, as in build_free_parts_first.
-    If the caller stops to read, all children are stopped.
+    The order is that of FreeFirst. If the caller stops to read, all children are stopped.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     stopping = threading.Event()
+    turns = FreeFirst(parts)
+
+    def work() -> None:
+        while not stopping.is_set() and (turn := turns.take()) is not None:
+            build(*turn)
 
     def build(part: Part, waits: bool) -> None:
         end: Outcome | NielsCacheError
@@ -99,6 +103,9 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
             )
         except KeyboardInterrupt:  # the caller has stopped to read
             return
+        except Busy:
+            turns.put_behind(part)
+            return
         except NielsCacheError as error:
             end = error
         except Exception as error:
@@ -107,16 +114,13 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
         try:
-            left = {part.key: part for part in parts}
-            for part in parts:
-                pool.submit(build, part, waits=False)
+            for _ in range(at_once):
+                pool.submit(work)
+            left = {part.key for part in parts}
             while left:
                 event = events.get()
-                if isinstance(event.end, Busy):
-                    pool.submit(build, left[event.key], waits=True)
-                    continue
                 if event.end is not None:
-                    del left[event.key]
+                    left.remove(event.key)
                 yield event
         finally:
             stopping.set()

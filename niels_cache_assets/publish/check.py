@@ -54,7 +54,7 @@ def check(address: str, *, download: bool = False, threads: int = THREADS, progr
     def look(file: RemoteFile) -> None:
         problem = _problem(store, file, sizes.get(file.key))
         if problem is None and download:
-            problem = _content_problem(store, file, tally)
+            problem = content_problem(store, file, tally)
         else:
             tally.add(file.size)
         if problem is not None:
@@ -79,8 +79,11 @@ def _problem(store: Store, file: RemoteFile, size: int | None) -> str | None:
     return None if recorded == file.sha256 else f"its recorded sha256 is not the one in {META_NAME}"
 
 
-def _content_problem(store: Store, file: RemoteFile, tally: Tally) -> str | None:
+def content_problem(store: Store, file: RemoteFile, tally: Tally) -> str | None:
+    """Read an object. Return a problem of its content, or None. Raises RemoteError if the store refuses or does not answer."""
     digest = hashlib.sha256()
     for piece in pieces(store, file, start=0, tally=tally):
         digest.update(piece)
-    return None if digest.hexdigest() == file.sha256 else f"its content does not have the sha256 in {META_NAME}"
+    return (
+        None if digest.hexdigest() == file.sha256 else f"its content does not have the sha256 in {META_NAME}; push --repair sends it again"
+    )

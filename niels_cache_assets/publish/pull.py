@@ -210,7 +210,7 @@ class _Fetch:
                 if self._content(file, part) != file.sha256:  # once more, because the network may have changed a byte
                     part.unlink()
                     raise RemoteError(
-                        f"{self._source.name_of(file.key)}: its content has another sha256 than recorded; push the cache again"
+                        f"{self._source.name_of(file.key)}: its content has another sha256 than recorded; push it again with --repair"
                     )
             os.replace(part, path)
 

@@ -2,7 +2,7 @@
 
     1. read the record at the address, and ask the store for conditional PUT
     2. list the build's folder; skip what is there with the same size and hash
-    3. hash each other file, compare it with meta.json, and send it: one PUT for each, several at once
+    3. hash each other file, compare it with meta.json, and send it from the same open file: one PUT for each, several at once
     4. list again; then write the record, on the condition that it is unchanged since step 1; list once more
 
 A prune takes the builds that it deletes out of the record first, so a push that read the record before fails at step 4.
@@ -14,14 +14,17 @@ are mapped.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
+from niels_cache_assets.publish.check import content_problem
 from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
 from niels_cache_runtime.cache.opening import (
     check_sizes,
@@ -38,9 +41,10 @@ from niels_cache_runtime.format.meta import Meta, content_sha256, load_meta, sha
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
-from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, mapped, open_store
+from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, check_address, mapped, open_store
 
 State = Literal["published", "replaced", "already there"]
+Compared = Literal["size", "hash", "content"]  # of an object with a local file
 UNFINISHED = timedelta(days=1)  # how long a build without a record counts as one that somebody still pushes
 _BLOCK_BYTES = 1 << 22
 _MOST_LOOKS = 5
@@ -96,31 +100,38 @@ def local_build(directory: Path) -> LocalBuild:
 
 
 def push(
-    build: LocalBuild, address: str, *, replace_other: bool = False, threads: int = THREADS, progress: Progress | None = None
+    build: LocalBuild,
+    address: str,
+    *,
+    replace_other: bool = False,
+    repair: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
 ) -> Pushed:
     """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
 
     replace_other: whether to exchange the record if the address names another build of this data set.
+    repair: whether to read the content of the objects that are there, and to send those again whose content is damaged. Without it, an
+        object with the right size and the right recorded hash stays.
 
     Raises NielsCacheError if the address holds something else, or if a file of the cache is damaged. Raises RemoteError if the store
     refuses or does not answer.
     """
-    if address.startswith("gs://"):  # its conditional PUT needs the generation of the record
-        raise NielsCacheError(f"{address}: push cannot write to gs://, only pull reads from it; push to s3://, az://, file:// or hf://")
-    store = open_store(address, make=True)
+    store = open_store(check_address(address, writes=True), make=True)
     found, e_tag = _record_at(store)
     check_may_push(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
-    sent = _send_missing(build, store, threads=threads, tally=Tally(total, progress), by_hash=True)
+    compared: Compared = "content" if repair else "hash"
+    sent = _send_missing(build, store, threads=threads, tally=Tally(total * (1 + repair), progress), compared=compared)
     record, is_new = build.record, not build.record.is_same_build(found)
     if found is not None:
         older = dict.fromkeys([found.content_sha256, *found.previous])
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
     if is_new:  # a prune may have deleted some files, before the record or after it
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
         _write_record(store, record, found, e_tag, doing="push")
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), by_hash=False)
+        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
     return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
 
@@ -170,8 +181,8 @@ def check_files(build: LocalBuild, *, threads: int = THREADS, progress: Progress
     tally = Tally(sum(file.size for file in build.files), progress)
 
     def look(file: RemoteFile) -> None:
-        _check_content(build, file, tally)
-        tally.add(file.size)
+        with _checked_file(build, file, tally):
+            tally.add(file.size)
 
     at_once(look, build.files, threads=threads, tally=tally)
 
@@ -238,22 +249,23 @@ def check_may_push(build: LocalBuild, found: Record | None, address: str, *, rep
         raise NielsCacheError(f"{address}: holds another build ({found.content_sha256[:12]}) of {found.name}; --replace exchanges it")
 
 
-def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally, by_hash: bool) -> set[RemoteFile]:
-    """Send the files that the store does not have. Return them.
-
-    by_hash: compare the recorded hash of each object too, not only its size.
-    """
+def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally, compared: Compared) -> set[RemoteFile]:
+    """Send the files that the store does not have. Return them. Each comparison includes those before it: size, recorded hash, content."""
     sizes = {each.key: each.size for each in store.list(build.record.content_sha256)}
     sent: set[RemoteFile] = set()
 
+    def is_there(file: RemoteFile) -> bool:
+        found = sizes.get(file.key) == file.size and (compared == "size" or store.head(file.key).sha256 == file.sha256)
+        if compared != "content":
+            return found
+        if found:
+            return content_problem(store, file, tally) is None
+        tally.add(file.size)  # in place of the bytes that would be read
+        return False
+
     def send(file: RemoteFile) -> None:
-        is_there = sizes.get(file.key) == file.size and (not by_hash or store.head(file.key).sha256 == file.sha256)
-        if not is_there:
-            _check_content(build, file, tally)
-            try:
-                store.put(file.key, build.paths[file.path], sha256=file.sha256)
-            except OSError as error:
-                raise unusable(build, file, f"cannot be read: {error.strerror or error}") from error
+        if not is_there(file):
+            _send(build, file, store, tally)
             sent.add(file)
         tally.add(file.size)
 
@@ -261,18 +273,45 @@ def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally
     return sent
 
 
-def _check_content(build: LocalBuild, file: RemoteFile, tally: Tally) -> None:
-    """Hash a local file before it is sent, so that no object has a recorded hash that its content does not have."""
-    digest = hashlib.sha256()
+def _send(build: LocalBuild, file: RemoteFile, store: Store, tally: Tally) -> None:
+    """Send a local file. If its bytes change meanwhile, delete the object, because its recorded hash is then not the one of its content."""
+    with _checked_file(build, file, tally) as (opened, content, state):
+        try:
+            store.put(file.key, opened, content, sha256=file.sha256)
+        finally:
+            if _state_of(opened) != state and _sha256(content, tally) != file.sha256:
+                store.delete([file.key])
+                raise unusable(build, file, "changed while it was sent; rebuild this data set")
+
+
+@contextmanager
+def _checked_file(build: LocalBuild, file: RemoteFile, tally: Tally) -> Iterator[tuple[BinaryIO, memoryview, object]]:
+    """Open and hash a local file. Yield it with its bytes, and with its state before the hash.
+
+    Raises NielsCacheError if the hash is not the one in meta.json, and for an OSError in the block.
+    """
     try:
         with open(build.paths[file.path], "rb") as opened, mapped(opened) as content:
-            for start in range(0, len(content), _BLOCK_BYTES):
-                digest.update(content[start : start + _BLOCK_BYTES])
-                tally.add(0)
+            state = _state_of(opened)
+            if _sha256(content, tally) != file.sha256:
+                raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+            yield opened, content, state
     except OSError as error:
         raise unusable(build, file, f"cannot be read: {error.strerror or error}") from error
-    if digest.hexdigest() != file.sha256:
-        raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+
+
+def _sha256(content: memoryview, tally: Tally) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(content), _BLOCK_BYTES):
+        digest.update(content[start : start + _BLOCK_BYTES])
+        tally.add(0)
+    return digest.hexdigest()
+
+
+def _state_of(opened: BinaryIO) -> object:
+    """Return values of an open file that change when its bytes change."""
+    state = os.fstat(opened.fileno())
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:

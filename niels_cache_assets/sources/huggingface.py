@@ -25,7 +25,8 @@ from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile, find_files
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
-from niels_cache_assets.sources.types import FileReader, ListedFile, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
+from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -45,7 +46,7 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 }
 
 
-class HubText(HubData, PretrainSource):
+class HubText(HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
@@ -55,8 +56,6 @@ class HubText(HubData, PretrainSource):
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
     added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
-
-    may_have_parts: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _may_grow(self) -> Self:
@@ -77,27 +76,33 @@ class HubText(HubData, PretrainSource):
         every = hub_files(self, revision)
         found = [file for file in every if self._group_of(file.name) == number]
         if not found:
-            nearest_match = difflib.get_close_matches(self.added[number].files[0], _patterns_of(every), n=1, cutoff=0.3)
+            patterns = self.added[number].files
+            where = f"{self.dataset}: added: {', '.join(patterns)}"
+            if taken := next((file.name for file in every if _matches(file.name, patterns)), None):
+                raise NielsCacheError(f"{where}: an earlier table names these files already ({taken}); name each file in one table")
+            nearest_match = difflib.get_close_matches(patterns[0], _patterns_of(every), n=1, cutoff=0.3)
             hint = f"; the nearest files are {nearest_match[0]!r}" if nearest_match else ""
-            raise NielsCacheError(
-                f"{self.dataset}: added: {', '.join(self.added[number].files)} matches no file of this configuration at {revision}{hint}"
-            )
+            raise NielsCacheError(f"{where} matches no file of this configuration at {revision}{hint}")
         return found
 
     def _group_of(self, name: str) -> int | None:
         """Return the number of the first table `added` that names a file, or None."""
-        path = PurePosixPath(name)
-        matching = (number for number, each in enumerate(self.added) if any(path.match(pattern) for pattern in each.files))
-        return next(matching, None)
+        return next((number for number, each in enumerate(self.added) if _matches(name, each.files)), None)
 
     def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
         if not self.files:
             every = hub_files(self, revision)
             files = [file for file in every if self._group_of(file.name) is None]
-            if not files or (self.parts == 1 and len(files) < len(every)):  # one process reads all files of the configuration
+            if every and not files:
+                raise NielsCacheError(
+                    f"{self.dataset}: added: the patterns name all files of this configuration at {revision}, and leave none for the parts "
+                    "before; name only files that are new"
+                )
+            if self.parts == 1 and len(files) < len(every):  # one process reads all files of the configuration
                 name = next(file.name for file in every if self._group_of(file.name) is not None)
                 raise NielsCacheError(
-                    f"{self.dataset}: added: {name} is a file of the data set before it grew, at {revision}; name only files that are new"
+                    f"{self.dataset}: added: {name} is there at {revision} already, which one process reads as a whole; name only files "
+                    "that came later, or set pinned_revision to the commit before them"
                 )
             return files
         return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split, hashed=hashed)]
@@ -157,6 +162,11 @@ class HubText(HubData, PretrainSource):
         text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    path = PurePosixPath(name)
+    return any(path.match(pattern) for pattern in patterns)
 
 
 def _patterns_of(files: Iterable[ListedFile]) -> list[str]:

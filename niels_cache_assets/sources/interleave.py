@@ -22,6 +22,7 @@ from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import split_by_fraction
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -171,6 +172,7 @@ class _Member:
     def _heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head gives to val, and its documents."""
         context = self._own_context(SourceReport())
+        assert isinstance(self._source, SourceWithParts)
         for val_tokens, stream in heads_of_parts(self._source, revision=context.revision, seed=context.seed):
             yield val_tokens, chain.from_iterable(stream.documents(replace(context, report=SourceReport())))
 
@@ -187,7 +189,8 @@ class _Member:
     def _documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the split that the member's own build gives them before it tokenizes."""
         context = self._own_context(report)
-        if self._source.parts > 1:  # the rows of a file have the numbers that the parts give them, and these decide about val
+        # The rows of a file have the numbers that the parts give them, and these decide about val.
+        if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
             if self._in_parts is None:
                 self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=context.seed)
             return chain.from_iterable(self._in_parts.documents(context))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.documents import DocumentBatch, Objects
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
+from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -17,6 +17,9 @@ from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Parquet(RowFileSource):
@@ -84,8 +87,12 @@ class Parquet(RowFileSource):
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
-            for first, table in decoded_ahead(parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)):
-                values, texts, damaged = texts_of_column(table[text_field], encoding=self.encoding, limit=limit, judged=self.reads_files)
+            decoded = (
+                (first, self._columns_of(table, text_field, id_field if has_id else None, has_title=has_title))
+                for first, table in parquet.batches(columns, most_rows=rows.PARQUET_ROWS, start=position.row)
+            )
+            for first, read in decoded_ahead(decoded):
+                values, texts, damaged = read.values, read.texts, read.damaged
 
                 def is_document(index: int, values=values, damaged=damaged, first=first) -> bool:  # type: ignore[no-untyped-def]
                     text, row = values[index], first + index
@@ -104,7 +111,34 @@ class Parquet(RowFileSource):
                     texts,
                     files=name,
                     numbers=np.arange(first, first + count),
-                    ids=ids_of_column(table[id_field], self.encoding) if has_id else None,
-                    titles=rows.column_values(table["title"], self.encoding) if has_title else None,
+                    ids=read.ids,
+                    titles=read.titles,
                 )
                 yield from collector.add(batch, first=first, odd=texts.odd, is_document=is_document)
+
+    def _columns_of(self, table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool) -> _Columns:
+        values, texts, damaged = texts_of_column(
+            table[text_field], encoding=self.encoding, limit=self.max_document_bytes, judged=self.reads_files
+        )
+        return _Columns(
+            nbytes=table.nbytes,
+            values=values,
+            texts=texts,
+            damaged=damaged,
+            ids=None if id_field is None else ids_of_column(table[id_field], self.encoding),
+            titles=rows.column_values(table["title"], self.encoding) if has_title else None,
+        )
+
+
+class _Columns(NamedTuple):
+    """The columns of a batch as Python values. They are made by the thread that decodes the batch.
+
+    nbytes: the size of the batch in Arrow's form. values, texts, damaged: see texts_of_column. ids, titles: None without such a column.
+    """
+
+    nbytes: int
+    values: Sequence[Any] | Objects
+    texts: Texts
+    damaged: dict[int, str]
+    ids: Sequence[Any] | Objects | None
+    titles: Sequence[str | None] | None

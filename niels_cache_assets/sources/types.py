@@ -11,14 +11,14 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
-from niels_cache_assets.sources.added import Added, added_problem
+from niels_cache_assets.sources.added import Added
 from niels_cache_assets.sources.config_path import SENTINELS, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.sources.reading.held_out import HeldOut
@@ -178,7 +178,6 @@ class PretrainSource(Source):
     # A plan has its own identity for `added`.
     never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold", "added"})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
-    may_have_parts: ClassVar[bool] = False  # True: the class has `list_files`, `located` and `file_reader`
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, filled before train starts; 0: no val")
@@ -225,14 +224,21 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
-        if self.is_in_parts:
+        if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a plan divides the data set. A data set that grows is in parts, even if its first files are one part."""
-        return self.parts > 1 or bool(self.added)
+        """Whether a plan divides the cache. A data set that grows is in parts, even if its first files are one part. With `prepare`, a plan
+        divides the corpus instead.
+        """
+        return not self.prepare and (self.parts > 1 or bool(self.added))
+
+    @property
+    def corpus_parts(self) -> int:
+        """The number of parts of the corpus."""
+        return self.parts if self.prepare else 1
 
     @property
     def total_parts(self) -> int:
@@ -240,18 +246,9 @@ class PretrainSource(Source):
         return self.parts + sum(each.parts for each in self.added)
 
     def _refuse_for_parts(self) -> None:
+        """Raise ValueError if the data set cannot be in parts. Kinds that can have parts override this."""
         key = "parts" if self.parts > 1 else "added"
-        if not self.may_have_parts:
-            raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
-        if self.prepare:
-            raise ValueError(f"{key} cannot be combined with prepare yet; remove one of them")
-        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
-            if tokens and tokens < self.parts:
-                raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
-        if problem := added_problem(self.added, has_budgets=not self.has_own_splits and self.seeded_val_frac is None):
-            raise ValueError(problem)
-        if self.added and self.decontaminate != "off" and (self.parts == 1 or self.seeded_val_frac is not None):
-            raise ValueError("added with decontaminate needs parts above 1 and val_tokens, so that val stays; remove one of them")
+        raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
 
     @property
     def has_own_splits(self) -> bool:
@@ -273,15 +270,17 @@ class PretrainSource(Source):
         """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
         hash decides. Without parts, a data set that grows has its val in part 0.
         """
-        return self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+        return (
+            self.is_in_parts and self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+        )
 
     @property
     def builder_shuffle(self) -> int:
         """The number of documents in the builder's shuffle buffer, or 0 if the builder keeps the order of the stream.
 
-        The stream itself may already be shuffled.
+        The stream itself may already be shuffled. A corpus in parts has the order of the files.
         """
-        return 0 if self.shuffles_itself else self.shuffle_buffer
+        return 0 if self.shuffles_itself and self.corpus_parts == 1 else self.shuffle_buffer
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         if self.readable_files():
@@ -314,47 +313,9 @@ class PretrainSource(Source):
         """
         return documents, Counter()
 
-    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        """Return the files of the data set at this revision, in the order in which parts read them. Only for classes with `may_have_parts`.
-
-        Hashes local files, or asks upstream. hashed: if False, files are not hashed, and files of the user have an empty digest. Raises
-        NielsCacheError for files that cannot be read in parts.
-        """
-        raise NotImplementedError(self.source)
-
-    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        """Return the files of one table `added`, like `list_files`. Those of `list_files` are never among them."""
-        raise NotImplementedError(self.source)
-
-    def revision_of_files(self, number: int, revision: str | None) -> str | None:
-        """Return the revision of one group of files. number: 0 for the first files, then the tables `added`. revision: of the data set."""
-        return revision
-
-    def every_file(self) -> list[SourceFile]:
-        """Return the files of the user, with those of the tables `added`."""
-        return self.input_files()
-
-    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
-        """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
-        raise NotImplementedError(self.source)
-
-    def file_reader(self, names: Sequence[str]) -> FileReader:
-        """Return the reader of files with these names. It keeps their order; the builder shuffles."""
-        raise NotImplementedError(self.source)
-
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False
-
-
-class FileReader(Protocol):
-    """A reader of the files in `StreamContext.files`."""
-
-    def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents of `context.files` in batches."""
-
-    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
 class SftSource(Source):

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.canonical import BLANK, code_points
+from niels_cache_assets.dedup.canonical import ALONE, BLANK, code_points
 from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -239,21 +239,32 @@ def _counts(shingles: Shingles) -> list[int]:
 
 
 def _blanks_after(text: str, start: int) -> int:
-    """Return an upper bound of the number of blanks in text[start:].
+    """Return an upper bound of the number of blanks that text[start:] has in canonical form.
 
-    It counts each ASCII byte up to the last ASCII blank, and each byte with which another blank begins in UTF-8.
+    It counts each ASCII byte up to the last ASCII blank, and each byte with which another blank begins in UTF-8. A character that is a word
+    of its own counts twice, because a blank is put on both sides. An HTML entity may be such a character.
     """
-    last_of_ascii, others = _first_bytes_of_blanks()
+    last_of_ascii, others, alone = _first_bytes_of_blanks()
     encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
-    count = np.count_nonzero(encoded <= last_of_ascii)
-    return int(count) if text.isascii() else int(count + sum(np.count_nonzero(encoded == other) for other in others))
+    count = np.count_nonzero(encoded <= last_of_ascii) + 2 * np.count_nonzero(encoded == ord("&"))
+    if text.isascii():
+        return int(count)
+    return int(count + sum(np.count_nonzero(encoded == other) for other in others) + 2 * np.count_nonzero(np.isin(encoded, alone)))
 
 
 @lru_cache(maxsize=1)
-def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8]]:
-    """Return the first UTF-8 bytes of the characters that become blanks in canonical text.
+def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8], NDArray[np.uint8]]:
+    """Return the first UTF-8 bytes of the characters that become blanks in canonical text, or words of their own.
 
-    The result is (the largest of these bytes in ASCII, the list of the bytes above ASCII).
+    The result is (the largest first byte of a blank in ASCII, the list of first bytes of blanks above ASCII, the first bytes of characters
+    that are words of their own).
     """
-    first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(code_points() == BLANK).tolist()}
-    return np.uint8(max(byte for byte in first if byte < 128)), [np.uint8(byte) for byte in sorted(first) if byte >= 128]
+    table = code_points()
+    first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(table == BLANK).tolist()}
+    # Characters with the same upper bits have the same first byte.
+    alone = {chr(max(block << 6, 1)).encode()[0] for block in np.unique(np.flatnonzero(table >= ALONE) >> 6).tolist()}
+    return (
+        np.uint8(max(byte for byte in first if byte < 128)),
+        [np.uint8(byte) for byte in sorted(first) if byte >= 128],
+        np.array(sorted(alone), np.uint8),
+    )

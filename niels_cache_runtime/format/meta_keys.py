@@ -123,6 +123,8 @@ META_KEYS: tuple[MetaKey, ...] = (
         "lacked), and by split `shards`, `tokens` and `documents`",
     ),
     MetaKey("part", "a table", ("pretrain",), "In a part: `plan` (its fingerprint), `number`, `short`, and in the val part `taken`"),
+    MetaKey("parts", "a list of tables", ("corpus",), "The parts that were joined, in order: `name`, `documents` (kept), `meta_sha256`"),
+    MetaKey("part", "a table", ("corpus",), "In a part: `plan` (its fingerprint) and `number`"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
     MetaKey("facts", "a table", _DATASETS, "Further facts from the source, such as trees of messages that are in both splits"),

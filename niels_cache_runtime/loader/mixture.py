@@ -13,6 +13,7 @@ that a resumed run waits for one batch only.
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,10 @@ class Mixture:
             if orders := self._orders[source]:
                 numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def epochs_read(self, samples: int) -> list[Fraction]:
+        """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""
+        return [epochs.read(taken) for epochs, taken in zip(self._epochs, self.blend.counts(samples).tolist(), strict=True)]
 
     def visits(self, samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
         """Yield the blocks that a machine reads after the first `samples` samples of the run; see `block_visits`.

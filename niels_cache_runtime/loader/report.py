@@ -6,6 +6,7 @@ The report is computed from the order of the samples; no tokens are read.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
@@ -20,8 +21,11 @@ class SourceShare:
     samples: the number of rows. tokens: the number of inputs that are not padding. For packed rows it is computed from the average row.
     configured: the share that the weights request for the planned samples, as a fraction of tokens (or examples). actual: the resulting
         share.
-    epochs: how often the source has been read when the plan ends, including earlier steps of the run.
-    repetitions: how often the sample that is read most often is read again after the first time.
+    epochs: how often the source has been read when the plan ends, including earlier steps of the run. Each epoch counts with the samples
+        that it had, also if the cache has grown since.
+    samples_per_epoch: the number of rows in an epoch, as the cache is now.
+    repetitions: how often the sample that is read most often is read again after the first time. In the first epoch after a cache has
+        grown, this counts as if an old sample were read already.
     """
 
     name: str
@@ -80,11 +84,13 @@ def make_report(
             samples=count,
             tokens=token_count,
             samples_per_epoch=source.samples,
-            epochs=end / source.samples,
-            repetitions=max(0, -(-end // source.samples) - 1),
+            epochs=float(read),
+            repetitions=max(0, ceil(read) - 1),
             details=source.report() if isinstance(source, PackedExamples) else None,
         )
-        for name, source, count, token_count, amount, end in zip(names, sources, taken, tokens, held, after, strict=True)
+        for name, source, count, token_count, amount, read in zip(
+            names, sources, taken, tokens, held, mixture.epochs_read(last), strict=True
+        )
     ]
     return MixtureReport(first=first, last=last, weigh_by=settings.weigh_by, sources=tuple(shares))
 

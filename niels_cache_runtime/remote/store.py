@@ -127,10 +127,11 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def check_address(text: str) -> str:
+def check_address(text: str, *, writes: bool = False) -> str:
     """Return an address without a slash at its end. Raises NielsCacheError for an address that no store can have.
 
     An address with a user name, a password, a query or a fragment is refused, and the message does not quote it.
+    writes: whether a build will be published there. gs:// is then refused, because its conditional PUT needs another condition.
     """
     scheme, _, rest = text.partition("://")
     place, _, prefix = rest.rstrip("/").partition("/")
@@ -146,6 +147,8 @@ def check_address(text: str) -> str:
         raise NielsCacheError(f"{text}: has no bucket; give {scheme}://BUCKET/PREFIX")
     if not prefix:
         raise NielsCacheError(f"{text}: has no prefix; give {scheme}://BUCKET/PREFIX, so that the bucket can hold more than one cache")
+    if writes and scheme == "gs":
+        raise NielsCacheError(f"{text}: push cannot write to gs://, only pull reads from it; push to s3://, az://, file:// or hf://")
     if problem := name_problem(unquote(prefix)):
         raise NielsCacheError(f"{text!r:.200}: its prefix {problem}; give {scheme}://BUCKET/PREFIX")
     return text.rstrip("/")
@@ -219,12 +222,12 @@ class Store:
             for piece in self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=PIECE_BYTES):
                 yield memoryview(piece)
 
-    def put(self, key: str, path: Path, *, sha256: str) -> None:
-        """Write a file as one object, with its sha256 in the metadata. The object appears whole or not at all.
+    def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
+        """Write an open file as one object, with its sha256 in the metadata. The object appears whole or not at all.
 
-        A file of at most SINGLE_PUT_BYTES is one request. Raises OSError if the file cannot be read.
+        content: the same file, `mapped`. A file of at most SINGLE_PUT_BYTES is one request. Raises OSError if the file cannot be read.
         """
-        with open(path, "rb") as file, mapped(file) as content, self._told(key):
+        with self._told(key):
             if len(content) <= SINGLE_PUT_BYTES:
                 self._put(key, content, attributes=self._attributes(sha256), use_multipart=False)
             else:

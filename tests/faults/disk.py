@@ -8,9 +8,10 @@ seen, so writers give Python's files to such libraries.
 import errno
 import functools
 import io
+import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -136,3 +137,27 @@ class _WrittenFile:
 
 def _path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def killed_at(folder: Path, at: int, act: Callable[[], object]) -> bool:
+    """Act in a fork of this process, which is killed at the change number `at` below `folder`. Return False if it ends well before."""
+
+    def act_and_die() -> None:
+        with Disk(folder, at=at).installed():
+            act()
+
+    child = multiprocessing.get_context("fork").Process(target=act_and_die)
+    child.start()
+    child.join(60)
+    assert child.exitcode in (0, -signal.SIGKILL), child.exitcode
+    return child.exitcode != 0
+
+
+def kill_at_each(
+    folder: Path, calls: Iterable[int], act: Callable[[], object], *, reset: Callable[[], object], compare: Callable[[], object]
+) -> None:
+    """For each of these changes below `folder`: put the state of before back, act until this change, and compare what is left."""
+    for at in calls:
+        reset()
+        assert killed_at(folder, at, act), f"it has ended before call {at}"
+        compare()

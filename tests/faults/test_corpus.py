@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
+from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
@@ -47,9 +49,10 @@ TABLES = {
     "mirror": 'source = "huggingface"\ndataset = "local/mirror"\nfiles = ["rows.parquet"]\nshuffle_buffer = 50\nprepare = ["clean"]\n',
 }
 _MEMBERS = {"plain": 'source = "jsonl"\nfiles = ["lines-0.jsonl"]\n', "other": 'source = "parquet"\nfiles = ["rows.parquet"]\n'}
+DEDUP: dict[str, dict[str, object]] = {"none": {}, "jaccard": {"verify": "jaccard"}, "ranges": {"ranges": 4}}
 STAGES = [
     *(f"cleaning {name}" for name in TABLES),
-    *(f"duplicates {verify}" for verify in ("none", "jaccard")),
+    *(f"duplicates {name}" for name in DEDUP),
     *(f"export {format}" for format in FORMATS),
     *(f"replacing {format}" for format in FORMATS),
 ]
@@ -76,8 +79,8 @@ def write_project(folder: Path) -> None:
         write_documents_cache(folder / name / "pages", documents, shard_tokens=500)
 
 
-def project(folder: Path, verify: str = "none") -> Registry:
-    overrides = {"dedup": {"verify": verify}}
+def project(folder: Path, dedup: str = "none") -> Registry:
+    overrides = {"dedup": DEDUP[dedup]}
     return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"), overrides=overrides)
 
 
@@ -101,6 +104,7 @@ def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: i
     `root`.log record it.
     """
     encode._CHUNK_ITEMS, store.TEXT_BYTES_PER_GROUP, store.TEXT_BYTES_PER_FILE = 20, 5_000, 15_000
+    ranges.LEAST_WINDOW, corpus.TEXT_BYTES_PER_RECORD = 50, 4_000
     os.environ[BYTES_VARIABLE] = "0"
     kind, name = stage.split()
     with stop_on_signals(), open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk:
@@ -205,7 +209,7 @@ def test_stages_killed_anywhere_and_more_than_once_are_finished_by_the_next_run(
     kill_and_run_again(workshop, STAGES[seed % len(STAGES)], tmp_path / "root", seed=seed, kills=1 + seed % 3, processes=1 + seed % 2)
 
 
-@pytest.mark.parametrize("stage", ["cleaning lines", "cleaning mix", "duplicates none"])
+@pytest.mark.parametrize("stage", ["cleaning lines", "cleaning mix", "duplicates none", "duplicates ranges"])
 def test_a_stage_killed_late_goes_on_and_does_not_start_afresh(workshop: Workshop, tmp_path: Path, stage: str) -> None:
     reference, root = workshop.reference(stage), tmp_path / "root"
     begin(workshop.project, stage, root)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import random
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.faults.disk import Disk
+from tests.faults.disk import Disk, kill_at_each
 from tests.parts_project import NAME, PartsProject, build
 from tests.test_cache_determinism import digests
 
@@ -71,18 +69,7 @@ def test_a_full_disk_while_a_data_set_grows(growing: Growing) -> None:
     assert failed > 2
 
 
-def _grow_and_die(graph: Graph, at: int) -> None:
-    with Disk(graph.root, at=at).installed():
-        build(graph)
-
-
 @pytest.mark.torture
 def test_a_kill_at_random_calls_while_a_data_set_grows(growing: Growing) -> None:
-    forked = multiprocessing.get_context("fork")
-    for at in random.Random(11).sample(range(growing.calls), 40):
-        growing.reset()
-        child = forked.Process(target=_grow_and_die, args=(growing.graph, at))
-        child.start()
-        child.join(60)
-        assert child.exitcode == -signal.SIGKILL
-        growing.compare()
+    calls = random.Random(11).sample(range(growing.calls), 40)
+    kill_at_each(growing.graph.root, calls, lambda: build(growing.graph), reset=growing.reset, compare=growing.compare)

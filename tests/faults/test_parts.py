@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.faults.disk import Disk
+from tests.faults.disk import Disk, kill_at_each
 from tests.parts_project import NAME, PartsProject, build
 from tests.test_cache_determinism import digests
 
@@ -74,21 +72,10 @@ def test_a_full_disk_at_any_call_of_the_seal(sealing: Sealing, is_there: bool) -
     sealing.seal_and_compare()
 
 
-def _seal_and_die(graph: Graph, at: int) -> None:
-    with Disk(graph.root, at=at).installed():
-        materialize(graph[KEY])
-
-
 @pytest.mark.torture
 def test_a_kill_at_any_call_of_the_seal(sealing: Sealing) -> None:
-    forked = multiprocessing.get_context("fork")
-    for at in range(sealing.calls):
-        sealing.unseal()
-        child = forked.Process(target=_seal_and_die, args=(sealing.graph, at))
-        child.start()
-        child.join(60)
-        assert child.exitcode == -signal.SIGKILL
-        sealing.seal_and_compare()
+    seal = lambda: materialize(sealing.graph[KEY])  # noqa: E731
+    kill_at_each(sealing.graph.root, range(sealing.calls), seal, reset=sealing.unseal, compare=sealing.seal_and_compare)
 
 
 @pytest.fixture

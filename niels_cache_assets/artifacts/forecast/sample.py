@@ -15,6 +15,7 @@ from typing import TypeVar
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.documents import Conversation, DocumentBatch, Documents
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, StreamContext
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.streaming.encode import encode_texts
 from niels_cache_assets.tokenizer.checked import Encoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer
@@ -76,7 +77,7 @@ def _specials_of_document(encoder: BuildTokenizer | None) -> int:
 
 
 def _documents(source: PretrainSource, files: Sequence[ListedFile], context: StreamContext) -> Iterable[Documents]:
-    if source.may_have_parts:
+    if isinstance(source, SourceWithParts):
         try:
             reader = source.file_reader([file.name for file in files])
         except NielsCacheError:  # files without rows, which only the stream of the source reads

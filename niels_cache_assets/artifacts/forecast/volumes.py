@@ -19,6 +19,7 @@ from niels_cache_assets.sources.inputs import ONE_TRY
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 
 
@@ -123,6 +124,6 @@ def _listed(source: Source) -> list[ListedFile] | None:
     """Return the files of a source with their sizes. For a data set of the hub, this asks the hub."""
     if isinstance(source, HubData) and not source.local_key:
         return hub_files(source, source.revision({}))
-    if isinstance(source, PretrainSource) and source.may_have_parts:
+    if isinstance(source, SourceWithParts):
         return source.list_files(None, hashed=False)
     return listed_files(source.input_files(), None, hashed=False) or None

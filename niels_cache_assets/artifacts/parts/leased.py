@@ -1,4 +1,4 @@
-"""The common part of the val part and the parts: they are built under a lease, so that several machines can share them."""
+"""The common part of the val part and of the parts of caches and corpora: they are built under a lease, so that machines can share them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Held, Log
+from niels_cache_assets.artifacts.base import Artifact, Held, Log
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.disk.journal import real_path
@@ -21,13 +21,14 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leased(OfPlan):
-    """A cache of a plan that one process builds at a time, on whichever machine.
+class UnderLease(Artifact):
+    """An artifact that one process builds at a time, on whichever machine.
 
     on_stop: called by another thread if somebody asks the build to stop. Without it, the build stops at its next batch.
     stops: the requests to stop that count; None takes those after the lease is asked for.
     """
 
+    registry: Registry
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
     stops: Stops | None = field(default=None, compare=False)
 
@@ -50,6 +51,11 @@ class Leased(OfPlan):
     def sweep(self, *, resumable: bool) -> None:
         if not resumable:  # otherwise the next attempt removes what it cannot use
             sweep_attempts(self.directory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leased(UnderLease, OfPlan):
+    """A cache of a plan that is built under a lease."""
 
 
 def times_of(registry: Registry) -> Times:

@@ -17,6 +17,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -28,6 +29,8 @@ from niels_cache_runtime.format.place import place_problem
 @dataclass(frozen=True, kw_only=True)
 class OfPlan(Pretrain):
     """A cache that is built by a plan. Its identity is the plan and the tokenizer; the plan covers the settings and the revision."""
+
+    source: SourceWithParts
 
     @property
     def parts_plan(self) -> PartsPlan:

@@ -20,7 +20,7 @@ from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
-from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, remove, sync
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name
@@ -34,7 +34,7 @@ class PartsPlan(Artifact):
     registry: Registry
     root: Path
     name: str
-    source: PretrainSource
+    source: SourceWithParts
     build: BuildSettings
 
     version = CODE_VERSION

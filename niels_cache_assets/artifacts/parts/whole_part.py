@@ -32,6 +32,8 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import dataset_dir
 from niels_cache_runtime.format.meta import Meta
 
+_BEFORE_THE_PIN = (None, "main")  # `parts add` replaces these by the commit; a cache of another branch is built again, with the same bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class WholePart(Part):
@@ -47,8 +49,8 @@ class WholePart(Part):
         source = dict(made_of["source"])
         if source.get("pinned_revision") is None or source["pinned_revision"] != made_of["revision"]:
             return False
-        unpinned = {**made_of, "source": {**source, "pinned_revision": None}}
-        return bool(meta.get("fingerprint") == fingerprint_of(unpinned))
+        earlier = ({**made_of, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN)
+        return meta.get("fingerprint") in [fingerprint_of(each) for each in earlier]
 
     @cached_property
     def built(self) -> Meta | None:

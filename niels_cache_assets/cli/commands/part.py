@@ -13,9 +13,11 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
+    from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.part import Part
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.cli.worker import Lines
+    from niels_cache_assets.config.registry import Registry
 
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
@@ -31,6 +33,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens or decontaminate need it first"
+    )
+    parser.add_argument(
+        "--corpus", action="store_true", help="clean and sign this part of the corpus; for data sets with prepare, which need it"
     )
     parser.add_argument(
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
@@ -59,6 +64,7 @@ Stdout has one JSON object on each line: log, progress, result or error (docs/cl
     examples="""\
   niels-cache part web --val                           build the val of all parts, if the data set needs one
   niels-cache part web 17
+  niels-cache part wiki 17 --corpus                    clean and sign a part of a data set with prepare
   niels-cache part web 17 --no-wait""",
     add_options=_add_options,
     offers={"name": PRETRAIN},
@@ -82,16 +88,40 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
 
     number = _number(arguments)
     registry, root = open_registry(arguments)
+    if arguments.corpus:
+        return _corpus_part(arguments, number, graph(_with_threads(registry, arguments), root), lines)
     target = parts_dir(root, arguments.name) / (VAL_NAME if number is None else part_name(number))
     stops = Stops(launch=arguments.launch, stale=mark_of_stop(target))  # before the tokenizer and the plan, which may take hours
-    if arguments.threads is not None:
-        registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
-    sealed = ready(graph(registry, root), arguments.name, lines)
+    sealed = ready(graph(_with_threads(registry, arguments), root), arguments.name, lines)
     if number is not None:
         return replace(_part(sealed, number), stops=stops)
     if not sealed.has_val_part:
         raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val to build before its parts; build them and leave out --val")
     return replace(sealed.val_part(), stops=stops)
+
+
+def _with_threads(registry: Registry, arguments: argparse.Namespace) -> Registry:
+    if arguments.threads is None:
+        return registry
+    return replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
+
+
+def _corpus_part(arguments: argparse.Namespace, number: int | None, found: Graph, lines: Lines) -> Artifact:
+    """Return a part of a corpus, whose plan exists. Raises NielsCacheError if there is no such part."""
+    from niels_cache_assets.cli.worker import ready_corpus
+    from niels_cache_assets.corpus.layout import corpus_parts_dir
+    from niels_cache_assets.parts.layout import part_name
+    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
+
+    if number is None:
+        raise NielsCacheError(f"{WHERE}: --val and --corpus exclude each other; the val of a prepared data set is chosen from its corpus")
+    target = corpus_parts_dir(found.root, arguments.name) / part_name(number)
+    stops = Stops(launch=arguments.launch, stale=mark_of_stop(target))  # before the plan, which may take long
+    corpus = ready_corpus(found, arguments.name, lines)
+    count = corpus.source.corpus_parts
+    if number >= count:
+        raise NielsCacheError(f"{WHERE}: the corpus of {arguments.name} has the parts 0 to {count - 1}, and no part {number}")
+    return replace(corpus.part(number), stops=stops)
 
 
 def _part(sealed: Sealed, number: int) -> Part:

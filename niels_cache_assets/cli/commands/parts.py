@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import PRETRAIN, Command
-from niels_cache_assets.cli.console import PROGRAM, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,7 +30,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     """Write a table `[[pretrain.NAME.added]]`, and print it."""
     from niels_cache_assets.artifacts.parts.adding import check_addition
-    from niels_cache_assets.config.editing import add_table, added_tables
+    from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables, locked_config
+    from niels_cache_assets.config.registry import load_registry
 
     name, config = arguments.name, Path(registry.origin)
     if not arguments.files:
@@ -40,8 +41,14 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     wanted = {"files": arguments.files, "parts": 1 if arguments.parts is None else arguments.parts}
     if arguments.train_tokens is not None:
         wanted["train_tokens"] = arguments.train_tokens
-    addition = check_addition(registry, root, name, added_tables(config, name), wanted)
-    written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
+    with locked_config(config, log=lambda line: diagnostics().print(line, soft_wrap=True)):
+        registry = load_registry(profile=registry.profile, config=registry.origin)  # another command may have written it meanwhile
+        addition = check_addition(registry, root, name, added_tables(config, name), wanted)
+        try:
+            written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
+        except NotAddedError as error:
+            print_json({"name": name, "written": None, "lines": error.toml}) if arguments.json else print(error.toml)
+            raise
     if arguments.json:
         files = [] if addition is None else [file.name for file in addition.files]
         print_json({"name": name, "written": written, "files": files})

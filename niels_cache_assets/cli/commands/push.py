@@ -25,6 +25,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, az://, file:///PATH or hf://datasets/OWNER/NAME"
     )
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
+    parser.add_argument("--repair", action="store_true", help="read the objects that are there, and send damaged ones again")
     parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
     parser.add_argument(
         "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to send at a time (default: %(default)s)"
@@ -43,7 +44,7 @@ untested. push cannot write to gs://.
 push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
 this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
 missing files. With --replace, only the record is exchanged. The old build stays until --prune, because
-a job may still read it.
+a job may still read it. With --repair, push also reads the content of the objects that are there.
 
 hf://datasets/OWNER/NAME is a data set repository of the Hugging Face hub. push makes one commit with the
 cache and a data card. A repository that does not exist is made, as a private one. The token comes from
@@ -70,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     on_hub = arguments.address.startswith(SCHEME)
     if on_hub and arguments.prune:
         raise NielsCacheError(f"{WHERE}: --prune: the hub keeps older builds in its history; leave it out")
-    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
+    if on_hub and arguments.repair:
+        raise NielsCacheError(f"{WHERE}: --repair: only for an object store; the hub compares each file with its hash; leave it out")
+    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address, writes=True)
     registry, root = open_registry(arguments)
     place = find_place(registry, root, arguments.name, kinds=("pretrain", "sft"))
     build = local_build(place.directory)
@@ -79,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
             license = None if registry.publish is None else registry.publish.licenses.get(place.name)
             pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
         else:
-            pushed = push(build, address, replace_other=arguments.replace, threads=arguments.threads, progress=progress)
+            pushed = push(
+                build, address, replace_other=arguments.replace, repair=arguments.repair, threads=arguments.threads, progress=progress
+            )
         pruned = prune(address) if arguments.prune else None
     if arguments.json:
         print_json(_as_json(address, pushed, pruned))

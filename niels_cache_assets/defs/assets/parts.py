@@ -19,9 +19,10 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.upstream import observe_what_was_read
+from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
@@ -38,6 +39,7 @@ from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
+_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not tell them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
 
@@ -99,7 +101,8 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
         outcome = _built(context, artifact, config, progress_sink, keys.PLAN)
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        return dg.MaterializeResult(metadata=plan_metadata(outcome), data_version=dg.DataVersion(plan_version(outcome.meta)))
+        version = plan_version(context.instance, name, outcome.meta)
+        return dg.MaterializeResult(metadata=plan_metadata(outcome, version), data_version=dg.DataVersion(version))
 
     return plan_parts
 
@@ -233,16 +236,50 @@ class RunEnding:
         return self.is_true
 
 
-def plan_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of a plan."""
+def plan_metadata(outcome: Outcome, version: str) -> Metadata:
+    """Return the metadata of a plan with this data version."""
     listed = outcome.meta["listed"]
     said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
-    return {**state_of(outcome), "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}"}
+    groups = _groups_of(outcome.meta)
+    return {
+        **state_of(outcome),
+        "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}",
+        **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
+    }
 
 
-def plan_version(meta: Meta) -> str:
-    """Return the data version of a plan. Growth leaves the first parts as they are, so it must not make their partitions stale."""
-    return Plan.of(meta).first.fingerprint
+def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta) -> str:
+    """Return the data version of the plan of a data set. It stays as long as the data set only grows, and changes with any planned part.
+
+    Growth leaves the parts that were there as they are, so it must not make their partitions stale. Dagster has one version for all parts
+    of a data set. So if the files of one table `added` change, all of its parts are stale, and those that are current are cache hits.
+    """
+    groups, last = _groups_of(meta), last_materialization(instance, keys.PLAN, name)
+    version = None if last is None else materialized_version(last)
+    if last is None or version is None:
+        return groups[0]
+    before = _recorded_groups(last)
+    if groups[: len(before)] == before:
+        return version
+    return groups[0] if before == [version] and len(groups) == 1 else fingerprint_of({"groups": groups})
+
+
+def is_recorded_plan(last: dg.AssetMaterialization, meta: Meta, version: str) -> bool:
+    """Return whether a materialization records this plan, with this data version."""
+    return materialized_version(last) == version and _recorded_groups(last) == _groups_of(meta)
+
+
+def _groups_of(meta: Meta) -> list[str]:
+    """Return the fingerprints of the groups of a plan: the first parts, and those of each table `added`."""
+    return [group.fingerprint for group in Plan.of(meta).groups]
+
+
+def _recorded_groups(event: dg.AssetMaterialization) -> list[str]:
+    """Return the fingerprints of the groups of a recorded plan."""
+    recorded = event.metadata.get(_GROUPS)
+    if isinstance(recorded, dg.JsonMetadataValue) and isinstance(recorded.value, list):
+        return [str(each) for each in recorded.value]
+    return [str(materialized_version(event))]
 
 
 def part_metadata(outcome: Outcome) -> Metadata:

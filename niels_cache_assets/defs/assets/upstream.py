@@ -10,12 +10,14 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
@@ -78,20 +80,18 @@ def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry,
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
     """Return whether the last build of this partition recorded this version of upstream, and no different version was observed later."""
-    partition = [str(seen.partition)]
-    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition)
-    records = instance.fetch_materializations(wanted, limit=1).records
-    event = records[0].asset_materialization if records else None
-    if event is None or (event.tags or {}).get(_DATA_VERSION_TAG) != version_of(seen):
+    record = _last_record(instance, seen.asset_key, str(seen.partition))
+    event = None if record is None else record.asset_materialization
+    if record is None or event is None or materialized_version(event) != version_of(seen):
         return False
-    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition, after_storage_id=records[0].storage_id)
+    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)], after_storage_id=record.storage_id)
     since = instance.fetch_observations(wanted, limit=_OBSERVATIONS).records
     return all(each.asset_observation is not None and version_of(each.asset_observation) == version_of(seen) for each in since)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
     source, siblings = registry.source(name), with_prepared(registry, root)
-    settings = {
+    settings: dict[str, str | None] = {
         "cache": fingerprint_of(
             cache_identity(
                 registry,
@@ -106,6 +106,9 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         ),
         "corpus": corpus_fingerprint(registry, name, revision=None, tokenizer_sha256=None) if is_prepared(source) else None,
     }
+    if isinstance(source, SourceWithParts) and source.added:
+        plan = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)
+        settings["added"] = fingerprint_of(plan.identity(None))
     said = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(
         asset_key=UPSTREAM_KEYS[source.family],
@@ -118,6 +121,22 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
 def version_of(observation: dg.AssetObservation) -> str:
     """Return the data version in an observation."""
     return observation.tags[_DATA_VERSION_TAG]
+
+
+def materialized_version(event: dg.AssetMaterialization) -> str | None:
+    """Return the data version in a materialization, or None if it has none."""
+    return (event.tags or {}).get(_DATA_VERSION_TAG)
+
+
+def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.AssetMaterialization | None:
+    """Return the newest materialization of a partition, or None."""
+    record = _last_record(instance, key, partition)
+    return None if record is None else record.asset_materialization
+
+
+def _last_record(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.EventLogRecord | None:
+    records = instance.fetch_materializations(dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1).records
+    return records[0] if records else None
 
 
 def last_observation(
@@ -142,8 +161,7 @@ def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) 
     family = registry.family_of(name)
     found: set[str | None] = set()
     for key in [META_KEYS[family], *([DOCUMENTS] if name in registry.prepared() else [])]:
-        records = instance.fetch_materializations(dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name]), limit=1).records
-        event = records[0].asset_materialization if records else None
+        event = last_materialization(instance, key, name)
         if event is None and key == META_KEYS[family]:
             return set()
         pointer = ((event.tags or {}) if event else {}).get(_POINTER_TAG + UPSTREAM_KEYS[family].to_user_string(), "")

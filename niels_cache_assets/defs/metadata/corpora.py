@@ -15,7 +15,7 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
-from niels_cache_assets.corpus.report import estimated_tokens, kept_per_split, plot_names, reasons
+from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
 from niels_cache_assets.defs.metadata.entries import COLUMNS, behind_a_click, fenced, json_entry, pictures, table, without_empty
 from niels_cache_assets.show.reports.markdown import plain
@@ -68,16 +68,6 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
         }
         for name, counts in found.items()
     ]
-    pairs = [
-        {
-            "dropped": f"{name} {pair['split']}",
-            "because_of": f"{pair['because_dataset']} {pair['because_split']}",
-            "kind": pair["kind"],
-            "documents": pair["documents"],
-        }
-        for name, counts in found.items()
-        for pair in counts["pairs"]
-    ]
     total = {key: sum(counts[key] for counts in found.values()) for key in ("documents", "exact", "near")}
     gone = total["exact"] + total["near"]
     return without_empty(
@@ -88,17 +78,14 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
             "exact": total["exact"],
             "near": total["near"],
             "data_sets": table(rows, data_set="string", documents="int", exact="int", near="int", drop_sha256="string"),
-            "because_of": table(
-                sorted(pairs, key=lambda pair: -pair["documents"]),
-                dropped="string", because_of="string", kind="string", documents="int",
-            ),
+            "because_of": matrix_table(duplicates_matrix(found)),
             "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
             "files": files_list(meta["files"]),
             "content_sha256": meta["content_sha256"],
             "meta_sha256": meta["meta_sha256"],
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
-    )  # fmt: skip
+    )
 
 
 def kept_metadata(prepared: PreparedCorpus) -> Metadata:
@@ -137,7 +124,8 @@ def report_metadata(outcome: Outcome) -> Metadata:
         found = report["duplicates"]
         said.append(f"{counted(found['exact'], 'exact duplicate')}, {counted(found['near'], 'near duplicate')}")
         clusters = [
-            {"size": int(size), "clusters": count} for size, count in sorted(found["cluster_sizes"].items(), key=lambda item: int(item[0]))
+            {"size": int(size), "clusters": count, "across_data_sets": found["cluster_sizes_across"].get(size, 0)}
+            for size, count in sorted(found["cluster_sizes"].items(), key=lambda item: int(item[0]))
         ]
     return without_empty(
         {
@@ -148,7 +136,8 @@ def report_metadata(outcome: Outcome) -> Metadata:
             "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
             "reasons_table": reasons_table(report["reasons"]),
             "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
-            "clusters_table": table(clusters, size="int", clusters="int"),
+            "clusters_table": table(clusters, size="int", clusters="int", across_data_sets="int"),
+            "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
             "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
@@ -159,6 +148,20 @@ def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue
     """Return `reasons` of report.json as a table, with shares in percent."""
     rows = [{**row, "share": share_of(row["share"])} for row in reasons]
     return table(rows, reason="string", stage="string", documents="int", share="string")
+
+
+def matrix_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Return the rows of `duplicates_matrix` as a table, most documents first."""
+    shown = [
+        {
+            "dropped": f"{row['data_set']} {row['split']}",
+            "because_of": f"{row['because_of']} {row['because_split']}",
+            "exact": row["exact"],
+            "near": row["near"],
+        }
+        for row in sorted(rows, key=lambda row: -(row["exact"] + row["near"]))
+    ]
+    return table(shown, dropped="string", because_of="string", exact="int", near="int")
 
 
 def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:

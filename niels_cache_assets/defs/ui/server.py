@@ -8,7 +8,6 @@ answers.
 
 import asyncio
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
+from niels_cache_assets.defs.ui.folder import temporary_folder
 from niels_cache_assets.defs.ui.guard import WebGuard, check_guard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
@@ -48,9 +48,9 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     with (
         home_refusals(dagster_home()),
         ensure_instance() as instance,
-        tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
+        temporary_folder() as folder,
         _only_one(Path(instance.root_directory), shared=read_only),
-        Services(instance, Path(folder)) as services,
+        Services(instance, folder) as services,
         _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
         ExitStack() as stack,
     ):

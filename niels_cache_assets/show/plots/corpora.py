@@ -80,7 +80,8 @@ def _duplicates(report: dict[str, Any]) -> bytes:
     found = report["duplicates"]
     figure = new_figure(3.2)
     left, right = figure.subplots(1, 2)
-    set_title(left, "clusters by size")
+    across = sum(found["cluster_sizes_across"].values())
+    set_title(left, f"clusters by size, {across:,} across data sets" if across else "clusters by size")
     sizes = sorted((int(size), count) for size, count in found["cluster_sizes"].items())
     bars = _binned(sizes)
     left.bar(range(len(bars)), [count for _, count in bars], width=BAR, color=ORANGE)
@@ -93,7 +94,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
     left.margins(y=0.12)
     if not bars:
         left.set_xticks([])
-        say(left, "no document has a duplicate")
+        say(left, "no document has a duplicate in any data set")
     set_title(right, f"found, by {found['bands']} bands x {found['rows']} rows")
     right.plot([point[0] for point in found["s_curve"]], [point[1] for point in found["s_curve"]], color=BLUE, linewidth=2)
     right.axvline(found["threshold"], color=ORANGE, linewidth=1, linestyle="--")

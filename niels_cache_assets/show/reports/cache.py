@@ -16,6 +16,7 @@ from typing import Any, get_args
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.report import duplicates_matrix
 from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
@@ -29,7 +30,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_n
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-CODE_VERSION = "5"  # raise this by hand when a report changes for the same caches and settings
+CODE_VERSION = "6"  # raise this by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,11 @@ class Item:
             return None
         dropped = sum(self.dropped.values())
         return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
+
+    @property
+    def duplicates(self) -> list[dict[str, Any]]:
+        """The rows of `duplicates_matrix` if the folder has the drop lists. Otherwise the list is empty."""
+        return duplicates_matrix(self.meta["datasets"]) if self.is_built and self.meta.get("kind") == "duplicates" else []
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -253,6 +259,7 @@ class CacheReport:
             "note": state.note,
             "counts": item.counts,
             "dropped": item.dropped,
+            **({"duplicates_matrix": item.duplicates} if item.duplicates else {}),
             "bytes": item.bytes,
             "sha256": item.sha256,
             "meta_sha256": item.meta.get("meta_sha256"),

@@ -19,6 +19,7 @@ from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
@@ -60,9 +61,7 @@ class FileSource(DecodesText, PretrainSource):
         return files_digest(self.input_files())
 
 
-class RowFileSource(FileSource):
-    may_have_parts: ClassVar[bool] = True
-
+class RowFileSource(FileSource, SourceWithParts):
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")

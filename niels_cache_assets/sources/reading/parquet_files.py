@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_runtime.errors import NielsCacheError
@@ -34,6 +34,14 @@ _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
 
+class _HasBytes(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+HasBytes = TypeVar("HasBytes", bound=_HasBytes)
+
+
 @contextmanager
 def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
     """Open a Parquet file. All errors name the file, including errors that occur later, while rows are read."""
@@ -51,15 +59,16 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
 
-def decoded_ahead(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Generator[tuple[int, pa.RecordBatch]]:
-    """Yield the batches of `ParquetTable.batches`. While the caller uses a batch, a thread decodes up to four batches after it.
+def decoded_ahead(batches: Iterator[tuple[int, HasBytes]]) -> Generator[tuple[int, HasBytes]]:
+    """Yield the batches of `ParquetTable.batches`, or what the caller makes of them. While the caller uses a batch, a thread makes up to
+    four batches after it.
 
     Decoding does not need the interpreter's lock. With one batch only, the caller would often wait until the thread gets a core. A large
     batch is not kept in memory beside others: after a batch of more than 4 MiB, the next one is decoded only when the caller asks for it.
     """
     is_large = False  # whether the batch that was decoded last is large, and in memory
 
-    def decode() -> tuple[int, pa.RecordBatch] | Literal["later"] | None:
+    def decode() -> tuple[int, HasBytes] | Literal["later"] | None:
         nonlocal is_large
         if is_large:
             return "later"

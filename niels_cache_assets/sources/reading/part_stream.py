@@ -14,8 +14,9 @@ import numpy as np
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
-from niels_cache_assets.sources.types import FileReader, ListedFile, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ListedFile, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
@@ -72,7 +73,7 @@ class PartStream:
 
 
 def part_stream(
-    source: PretrainSource,
+    source: SourceWithParts,
     files: Sequence[ListedFile],
     *,
     revision: str | None,
@@ -95,7 +96,7 @@ def part_stream(
     )
 
 
-def stream_of_all_parts(source: PretrainSource, *, revision: str | None, seed: int) -> PartStream:
+def stream_of_all_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> PartStream:
     """Return the stream of all files of a data set in parts. Without a plan, list the files, and read the field of the text."""
     if source.plan is not None:
         files, text_field, _ = source.plan.files(revision)
@@ -104,7 +105,7 @@ def stream_of_all_parts(source: PretrainSource, *, revision: str | None, seed: i
     return part_stream(source, listed, revision=revision, text_field=planned_text_field(source, listed, revision), seed=seed)
 
 
-def heads_of_parts(source: PretrainSource, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
+def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
     """Yield for each part that gives tokens to val how many it gives, and its stream. The source must have its plan."""
     assert source.plan is not None
     _, text_field, parts = source.plan.files(revision)
@@ -113,7 +114,7 @@ def heads_of_parts(source: PretrainSource, *, revision: str | None, seed: int) -
             yield val_tokens, part_stream(source, files, revision=revision, text_field=text_field, seed=seed)
 
 
-def planned_text_field(source: PretrainSource, files: Sequence[ListedFile], revision: str | None) -> str | None:
+def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], revision: str | None) -> str | None:
     """Return the field of the text in every file, from the first rows, as without parts. Return None if the files hold no rows."""
     return source.file_reader([file.name for file in files]).text_field_of(source.located(files, revision))
 

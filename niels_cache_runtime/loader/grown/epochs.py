@@ -5,6 +5,7 @@ every later epoch has all of them. The state of a loader has these numbers (`pha
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,11 @@ class Epochs:
         phases = self._firsts.searchsorted(taken, side="right") - 1
         epochs, places = np.divmod(taken - self._firsts[phases], self._samples[phases])
         return epochs + self._epochs[phases], places
+
+    def read(self, taken: int) -> Fraction:
+        """Return how often the source was read after `taken` samples: the whole epochs, and the share of the begun one."""
+        (epoch,), (place,) = self.at(np.array([taken], dtype=np.int64))
+        return Fraction(int(epoch)) + Fraction(int(place), int(self._samples[self.phase(int(epoch))]))
 
     def phase(self, epoch: int) -> int:
         """Return the number of the phase that an epoch belongs to."""

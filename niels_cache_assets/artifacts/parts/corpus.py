@@ -1,0 +1,261 @@
+"""A corpus in parts. Each part is cleaned and signed by a process of its own, and the parts are joined in the order of the plan.
+
+The documents of the joined corpus are hard links. Digests and signatures are copied in blocks (532 bytes a document with 128 slots). The
+joined corpus has the content of a corpus without parts, so the search for duplicates decides the same. A build makes the parts that are
+missing, one after the other. `niels-cache part NAME 17 --corpus` makes one of them in advance, on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_assets.artifacts.base import Log, Work, Written
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.leased import UnderLease, checked
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.corpus.chunks import CorpusCounts
+from niels_cache_assets.corpus.identity import corpus_made_of
+from niels_cache_assets.corpus.layout import (
+    COUNTS_NAME,
+    DIGESTS_NAME,
+    HASHES_NAME,
+    SIGNATURES_NAME,
+    corpus_parts_dir,
+    documents_file,
+)
+from niels_cache_assets.corpus.prepared import document_files
+from niels_cache_assets.corpus.store import write_rejected
+from niels_cache_assets.disk.attempts import NO_LINKS
+from niels_cache_assets.disk.space import Need, corpus_need, naming
+from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.disk.writers import Files, NpyWriter
+from niels_cache_assets.documents import Documents
+from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.plan import PlannedPart
+from niels_cache_assets.parts.seal import joined_facts
+from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.place import place_problem
+
+_ROWS = 1 << 16
+
+
+def _with_parts(source: PretrainSource) -> SourceWithParts:
+    assert isinstance(source, SourceWithParts)  # other kinds refuse `parts`
+    return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedCorpus(Corpus):
+    """The corpus of a data set with `parts` above 1."""
+
+    resumable = False  # the parts are
+
+    @property
+    def parts_plan(self) -> PartsPlan:
+        """The artifact of the plan."""
+        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=_with_parts(self.source), build=self.registry.build)
+
+    def part(self, number: int) -> CorpusPart:
+        """Return the artifact of a part."""
+        return CorpusPart(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+
+    def revision(self) -> str | None:
+        meta = self.parts_plan.finished()
+        if meta is not None and self.parts_plan.is_settled(meta):
+            revision: str | None = meta["dataset_revision"]
+            return revision
+        return super().revision()
+
+    def need(self) -> Need | None:
+        return None  # each part asks for its own room; the documents of the joined corpus are links
+
+    def write(self, work: Work) -> Written:
+        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
+        materialize(self.parts_plan, wait=True, force=work.force, log=work.log, tells=False)
+        if self.parts_plan.read().revision != work.revision:
+            raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
+        parts, metas = [self.part(number) for number in range(self.source.corpus_parts)], []
+        progress = _Progress(work)
+        for part in parts:
+            outcome = materialize(part, wait=True, force=work.force, on_progress=progress.of_part, log=work.log, tells=False)
+            progress.finished(outcome.meta, len(parts))
+            metas.append(outcome.meta)
+        return Written(meta=_join(self, [*zip([part.directory for part in parts], metas, strict=True)], work))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusPart(UnderLease, Corpus):
+    """A part of a corpus."""
+
+    number: int
+
+    noun = "part"
+    is_part = True
+
+    @property
+    def key(self) -> str:
+        return f"corpus_part/{self.name}/{part_name(self.number)}"
+
+    @property
+    def directory(self) -> Path:
+        return corpus_parts_dir(self.root, self.name) / part_name(self.number)
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
+        source, build = _with_parts(self.source), self.registry.build
+        plan = PartsPlan(registry=self.registry, root=self.root, name=self.name, source=source, build=build).read()
+        return plan.parts[self.number]
+
+    def revision(self) -> str | None:
+        return self.planned.revision
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        made_of = corpus_made_of(self.registry, self.name, revision=None, tokenizer_sha256=None)
+        source = {key: value for key, value in made_of["source"].items() if key != "parts"}
+        files = [list(file) for file in self.planned.files]
+        return {**made_of, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
+
+    @cached_property
+    def _stream(self) -> PartStream:
+        files, source = self.planned.files, _with_parts(self.source)
+        located = source.located(files, self.planned.revision)
+        reader = source.file_reader([file.name for file in files])
+        return PartStream(reader=reader, files=[*zip(files, located, strict=True)], text_field=self.planned.text_field)
+
+    def stream(self, context: StreamContext) -> Iterator[Documents]:
+        return self._stream.documents(context)
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None and (problem := place_problem(meta, family="corpus", name=self._full_name)):
+            raise NielsCacheError(f"{self.directory}: {problem}")
+        return meta
+
+    @property
+    def _full_name(self) -> str:
+        return f"{self.name}/{part_name(self.number)}"
+
+    def need(self) -> Need | None:
+        return corpus_need(sum(file.bytes for file in self.planned.files))
+
+    def write(self, work: Work) -> Written:
+        require_unchanged(self._stream.files)
+        written = super().write(replace(work, progress=checked(work.lease, work.progress)))
+        part = {"number": self.number, "plan": self.planned.plan}
+        return replace(written, meta={**written.meta, "dataset_name": self._full_name, "part": part})
+
+
+class _Progress:
+    """The progress of all parts, from the progress of one part at a time."""
+
+    def __init__(self, work: Work) -> None:
+        self._progress, self._parts = work.progress, 0
+        self._before = CorpusProgress(0, 0, 0, 0.0)
+
+    def of_part(self, part: CorpusProgress) -> None:
+        if self._progress is not None:
+            before = self._before
+            self._progress(
+                CorpusProgress(
+                    before.documents + part.documents, before.kept + part.kept, before.characters + part.characters, before.share
+                )
+            )
+
+    def finished(self, meta: Meta, of: int) -> None:
+        self._parts += 1
+        before, documents = self._before, meta["documents"]
+        self._before = CorpusProgress(
+            before.documents + documents["read"],
+            before.kept + documents["kept"],
+            before.characters + meta["characters"]["before"],
+            self._parts / of,
+        )
+
+
+def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
+    """Write everything except meta.json, and return meta.json."""
+    files: Files = {}
+    digest, number = hashlib.sha256(), 0
+    for directory, meta in members:
+        for path in document_files(directory, meta):
+            _link(path, work.directory / documents_file(number), work.log if number == 0 else None)
+            files[documents_file(number)] = dict(meta["files"][path.name])
+            number += 1
+        with open(directory / HASHES_NAME, "rb") as hashes:
+            hashlib.file_digest(hashes, lambda: digest)
+    for name in (DIGESTS_NAME, SIGNATURES_NAME):
+        if members[0][1]["signatures"] is not None:
+            _concatenate([directory / name for directory, _ in members], work.directory, name, files)
+    counts = _counts([directory for directory, _ in members])
+    if not counts.after.documents:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
+        raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
+    write_rejected(work.directory, counts.report.rows(), files)
+    facts = joined_facts([meta["facts"] for _, meta in members])
+    meta = corpus.meta_of(work, counts, _added(members, "dropped_by_source"), facts, files=files, content_sha256=digest.hexdigest())
+    parts = [
+        {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
+    ]
+    return {**meta, "parts": parts}
+
+
+def _added(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
+    return sum((Counter(meta[key]) for _, meta in members), Counter())
+
+
+def _link(source: Path, link: Path, log: Log | None) -> None:
+    try:
+        os.link(source, link)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if log is not None:
+            log(f"{link.parent}: copying the parts, because hard links are refused ({error.strerror})")
+        with naming(link):
+            shutil.copyfile(source, link)
+
+
+def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
+    """Write the rows of several arrays to one file."""
+    first = np.load(paths[0], mmap_mode="r")
+    writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
+    try:
+        for path in paths:
+            rows = np.load(path, mmap_mode="r")
+            for start in range(0, len(rows), _ROWS):
+                writer.write(np.asarray(rows[start : start + _ROWS]))
+        writer.seal()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _counts(directories: Sequence[Path]) -> CorpusCounts:
+    """Return the counts of all parts together. Examples of rejected documents come from all parts."""
+    total: CorpusCounts | None = None
+    for directory in directories:
+        state: Mapping[str, Any] = json.loads((directory / COUNTS_NAME).read_bytes())
+        counts = CorpusCounts.from_state(state)
+        if total is None:
+            total = counts
+        else:
+            total.join(counts)
+    assert total is not None
+    return total

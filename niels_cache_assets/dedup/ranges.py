@@ -1,0 +1,261 @@
+"""Buckets of more documents than fit in memory. Each band is cut by hash into ranges, and one job numbers the buckets of a range.
+
+1. `signatures` are read once, in blocks. Each hash is written, with the number of its document, to the file of its band and range.
+2. A job for each range and band sorts the hashes of its file, and writes a row for each document that shares its hash with another one.
+   A row has the document, the bucket, and the next document of the bucket. The number of a bucket is its first document, with 64 bits.
+   So numbers need no agreement between ranges, and no number of documents is too large.
+3. greedy.py visits the documents in windows (`Window`). A window knows only its own buckets. Of each bucket it receives the documents that
+   earlier windows have kept, and it passes them on to the window of the next document (time-forward processing: Chiang et al.,
+   External-Memory Graph Algorithms, SODA 1995).
+
+Memory: a job takes at most 50 bytes for each document of its range, and a copy of a text is in the range of its first copy. A window takes
+at most about 100 bytes for each of its documents and bands, and usually a tenth of that, because most documents share no hash. A window has
+131,072 documents, or a 4,096th of all documents if that is more. It does not depend on the number of buckets. Disk: 20 + 16 x (bands + 1)
+bytes a document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
+
+As in buckets.py, `record` is called after each step, and a killed run resumes after the last recorded step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
+from niels_cache_assets.dedup.buckets import DIGESTS, Kept, Record, Steps, first_eight_bytes, in_blocks, read_digests
+from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
+
+LEAST_WINDOW = 1 << 17  # documents
+MOST_WINDOWS = 4096
+_AT_ONCE = 1 << 16
+_U64 = np.uint64
+_BYTES = 8
+_NONE = _U64(np.iinfo(_U64).max)  # no next document
+_HEADER = 2  # numbers before the columns of a file of rows: how many windows and rows there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangedBuckets:
+    """The buckets of `documents` in the bands 0 (the digests) to `bands`, in files for each range of hashes."""
+
+    scratch: Path
+    documents: int
+    bands: int
+    ranges: int
+
+    def digests(self) -> NDArray[np.uint8]:
+        """Return the digests, (documents, 20) uint8, as a memory map."""
+        return read_digests(self.scratch)
+
+    def windows(self) -> Iterator["RangedWindow"]:
+        """Yield the windows in the order of the documents."""
+        size = _window_size(self.documents)
+        for number, start in enumerate(range(0, self.documents, size)):
+            yield RangedWindow(self, number, start, min(start + size, self.documents))
+
+    def forget(self) -> None:
+        """Remove the files that windows have passed on in an earlier pass."""
+        for path in self.scratch.glob("passed_*"):
+            path.unlink()
+
+
+class RangedWindow:
+    """The documents from `start` to `end`, with their buckets. Numbers of buckets count from 1 in each window; 0 means no bucket."""
+
+    def __init__(self, buckets: RangedBuckets, number: int, start: int, end: int) -> None:
+        self._scratch, self._number, self._start, self._end = buckets.scratch, number, start, end
+        self._bands, self._size = buckets.bands + 1, _window_size(buckets.documents)
+        self._numbers = np.zeros((self._bands, end - start), dtype=np.uint32)
+        keys, places, following = self._rows(buckets.ranges)
+        self._keys, of_row = np.unique(keys, return_inverse=True)  # of bucket i + 1
+        self._numbers[keys % _U64(self._bands), places] = of_row + 1
+        self._members = np.bincount(of_row + 1, minlength=self.count).astype(np.uint32)
+        leaves = (following >= _U64(end)) & (following != _NONE)
+        self._leaving = of_row[leaves].astype(np.uint32) + np.uint32(1)
+        self._to = (following[leaves] // _U64(self._size)).astype(np.int64)
+
+    def _rows(self, ranges: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the key of the bucket, the place in the window, and the next document of each row, (n,) uint64."""
+        keys, places, following = [], [], []
+        for band in range(self._bands):
+            for each in range(ranges):
+                documents, buckets, then = _read_rows(self._scratch / _links(band, each), self._number)
+                keys.append(buckets * _U64(self._bands) + _U64(band))
+                places.append(documents - _U64(self._start))
+                following.append(then)
+        return np.concatenate(keys), np.concatenate(places), np.concatenate(following)
+
+    @property
+    def count(self) -> int:
+        """The number of buckets, plus one for bucket 0."""
+        return len(self._keys) + 1
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield (ordinal of the first column, bucket numbers). The numbers are (bands + 1, up to 65,536) uint32."""
+        for first in range(0, self._end - self._start, _AT_ONCE):
+            yield self._start + first, np.ascontiguousarray(self._numbers[:, first : first + _AT_ONCE])
+
+    def sizes(self) -> NDArray[np.uint32]:
+        """Return how many documents of each bucket this window has, (count,)."""
+        return self._members
+
+    def first_documents(self, dtype: np.dtype) -> NDArray[Any]:
+        """Return the first document of each bucket, also if it is in an earlier window, (count,)."""
+        return np.concatenate([np.zeros(1, dtype), (self._keys // _U64(self._bands)).astype(dtype)])
+
+    def received(self) -> Kept:
+        """Return the documents that earlier windows have kept."""
+        path = self._scratch / _passed(self._number)
+        rows = np.fromfile(path, dtype=_U64).reshape(-1, 2) if path.exists() else np.empty((0, 2), dtype=_U64)
+        return (np.searchsorted(self._keys, rows[:, 0]) + 1).astype(np.uint32), rows[:, 1]
+
+    def pass_on(self, kept: Callable[[], Kept]) -> None:
+        """Pass the documents that were kept on to the windows of the next documents. This is the last use of the window.
+
+        `kept` must return them ascending by bucket.
+        """
+        buckets, documents = kept()
+        first = np.searchsorted(buckets, self._leaving, side="left")
+        counts = np.searchsorted(buckets, self._leaving, side="right") - first
+        order = np.argsort(self._to, kind="stable")
+        first, counts, to = first[order], counts[order], self._to[order]
+        chosen = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        rows = np.stack([self._keys[buckets[chosen] - np.uint32(1)], documents[chosen].astype(_U64)], axis=1)
+        targets = np.repeat(to, counts)
+        ends = np.flatnonzero(np.diff(targets, append=-1)) + 1
+        begin = 0
+        for end in ends.tolist():
+            with open(self._scratch / _passed(int(targets[begin])), "ab") as file:
+                file.write(np.ascontiguousarray(rows[begin:end]).data)
+            begin = end
+        (self._scratch / _passed(self._number)).unlink(missing_ok=True)
+
+
+def ranged_hashes_bytes(documents: int, *, bands: int) -> int:
+    """Return the number of bytes that the first step writes."""
+    return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
+
+
+def number_ranges(
+    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, scratch: Path, done: Steps | None, record: Record
+) -> RangedBuckets:
+    """Run both steps (hashes, then buckets range by range), and return the buckets. The arguments are those of `number_buckets`.
+
+    `Steps.bands` counts the finished jobs. There is one for each range and band; those of the first range come first.
+    """
+    jobs = [(band, each) for each in range(ranges) for band in range(bands + 1)]
+
+    def after(steps: Steps) -> bool:
+        left = [*(_links(*job) for job in jobs[: steps.bands]), *(_hashes(*job) for job in jobs[steps.bands :])]
+        return record(steps, [scratch / name for name in (DIGESTS, *left)])
+
+    if done is None:
+        done = Steps(documents=write_ranged_hashes(signatures, bands=bands, rows=rows, ranges=ranges, scratch=scratch), bands=0)
+        after(done)
+    for number, (band, each) in enumerate(jobs[done.bands :], start=done.bands + 1):
+        link_range(scratch, band, each, documents=done.documents)
+        if after(Steps(documents=done.documents, bands=number)):
+            for job in jobs[:number]:
+                (scratch / _hashes(*job)).unlink(missing_ok=True)
+    return RangedBuckets(scratch=scratch, documents=done.documents, bands=bands, ranges=ranges)
+
+
+def write_ranged_hashes(signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, scratch: Path) -> int:
+    """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64. Return the number of documents.
+
+    Band 0 is that of the digests. Documents without shingles have no hash in the other bands.
+    """
+    for band in range(bands + 1):
+        for each in range(ranges):
+            (scratch / _hashes(band, each)).write_bytes(b"")
+    documents = 0
+    with open(scratch / DIGESTS, "wb") as digests_file:
+        for digests, slots in in_blocks(signatures):
+            digests_file.write(digests.data)
+            ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
+            _append(scratch, 0, ranges, ordinals, first_eight_bytes(digests))
+            for band, hashes in enumerate(band_hashes(slots, bands, rows).T, start=1):
+                has_bucket = hashes != NO_BUCKET
+                _append(scratch, band, ranges, ordinals[has_bucket], hashes[has_bucket])
+            documents += len(digests)
+    return documents
+
+
+def _append(scratch: Path, band: int, ranges: int, ordinals: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
+    """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
+    numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
+    order = np.argsort(numbers, kind="stable")
+    pairs = np.stack([ordinals[order], hashes[order]], axis=1)
+    ends = np.searchsorted(numbers[order], np.arange(1, ranges + 1, dtype=_U64)).tolist()
+    for each, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        if end > begin:
+            with open(scratch / _hashes(band, each), "ab") as file:
+                file.write(pairs[begin:end].data)
+
+
+def link_range(scratch: Path, band: int, each: int, *, documents: int) -> None:
+    """Write the rows of one range of one band, sorted by document. This is the job for a range.
+
+    The file has numbers of 64 bits: how many windows and rows there are, the end of the rows of each window, and three columns with the
+    document, the bucket and the next document of each row. Memory: at most 50 bytes a document of the range.
+    """
+    pairs = np.fromfile(scratch / _hashes(band, each), dtype=_U64).reshape(-1, 2)
+    hashes, ordinals = pairs[:, 1].copy(), pairs[:, 0].copy()
+    del pairs
+    order = np.argsort(hashes, kind="stable")  # so the documents of a hash stay in order
+    hashes = hashes[order]
+    equal = hashes[1:] == hashes[:-1]
+    del hashes
+    ordinals = ordinals[order]
+    del order
+    follows, goes_on = np.zeros((2, len(ordinals)), dtype=np.bool_)  # whether the row before, and the row after, has the same hash
+    follows[1:], goes_on[:-1] = equal, equal
+    del equal
+    shared = follows | goes_on
+    ordinals, follows, goes_on = ordinals[shared], follows[shared], goes_on[shared]
+    starts = np.flatnonzero(~follows)
+    buckets = np.repeat(ordinals[starts], np.diff(starts, append=len(ordinals)))
+    following = np.where(goes_on, np.append(ordinals[1:], _NONE)[: len(ordinals)], _NONE)
+    del follows, goes_on, shared
+    order = np.argsort(ordinals)
+    size = _window_size(documents)
+    windows = np.arange(size, documents + size, size, dtype=_U64)  # the end of each window
+    with open(scratch / _links(band, each), "wb") as file:
+        ordinals = ordinals[order]
+        file.write(np.array([len(windows), len(order), *np.searchsorted(ordinals, windows)], dtype=_U64).data)
+        file.write(ordinals.data)
+        for column in (buckets, following):
+            file.write(column[order].data)
+
+
+def _read_rows(path: Path, window: int) -> list[NDArray[np.uint64]]:
+    """Return the three columns of the rows of one window, from the file of `link_range`."""
+    with open(path, "rb") as file:
+
+        def read(place: int, count: int) -> NDArray[np.uint64]:
+            file.seek(place * _BYTES)
+            return np.fromfile(file, dtype=_U64, count=count)
+
+        windows, rows = read(0, _HEADER).tolist()
+        end = int(read(_HEADER + window, 1)[0])
+        begin = int(read(_HEADER + window - 1, 1)[0]) if window else 0
+        return [read(_HEADER + windows + column * rows + begin, end - begin) for column in range(3)]
+
+
+def _window_size(documents: int) -> int:
+    return max(LEAST_WINDOW, -(-documents // MOST_WINDOWS))
+
+
+def _hashes(band: int, each: int) -> str:
+    return f"hashes_{band}_{each}"
+
+
+def _links(band: int, each: int) -> str:
+    return f"links_{band}_{each}"
+
+
+def _passed(window: int) -> str:
+    return f"passed_{window}"

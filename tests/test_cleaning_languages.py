@@ -1,0 +1,133 @@
+"""The language of a document, stop words by language, and scripts without blanks."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.cleaning.chain import Cleaner
+from niels_cache_assets.cleaning.filters import Facts, Rejected
+from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, identify_language, language_of
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.config.tables import CleaningSettings
+from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.dedup.signatures import Signer, jaccard
+from niels_cache_assets.documents import Document
+from tests.corpora import write_jsonl
+from tests.prose import PARAGRAPHS, unspaced_documents
+
+ENGLISH = (
+    "The river rises in the hills to the north of the town and flows past several villages before it reaches the sea. "
+    "People have lived along its banks since the last ice age, and many of their tools can be seen in a small museum. "
+)
+ETYMOLOGY = (
+    "[von lateinisch fluvius, aus fluere, fließen; verwandt mit griechisch phlyein, überfließen, und mit althochdeutsch blasan, blasen; "
+    "das Wort kam im zwölften Jahrhundert über das Altfranzösische in die Sprache der Kaufleute an der Küste und bezeichnete zuerst nur "
+    "das Wasser, das nach der Schmelze des Schnees über die Ufer tritt, und später jeden größeren Strom, auf dem Schiffe "
+    "und Flöße fahren können.] "
+)
+
+
+def reason(text: str, *languages: str, **settings: object) -> str | None:
+    result = Cleaner(CleaningSettings.model_validate({"languages": languages, **settings})).clean(Document(text))
+    return result.reason if isinstance(result, Rejected) else None
+
+
+def test_every_language_with_stop_words_is_tested() -> None:
+    assert STOP_WORDS.keys() == {"en", *PARAGRAPHS, *UNSPACED_LANGUAGES}
+
+
+@pytest.mark.parametrize("language", PARAGRAPHS)
+def test_prose_stays_if_its_language_is_wanted(language: str) -> None:
+    text = PARAGRAPHS[language]
+    assert len(text) >= 400
+    assert reason(text, language) is None
+    assert reason(text, "en") == "not_english"
+    assert reason(text, "en", language) is None
+    skipped = {"skip": ["not_english", "language_error"]}
+    assert reason(text, "en", **skipped) == "no_stopwords"
+    assert reason(text, language, **skipped) is None
+
+
+def test_stop_words_are_those_of_the_language_of_the_document() -> None:
+    words = "Berge Wälder Straßen Häuser Wiesen Flüsse Felder Gärten Brücken Dörfer Städte Mühlen Höfe Wege Burgen Türme Mauern Tore"
+    only_nouns = " ".join(f"{one} {other}" for one in words.split()[:9] for other in words.split()[9:])
+    assert identify_language(only_nouns).code == "de"
+    assert reason(only_nouns, "de", max_bigram_share=1) == "no_stopwords"
+    assert reason(only_nouns, "de", "la", max_bigram_share=1) == "no_stopwords"
+    assert reason(only_nouns, "la", max_bigram_share=1, skip=["not_english"]) is None, "no list for Latin, so nothing is judged"
+
+
+def test_a_document_is_asked_again_before_it_goes() -> None:
+    entry = ETYMOLOGY + ENGLISH * 4
+    assert len(ETYMOLOGY) > 400
+    assert identify_language(entry[:400]).code == "de"
+    assert language_of(entry, characters=400, wanted=("en",)).code == "en"
+    assert language_of(entry, characters=400, wanted=("de",)).code == "de"
+    assert reason(entry, "en", max_bigram_share=1) is None
+    assert language_of(PARAGRAPHS["de"] * 5 + ENGLISH, characters=400, wanted=("en",)).code == "de"
+    assert language_of("12 + 34 = 46\n" * 40 + ENGLISH * 4, characters=400, wanted=("en",)).code == "en"
+    assert language_of("12 + 34 = 46\n" * 40, characters=400, wanted=("en",)).code is None
+
+
+@pytest.mark.parametrize("language", sorted(UNSPACED_LANGUAGES))
+def test_documents_without_blanks_between_words_are_judged_by_characters(language: str) -> None:
+    documents = unspaced_documents(language, 10)
+    assert min(map(len, documents)) > 800
+    assert [reason(text, language) for text in documents] == [None] * 10
+    facts = Facts(Document(documents[0]))
+    assert facts.is_unspaced
+    assert facts.word_count == len("".join(documents[0].split())) // 2
+    assert reason(documents[0][:399], language) == "too_short"
+    assert reason(documents[0][:500], language, min_words=300) == "too_short"
+    assert reason(documents[0] + "ๆ々々" * 200, language) == "repetitive"
+    assert reason(documents[0], "en") == "not_english"
+    assert reason(documents[0] + "１２３，" * 900, language, max_bigram_share=1) == "low_alpha_ratio"
+    assert not Facts(Document(ENGLISH * 4 + documents[0][:100])).is_unspaced
+
+
+@pytest.mark.parametrize("language", sorted(UNSPACED_LANGUAGES))
+def test_one_changed_character_changes_few_shingles(language: str) -> None:
+    text = unspaced_documents(language, 1)[0]
+    changed = text[:500] + "犬" + text[501:]
+    assert text != changed
+    signer = Signer()
+    assert jaccard(signer.shingle_hashes(text), signer.shingle_hashes(changed)) > 0.95
+    slots = signer.sign([text, changed]).slots
+    assert (slots[0] == slots[1]).mean() > 0.9
+    one, other = unspaced_documents(language, 2)
+    assert jaccard(signer.shingle_hashes(one), signer.shingle_hashes(other)) < 0.7, "made of the same phrases"
+
+
+def test_ten_documents_each_of_three_scripts_are_prepared(tmp_path: Path) -> None:
+    texts = [text for language in sorted(UNSPACED_LANGUAGES) for text in unspaced_documents(language, 10)]
+    write_jsonl(tmp_path / "east.jsonl", [*texts, *(text.replace("。", "。\n")[:-1] + "犬" for text in texts)])
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(
+        '[cleaning]\nlanguages = ["zh", "ja", "th"]\n[dedup]\nverify = "jaccard"\n'
+        '[pretrain.east]\nsource = "jsonl"\nfiles = ["east.jsonl"]\nprepare = ["clean", "dedup"]\nval_frac = 0\n'
+    )
+    registry = load_registry(profile="quickstart", config=str(config))
+    meta = prepare_corpus(registry, "east", root=tmp_path, processes=1).meta
+    assert meta["dropped"] == {}
+    assert meta["languages"] == {"zh": 20, "ja": 20, "th": 20}
+    find_duplicates(registry, root=tmp_path)
+    kept = [document.text for batch in prepared_documents(registry, "east", root=tmp_path) for document in batch]
+    assert sorted(kept) == sorted(text.strip() for text in texts)
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+def test_english_dictionary_entries_that_begin_with_other_words_stay() -> None:
+    """The dictionaries of the samples are English. Few of their longer entries go because of their language."""
+    path = Path(os.environ["NIELS_CACHE_REAL_DATA"]) / "bulk" / "debian_docs_dev.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        entries = [row["text"] for row in map(json.loads, lines) if row["source"].startswith("dict-")]
+    cleaner = Cleaner(CleaningSettings())
+    results = [cleaner.clean(Document(text)) for text in entries]
+    gone = [one for one in results if isinstance(one, Rejected) and one.reason == "not_english"]
+    assert len(entries) > 1000
+    assert len(gone) <= 3

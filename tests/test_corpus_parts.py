@@ -1,0 +1,185 @@
+"""Corpora in parts. The joined corpus has the content of a corpus without parts, so everything after it is the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.artifacts import corpus
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_parts_dir
+from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.streaming import encode
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
+from tests.corpora import articles, nearly, write_jsonl
+from tests.messages import missing
+from tests.parts_project import NAME, PartsProject, build, stream_of
+from tests.test_corpus_resume import contents, stop_after
+
+FILES = 9
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 5)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 3_000)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 9_000)
+
+
+def write_texts(folder: Path, files: Mapping[int, Sequence[str]] | None = None) -> None:
+    """Write nine files with copies and near copies, within and across, and short texts that cleaning drops."""
+    base = articles(90)
+    for number in range(FILES):
+        own = base[number * 10 : number * 10 + 10]
+        texts = [*own, f"short {number}", nearly(base[number * 7]), base[(number * 13) % 90]]
+        write_jsonl(folder / "texts" / f"f{number}.jsonl", (files or {}).get(number, texts))
+
+
+def registry_of(folder: Path, parts: int, table: str = "val_frac = 0.1") -> Registry:
+    config = folder / f"{parts}.toml"
+    config.write_text(
+        '[cleaning]\nskip = ["not_english", "language_error"]\n[dedup]\nranges = 2\n'
+        f'[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts/*.jsonl"]\nprepare = ["clean", "dedup"]\nparts = {parts}\n{table}\n',
+        encoding="utf-8",
+    )
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def prepare(registry: Registry, root: Path, **options: Any) -> Meta:
+    return prepare_corpus(registry, "notes", root=root, processes=1, **options).meta
+
+
+def part_of(registry: Registry, root: Path, number: int) -> CorpusPart:
+    joined = graph(registry, root).corpus("notes", processes=1)
+    assert isinstance(joined, JoinedCorpus)
+    return joined.part(number)
+
+
+def test_one_two_and_eight_parts_lead_to_the_same_documents_and_decisions(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    metas, drops, streams = [], [], []
+    for parts in (1, 2, 8):
+        registry, root = registry_of(tmp_path, parts), tmp_path / f"cache-{parts}"
+        meta = prepare(registry, root)
+        assert [part["name"] for part in meta.get("parts", [])] == [f"part-{number:05d}" for number in range(parts) if parts > 1]
+        arrays = {name: meta["files"][name] for name in (DIGESTS_NAME, SIGNATURES_NAME, "rejected.parquet")}
+        metas.append({key: value for key, value in meta.items() if key not in OF_LAYOUT} | arrays | {"rejected.parquet": 0})
+        drops.append(contents(find_duplicates(registry, root=root).directory))
+        streams.append([[*document] for batch in prepared_documents(registry, "notes", root=root) for document in batch])
+    assert metas[0] == metas[1] == metas[2]
+    assert drops[0] == drops[1] == drops[2]
+    assert streams[0] == streams[1] == streams[2]
+    found = json.loads(drops[0]["meta.json"])["datasets"]["notes"]
+    assert found["near"] > 3
+    assert found["exact"] > 3
+    assert metas[0]["dropped"] == {"too_short": FILES}
+    assert 60 < len(streams[0]) <= 90
+
+
+OF_LAYOUT = ("files", "parts", "fingerprint", "meta_sha256", "source")
+
+
+def test_parts_that_were_made_before_are_joined_and_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in another order, and one of them is stopped twice and resumes."""
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3)
+    whole = contents(prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1).directory)
+    monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
+    root = tmp_path / "cache"
+    plan = graph(registry, root).corpus("notes")
+    assert isinstance(plan, JoinedCorpus)
+    materialize(plan.parts_plan)
+    assert materialize(part_of(registry, root, 2)).state == "built"
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            stop_after(patch, 2)
+            with pytest.raises(KeyboardInterrupt):
+                materialize(part_of(registry, root, 0))
+    log: list[str] = []
+    assert materialize(part_of(registry, root, 0), log=log.append).resumed > 0
+    assert any(line.startswith("resuming") for line in log)
+    assert materialize(part_of(registry, root, 2)).state == "cache_hit"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 8)  # the chunks of one part
+        assert contents(prepare_corpus(registry, "notes", root=root, processes=1).directory) == whole
+    assert prepare_corpus(registry, "notes", root=root, processes=1).state == "cache_hit"
+
+
+def test_a_changed_file_makes_only_its_part_again(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3)
+    prepare(registry, tmp_path)
+    times = [(part_of(registry, tmp_path, number).directory / "meta.json").stat().st_ino for number in range(3)]
+    changed = [*articles(10, seed=9), "short", nearly(articles(90)[56]), "short too"]
+    write_texts(tmp_path, {8: changed})
+    meta = prepare(registry, tmp_path)
+    now = [(part_of(registry, tmp_path, number).directory / "meta.json").stat().st_ino for number in range(3)]
+    assert [one == other for one, other in zip(times, now, strict=True)] == [True, True, False]
+    write_texts(tmp_path / "fresh", {8: changed})
+    assert meta["content_sha256"] == prepare(registry_of(tmp_path / "fresh", 1), tmp_path / "fresh" / "cache")["content_sha256"]
+
+
+def test_a_part_may_be_empty_and_a_corpus_may_not(tmp_path: Path) -> None:
+    write_texts(tmp_path, {number: ["short"] * 250 for number in range(3)})
+    registry = registry_of(tmp_path, 3)
+    meta = prepare(registry, tmp_path)
+    assert meta["parts"][0]["documents"] == 0 < meta["parts"][1]["documents"]
+    write_texts(tmp_path, {number: ["short"] * (number + 1) for number in range(FILES)})
+    with pytest.raises(NielsCacheError) as caught:
+        prepare(registry, tmp_path)
+    assert missing(caught.value, "corpus/notes", "too_short 45", "thresholds") == []
+
+
+def test_the_command_makes_one_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_texts(tmp_path)
+    registry_of(tmp_path, 3)
+    where = ["--config", str(tmp_path / "3.toml"), "--cache-dir", str(tmp_path / "cache"), "--profile", "quickstart"]
+    results = []
+    for _ in range(2):
+        assert main(["part", "notes", "1", "--corpus", "--threads", "1", *where]) == 0
+        (said,) = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if line["event"] == "result"]
+        results.append(said)
+    assert [said["state"] for said in results] == ["built", "cache_hit"]
+    assert results[0]["documents"]["read"] > results[0]["documents"]["kept"] > 20
+    assert Path(results[0]["directory"]) == corpus_parts_dir(tmp_path / "cache", "notes") / "part-00001"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["3", "--corpus"], "no part 3"),
+        (["--val", "--corpus"], "--corpus exclude"),
+        (["1"], "add --corpus"),
+    ],
+)
+def test_parts_that_do_not_exist_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    write_texts(tmp_path)
+    registry_of(tmp_path, 3)
+    where = ["--config", str(tmp_path / "3.toml"), "--cache-dir", str(tmp_path / "cache"), "--profile", "quickstart"]
+    assert main(["part", "notes", *options, *where]) == exit_codes.WRONG_USE
+    assert words in capsys.readouterr().err
+
+
+def test_a_cache_of_a_corpus_in_parts_has_the_same_tokens(tmp_path: Path, tiny_model: Path) -> None:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([30, 2, 40, 30, 3, 50])
+    shutil.copy(tmp_path / "texts" / "f000.jsonl", tmp_path / "texts" / "f006.jsonl")
+    streams = []
+    for parts in (1, 3):
+        build(project.graph(parts, 'prepare = ["dedup"]\nval_frac = 0.1\n', root=f"cache-{parts}"))
+        streams.append(stream_of(project.cache(f"cache-{parts}")))
+    assert streams[0] == streams[1]
+    assert len(streams[0]["train"]) > 1000
+    assert NAME in {path.name for path in (tmp_path / "cache-3" / "corpus" / ".parts").iterdir()}
