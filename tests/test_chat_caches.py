@@ -237,6 +237,14 @@ def test_a_cache_whose_record_hides_the_spans_is_refused(tmp_path: Path, model: 
         PackedExamples(str(tmp_path / "x" / "train"), T=20, seed=0)
 
 
+def test_a_split_may_be_empty(tmp_path: Path, model: Path) -> None:
+    meta = build(tmp_path / "x", model, val_frac=0)
+    assert meta["targets"]["val"] == 0
+    assert np.load(tmp_path / "x" / "val_targets.npy").shape == (0, 2)
+    with pytest.raises(NielsCacheError, match="empty"):
+        PackedExamples(str(tmp_path / "x" / "val"), T=20, seed=0)
+
+
 def test_one_split_alone_is_a_cache(tmp_path: Path, model: Path) -> None:
     meta = build(tmp_path / "x", model)
     found, empty = only_split(meta, "train")

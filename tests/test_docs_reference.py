@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
-from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
+from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.documents import Message
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.streaming.references import Place, ReferenceTexts
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
+from tests.chat_models import UNMARKED, template_of
 from tests.golden.imports import described_names
 from tests.parts_project import NAME, PartsProject, build
 from tests.small_project import small_project
@@ -69,7 +71,10 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     pages.write([20, 20])
     build(pages.graph(2, "val_tokens = 50"))
     build(pages.graph(2, 'prepare = ["dedup"]', root="prepared"), [f"corpus/{NAME}"])
-    found = [path for root in (project.root, pages.folder) for path in sorted(root.rglob(META_NAME))]
+    chats = tmp_path_factory.mktemp("chats")
+    turns: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ha"}]
+    build_sft_cache([turns], str(chats / "x"), tokenizer=open_model(tiny_model), val_frac=0, seed=0, template=template_of(UNMARKED))
+    found = [path for root in (project.root, pages.folder, chats) for path in sorted(root.rglob(META_NAME))]
     return [read_meta(str(path)) for path in (*tokenizers, *found)]
 
 

@@ -176,7 +176,8 @@ class NpyWriter(GrowingFile):
         self.items = resume_at
 
     def write(self, values: np.ndarray) -> None:
-        self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
+        if len(values):  # a memoryview of no rows has no bytes to cast
+            self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)
 
     def seal(self) -> None:

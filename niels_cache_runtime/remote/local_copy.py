@@ -22,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    SPLITS,
+    Split,
+    doc_ends_name,
+    has_spans,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    tokens_name,
+)
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build
 from niels_cache_runtime.remote.ledger import Entry, Ledger, Presence, Reader, State, Want
 from niels_cache_runtime.remote.published import published_of, read_meta_of
@@ -90,6 +100,7 @@ class LocalCopy:
         """Fetch a whole split of an open build. The files stay until `close`."""
         if build.record.family == "sft":
             names = [tokens_name(split), idx_name(split)]
+            names += [targets_name(split), target_ends_name(split)] if has_spans(build.meta) else []
         else:
             names = [file.path for file in build.shards(split)]
             names += [doc_ends_name(split)] if doc_ends and build.has_doc_ends(split) else []
