@@ -100,7 +100,7 @@ class LocalCopy:
         """Fetch a whole split of an open build. The files stay until `close`."""
         if build.record.family == "sft":
             names = [tokens_name(split), idx_name(split)]
-            names += [targets_name(split), target_ends_name(split)] if has_spans(build.meta) else []
+            names += [targets_name(split), target_ends_name(split)] if has_spans(build.published.meta) else []
         else:
             names = [file.path for file in build.shards(split)]
             names += [doc_ends_name(split)] if doc_ends and build.has_doc_ends(split) else []
