@@ -256,4 +256,4 @@ def test_what_the_page_about_exports_shows_parses_and_names_every_format() -> No
         arguments = parse_arguments(command)
         assert arguments is not None
         assert arguments.command in ("export", "import")
-    assert tuple(re.findall(r"^\| (\w+) \| `", page, flags=re.MULTILINE)) == FORMATS
+    assert tuple(re.findall(r"^\| (\w+) \| `", page, flags=re.MULTILINE)) == (*FORMATS, "text")

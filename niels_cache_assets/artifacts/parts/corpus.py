@@ -50,6 +50,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.place import place_problem
 
 _ROWS = 1 << 16
@@ -234,11 +235,11 @@ def _link(source: Path, link: Path, log: Log | None) -> None:
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
     """Write the rows of several arrays to one file."""
-    first = np.load(paths[0], mmap_mode="r")
+    first = map_npy(paths[0])
     writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
     try:
         for path in paths:
-            rows = np.load(path, mmap_mode="r")
+            rows = map_npy(path)
             for start in range(0, len(rows), _ROWS):
                 writer.write(np.asarray(rows[start : start + _ROWS]))
         writer.seal()
