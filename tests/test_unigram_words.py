@@ -204,6 +204,23 @@ def test_a_build_with_the_engine_has_the_same_bytes(
 
 
 @pytest.mark.usefixtures("soon")
+def test_the_reference_encodes_a_batch_with_a_very_long_text(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its ids would be in memory twice."""
+    longest: list[int] = []
+    encode_flat = UnigramWords.encode_flat
+    monkeypatch.setattr(UnigramWords, "encode_flat", lambda self, texts: (longest.extend(map(len, texts)), encode_flat(self, texts))[1])
+    most = sorted(map(len, sentences(400)))[-5]
+    monkeypatch.setattr(checked, "MOST_CHARACTERS", most)
+    some = build(tmp_path / "some", tokenizer)
+    assert 100 < len(longest) < 390
+    assert max(longest) <= most
+    monkeypatch.setattr(checked, "MOST_CHARACTERS", 10**9)
+    assert build(tmp_path / "all", tokenizer) == some
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_difference_ends_the_build(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     def differing(self: UnigramWords, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         ids, lengths = tokenizer.encode_flat(texts)

@@ -3,7 +3,8 @@
 Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the reference
 also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of eight in every 64th batch. The first
 batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and the build starts again with the reference. If
-the engine cannot encode a batch, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
+the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it. Cost: about a
+tenth of the build, because the reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
 more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
@@ -27,6 +28,7 @@ BATCHES_PER_CHECK = 64
 TEXTS_PER_CHECK = 8
 
 WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
+MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: to compare one would take as much memory as the whole build
 
 _EXCERPT = 30  # characters of a text on each side of a difference, in messages
 
@@ -144,9 +146,12 @@ class Encoder:
         batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
         compared; use this only for texts that have been encoded before. Raises EngineDiffers.
         """
-        if self._waits:
-            self._wait(texts)
-        found = None if self._engine is None else self._with_engine(self._engine, texts)
+        found = None
+        if max(map(len, texts), default=0) <= MOST_CHARACTERS:
+            if self._waits:
+                self._wait(texts)
+            if self._engine is not None:
+                found = self._with_engine(self._engine, texts)
         if found is None:
             self._count_own(len(texts))
             return self._view.encode_flat(texts)
