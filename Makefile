@@ -61,7 +61,7 @@ shuffled: $(DEV)  ## all tests five times, each time in a new random order
 	done; \
 	[ -z "$$failed" ] || { echo "Tests failed in these random orders:$$failed" >&2; exit 1; }
 
-walks: $(DEV)  ## the long walks: the wheel in a fresh environment, and a small run of benchmarks
+walks: $(DEV)  ## the long walks: the wheel in a fresh environment, the tutorial, all real samples, and small runs of benchmarks
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 2 --dist loadfile $(TEST_ARGS)
 
 cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (five minutes of two cores)

@@ -43,7 +43,6 @@ LONGEST = (
     "test_docs_commands.py",
     "ui/test_ui_browser.py",
     "ui/test_ui_process.py",
-    "test_real_data_build.py",
     "test_tokenizer_projects.py",
     "test_dagster_cli.py",
     "test_dagster_launcher.py",

@@ -261,7 +261,7 @@ def test_what_a_page_shows_runs(page: str, project: Path, monkeypatch: pytest.Mo
     read(page, reader_of(page, project, monkeypatch))
 
 
-@pytest.mark.slow
+@pytest.mark.walk
 def test_the_tutorial_leads_from_an_empty_folder_to_a_model_that_speaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ NAMES = ["tokenizer", "fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia
 CONFIG = Path(__file__).parent / "real_data.toml"
 
 
+@pytest.mark.walk
 def test_every_real_sample_is_built_and_verified_and_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

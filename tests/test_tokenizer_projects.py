@@ -352,6 +352,7 @@ REAL_FILES = {
 }
 
 
+@pytest.mark.walk
 @needs_real
 @pytest.mark.parametrize("name", REAL_FILES)
 def test_a_real_model_from_the_file_to_the_first_batch(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,6 +371,7 @@ def test_a_real_model_from_the_file_to_the_first_batch(tmp_path: Path, name: str
     assert main(["tokenizer", "compare", "cache", str(REAL / "gpt2.tiktoken"), *arguments]) == 0
 
 
+@pytest.mark.walk
 @needs_real
 def test_the_example_of_a_mixture_runs_with_the_ranks_of_gpt2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = runpy.run_path(str(ROOT / "examples" / "mixture_share.py"))["main"]
