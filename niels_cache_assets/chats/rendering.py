@@ -107,9 +107,14 @@ class Rendering:
 class _Child:
     def __init__(self, template: Template) -> None:
         self._template = template
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise NielsCacheError(
+                f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
+            ) from error
         try:
             self._send({"template": template.text, "variables": template.variables, "seconds": MOST_SECONDS, "memory": MOST_MEMORY})
             self.has_marks = bool(self._receive("the template alone")["marks"])
@@ -170,7 +175,7 @@ def _most_output(chat: Chat) -> int:
 
 
 def texts_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value, without the keys of objects."""
+    """Return all strings in a JSON value, with the keys of objects."""
     texts: list[str] = []
     stack = [value]
     while stack:
@@ -178,7 +183,7 @@ def texts_of(value: Any) -> list[str]:
         if isinstance(each, str):
             texts.append(each)
         elif isinstance(each, Mapping):
-            stack.extend(each.values())
+            stack += [*each.keys(), *each.values()]
         elif isinstance(each, list | tuple):
             stack.extend(each)
     return texts
