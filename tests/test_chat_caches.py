@@ -6,6 +6,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from niels_cache_assets.publish.one_split import only_split
 from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import notable
+from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
@@ -364,6 +366,23 @@ def test_a_wrong_template_is_one_line(tmp_path: Path, model: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"no_target 30.*silent\.jinja") as raised:
         built(tmp_path, project(tmp_path, model, "silent.jinja"))
     assert "\n" not in str(raised.value)
+
+
+def test_a_template_is_checked_before_a_tokenizer_is_trained(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "wrong.jinja").write_text("{% for %}", encoding="utf-8")
+    (tmp_path / "own.jinja").write_text(MARKED, encoding="utf-8")
+
+    def problems(template: str) -> list[str]:
+        return [str(each) for each in input_problems(project(tmp_path, model, template))]
+
+    assert [problems(each) for each in ("sentinels", "chatml", "model", "own.jinja")] == [[], [], [], []]
+    for template, keyword in [("none.jinja", "none.jinja"), ("wrong.jinja", "line 1")]:
+        (found,) = problems(template)
+        assert "[sft.chats]" in found
+        assert keyword in found
+    registry = project(tmp_path, model, "chatml")
+    trained = replace(registry, tokenizer=registry.tokenizer.model_copy(update={"model": None}))
+    assert ["im_start" in str(each) for each in input_problems(trained)] == [True]
 
 
 def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, model: Path) -> None:

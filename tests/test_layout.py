@@ -40,7 +40,7 @@ ROOMS = {  # what each room may import of its own package
     "niels_cache_assets": {
         "config": "sources",  # a data set's table is the schema of its source
         "cleaning": "config",
-        "sources": "config",
+        "sources": "chats config",
         "disk": "",
         "dedup": "disk",
         "tokenizer": "config",

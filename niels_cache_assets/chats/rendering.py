@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.chats.templates import Template, find_template
+from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation
@@ -79,9 +80,13 @@ class Rendering:
     @property
     def has_marks(self) -> bool:
         """Whether the template itself marks its targets."""
+        return self.start().has_marks
+
+    def start(self) -> _Child:
+        """Start a child if none is idle, and leave it idle."""
         child = self._take()
         self._idle.put(child)
-        return child.has_marks
+        return child
 
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
         """Return the text of each conversation, in order.
@@ -102,6 +107,19 @@ class Rendering:
         child = _Child(self._template)
         self._started.append(child)
         return child
+
+
+def check_template(name: str, settings: TokenizerSettings) -> None:
+    """Raise NielsCacheError for a template that cannot be used. Nothing is needed for this but its text. See `find_template`."""
+    template = find_template(name, settings)
+    if template is None:
+        return
+    if settings.model is None:
+        for token in template.needed_tokens:
+            if token not in settings.special_tokens.values():
+                raise NielsCacheError(f"{template.where}: a tokenizer that is trained has no token {token!r}; name a model in [tokenizer]")
+    with Rendering(template) as ready:
+        ready.start()
 
 
 class _Child:
