@@ -385,6 +385,19 @@ def test_a_template_is_checked_before_a_tokenizer_is_trained(tmp_path: Path, mod
     assert ["im_start" in str(each) for each in input_problems(trained)] == [True]
 
 
+def test_another_template_is_another_version_of_what_dagster_observes(tmp_path: Path, model: Path) -> None:
+    from niels_cache_assets.defs.assets.upstream import _observation, version_of
+
+    def version(template: str) -> str:
+        return version_of(_observation(project(tmp_path, model, template), "chats", "r1", root=tmp_path / "cache"))
+
+    (tmp_path / "own.jinja").write_text(MARKED, encoding="utf-8")
+    versions = [version(template) for template in ("sentinels", "chatml", "own.jinja")]
+    assert versions[2] == version("own.jinja")
+    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
+    assert len({*versions, version("own.jinja")}) == 4
+
+
 def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, model: Path) -> None:
     (tmp_path / "own.jinja").write_text(MARKED.replace("[{{ message.role }}]", "[{{ message.role }} {{ message.name }}]"), encoding="utf-8")
     registry = project(tmp_path, model, "own.jinja")
