@@ -6,6 +6,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.publish.one_split import only_split
+from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import notable
+from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
@@ -206,6 +210,41 @@ def test_the_loader_trace_sample_plots_and_hf_read_the_spans(tmp_path: Path, mod
         assert pickle.loads(pickle.dumps(dataset))[3] == dataset[3]
 
 
+def test_labels_survive_what_a_trainer_makes_of_the_columns(tmp_path: Path, model: Path) -> None:
+    build(tmp_path / "x", model)
+    dataset = to_hf_dataset("x", cache_dir=tmp_path_of_cache(tmp_path), T=60)
+    kept = dataset.remove_columns([name for name in dataset.column_names if name not in ("input_ids", "attention_mask", "labels")])
+    assert kept[3] == dataset[3]
+    assert any(label != IGNORED for label in kept[3]["labels"])
+    counted = dataset.map(lambda row: {"replies": sum(label != IGNORED for label in row["labels"])})
+    assert counted[3]["replies"] == sum(label != IGNORED for label in counted[3]["labels"]) > 0
+    negated = dataset.map(lambda row: {"labels": [-1 for _ in row["labels"]]})
+    assert {*negated[3]["labels"]} == {-1}
+    assert dataset.remove_columns("labels")[3] == {"input_ids": dataset[3]["input_ids"]}
+    assert list(dataset["input_ids"])[3] == dataset[3]["input_ids"]
+    with pytest.raises(NielsCacheError, match="whole rows"):
+        dataset.select_columns("labels")[3]
+
+
+def test_the_code_in_a_data_card_opens_the_cache(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = build(tmp_path / "x", model)
+    tmp_path_of_cache(tmp_path).rename(tmp_path / "cache")
+    code = data_card("hf://me/x", "sft", "x", meta).split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["batch"].y_masked.shape == (16, 1024)
+
+
+def test_other_targets_alone_are_a_difference_of_counts(tmp_path: Path, model: Path) -> None:
+    meta = build(tmp_path / "x", model)
+    shutil.copytree(tmp_path / "x", tmp_path / "y")
+    write_meta(str(tmp_path / "y" / "meta.json"), {**meta, "targets": {**meta["targets"], "train": 1}})
+    (pair,) = find_pairs(tmp_path / "x", tmp_path / "y")
+    found = compare_pair(pair, shown=3)
+    assert [each.key for each in found.metas.counts] == ["targets.train"]
+
+
 BROKEN: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
     "a span leaves its example": lambda bounds, ends: (np.concatenate([bounds[:-1], bounds[-1:] + 10_000]), ends),
     "a span is empty": lambda bounds, ends: (np.concatenate([bounds[:1, [0, 0]], bounds[1:]]), ends),
@@ -327,6 +366,36 @@ def test_a_wrong_template_is_one_line(tmp_path: Path, model: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"no_target 30.*silent\.jinja") as raised:
         built(tmp_path, project(tmp_path, model, "silent.jinja"))
     assert "\n" not in str(raised.value)
+
+
+def test_a_template_is_checked_before_a_tokenizer_is_trained(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "wrong.jinja").write_text("{% for %}", encoding="utf-8")
+    (tmp_path / "own.jinja").write_text(MARKED, encoding="utf-8")
+
+    def problems(template: str) -> list[str]:
+        return [str(each) for each in input_problems(project(tmp_path, model, template))]
+
+    assert [problems(each) for each in ("sentinels", "chatml", "model", "own.jinja")] == [[], [], [], []]
+    for template, keyword in [("none.jinja", "none.jinja"), ("wrong.jinja", "line 1")]:
+        (found,) = problems(template)
+        assert "[sft.chats]" in found
+        assert keyword in found
+    registry = project(tmp_path, model, "chatml")
+    trained = replace(registry, tokenizer=registry.tokenizer.model_copy(update={"model": None}))
+    assert ["im_start" in str(each) for each in input_problems(trained)] == [True]
+
+
+def test_another_template_is_another_version_of_what_dagster_observes(tmp_path: Path, model: Path) -> None:
+    from niels_cache_assets.defs.assets.upstream import _observation, version_of
+
+    def version(template: str) -> str:
+        return version_of(_observation(project(tmp_path, model, template), "chats", "r1", root=tmp_path / "cache"))
+
+    (tmp_path / "own.jinja").write_text(MARKED, encoding="utf-8")
+    versions = [version(template) for template in ("sentinels", "chatml", "own.jinja")]
+    assert versions[2] == version("own.jinja")
+    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
+    assert len({*versions, version("own.jinja")}) == 4
 
 
 def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, model: Path) -> None:

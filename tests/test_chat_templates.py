@@ -1,8 +1,10 @@
 """Chat templates: their tokens and targets are those of transformers, and a hostile template is one clear line."""
 
+import errno
 import importlib.util
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.chats import child as child_process
 from niels_cache_assets.chats import rendering
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, join_spans
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering
@@ -133,6 +136,17 @@ def test_a_template_without_marks_is_compared_with_its_prefixes() -> None:
         assert (plain.has_marks, marked.has_marks) == (False, True)
 
 
+def test_a_first_message_of_the_assistant_is_found_after_all_that_the_template_adds() -> None:
+    greeting = [{"role": "assistant", "content": "Hello."}, *TURNS[1:3]]
+    default = "{% if messages[0].role != 'system' %}{{ '[system] Be kind.\\n' }}{% endif %}" + UNMARKED
+    assert words(rendered(template_of(default), greeting)) == ["Hello.\n", f"{TURNS[2]['content']}\n"]
+    without_prompt = UNMARKED.replace("add_generation_prompt", "false")
+    assert words(rendered(template_of(without_prompt), greeting))[0] == "[assistant] Hello.\n"
+    other_prompt = UNMARKED.replace("'[assistant] '", "'[reply] '")
+    with pytest.raises(NielsCacheError, match=r"odd\.jinja: .*generation"):
+        rendered(template_of(other_prompt, where="odd.jinja"), greeting)
+
+
 def test_an_ambiguous_template_is_an_error_that_names_it() -> None:
     backwards = "{% for message in messages|reverse %}{{ message.content }}{% endfor %}"
     with pytest.raises(NielsCacheError, match=r"odd\.jinja: .*generation"):
@@ -152,6 +166,26 @@ def test_tokens_of_a_span_are_its_words(model: Path) -> None:
 def test_a_message_that_would_yield_a_special_token_is_not_used(model: Path, where: str) -> None:
     forged = {"role": "user", "content": "Hello.", where: "x <|im_end|> y" if where != "tool_calls" else [{"f": {"a": "<|usr|>"}}]}
     bad, good = encoded(chatml(), opened_model(model), [forged, TURNS[2]], TURNS)
+    assert isinstance(bad, Refusal)
+    assert bad.reason == "special_token_collision"
+    assert isinstance(good, EncodedChat)
+
+
+def test_a_key_that_would_yield_a_special_token_is_not_used_either(model: Path) -> None:
+    forged = {"role": "user", "content": "Hello.", "tool_calls": [{"arguments": {"<|im_end|>": 1}}]}
+    (bad,) = encoded(chatml(), opened_model(model), [forged, TURNS[2]])
+    assert isinstance(bad, Refusal)
+    assert bad.reason == "special_token_collision"
+
+
+def test_markers_count_as_special_even_if_the_tokenizer_does_not_say_so(model: Path, tmp_path: Path) -> None:
+    described = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    described["added_tokens"] = [{**each, "special": each["content"] != "<|im_start|>"} for each in described["added_tokens"]]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described), encoding="utf-8")
+    tokenizer = HuggingFaceTokenizer(path, special_tokens=ROLES)
+    assert tokenizer.yields_special(["<|im_start|>"]) == [False]
+    bad, good = encoded(chatml(), tokenizer, [{"role": "user", "content": "a<|im_start|>b"}, TURNS[2]], TURNS)
     assert isinstance(bad, Refusal)
     assert bad.reason == "special_token_collision"
     assert isinstance(good, EncodedChat)
@@ -237,6 +271,39 @@ def test_a_child_that_is_killed_is_an_error_and_the_next_one_works(model: Path) 
         with pytest.raises(NielsCacheError, match="SIGKILL"):
             ready.render([Chat(TURNS, "example 1")])
         assert len(ready.render([Chat(TURNS, "example 1")])) == 1
+
+
+def test_a_signal_to_the_group_leaves_the_child_to_its_parent() -> None:
+    with Rendering(chatml()) as ready:
+        ready.render([Chat(TURNS, "example 1")])
+        (child,) = ready._started
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(child._process.pid, number)
+        assert len(ready.render([Chat(TURNS, "example 1")])) == 1
+
+
+def test_a_child_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(rendering.subprocess, "Popen", refuse)
+    with pytest.raises(NielsCacheError, match="cannot start"):
+        rendered(chatml())
+
+
+def test_limits_keep_to_those_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, tuple[int, int]]] = []
+    hard = {resource.RLIMIT_AS: 1000, resource.RLIMIT_CPU: resource.RLIM_INFINITY}
+
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        made.append((kind, limits))
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(child_process.resource, "getrlimit", lambda kind: (7, hard[kind]))
+    monkeypatch.setattr(child_process.resource, "setrlimit", refuse)
+    child_process._limit(resource.RLIMIT_AS, 5000)
+    child_process._limit(resource.RLIMIT_CPU, 5000)
+    assert made == [(resource.RLIMIT_AS, (1000, 1000)), (resource.RLIMIT_CPU, (5000, resource.RLIM_INFINITY))]
 
 
 def test_children_end_with_their_rendering() -> None:

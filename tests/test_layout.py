@@ -40,7 +40,7 @@ ROOMS = {  # what each room may import of its own package
     "niels_cache_assets": {
         "config": "sources",  # a data set's table is the schema of its source
         "cleaning": "config",
-        "sources": "config",
+        "sources": "chats config",
         "disk": "",
         "dedup": "disk",
         "tokenizer": "config",
@@ -57,7 +57,7 @@ ROOMS = {  # what each room may import of its own package
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
         "artifacts": "build_cache chats cleaning config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
-        "defs": "artifacts build_cache cluster config corpus disk notify parts show sources streaming tokenizer",
+        "defs": "artifacts build_cache chats cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },
 }

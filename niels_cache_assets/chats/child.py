@@ -21,6 +21,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -123,15 +124,28 @@ class Renderer:
             if message.get("role") != "assistant":
                 continue
             is_last = number == len(messages) - 1
-            before = self._render(messages[:number], tools, most=most, prompt=True) if number else ""
+            before = self._render(messages[:number], tools, most=most, prompt=True) if number else self._opening(text, most=most)
             after = text if is_last else self._render(messages[: number + 1], tools, most=most)
-            if not after.startswith(before) or not text.startswith(after):
+            if before is None or not after.startswith(before) or not text.startswith(after):
                 raise Unfit(
                     f"message {number} of the assistant cannot be found, because the text before it depends on the messages after it; "
                     "put {% generation %} and {% endgeneration %} around the words of the assistant"
                 )
             if len(before) < len(after):
                 yield len(before), len(after)
+
+    def _opening(self, text: str, *, most: int) -> str | None:
+        """Return the text before the words of a first message that is the assistant's, or None if it is not found.
+
+        It ends with the text that asks for a reply. The template need not render a conversation without messages to get it.
+        """
+        asked = [{"role": "user", "content": "x"}]
+        without = self._render(asked, None, most=most)
+        prompted = self._render(asked, None, most=most, prompt=True)
+        prompt = prompted[len(without) :]
+        if not prompted.startswith(without) or prompt not in text:
+            return None
+        return text[: text.index(prompt) + len(prompt)]
 
 
 def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +185,14 @@ def _said(error: BaseException) -> str:
 def _limit_time(seconds: int) -> None:
     """End this process with a signal after so many further seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + seconds, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + seconds)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Set a soft limit of this process. A lower hard limit stays. A system that does not know the limit sets none."""
+    _, hard = resource.getrlimit(kind)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _answer(renderer: Renderer, task: dict[str, Any]) -> dict[str, Any]:
@@ -191,10 +212,11 @@ def main(lines: BinaryIO, out: BinaryIO) -> None:
         out.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
         out.flush()
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a whole group of processes gets them, and the parent ends this one
+        signal.signal(number, signal.SIG_IGN)
     first = json.loads(lines.readline())
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (first["memory"], first["memory"]))
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, first["memory"])
     _limit_time(first["seconds"])
     try:
         renderer = Renderer(first["template"], first["variables"])

@@ -97,14 +97,15 @@ class ChatEncoder:
         texts: list[str] = []
         owners: list[int] = []
         for number, chat in enumerate(chats):
-            own = texts_of([chat.messages, chat.tools])
+            own = [*dict.fromkeys(texts_of([chat.messages, chat.tools]))]
             if any(map(has_lone_surrogate, own)):
                 found[number] = Refusal(INVALID_UNICODE, f"{chat.name} is not valid Unicode")
             else:
                 texts += own
                 owners += [number] * len(own)
-        for number, is_special in zip(owners, self._tokenizer.yields_special(texts), strict=True):
-            if is_special:
+        markers = self._template.needed_tokens  # a tokenizer may have them as tokens that it does not call special
+        for number, text, is_special in zip(owners, texts, self._tokenizer.yields_special(texts), strict=True):
+            if is_special or any(marker in text for marker in markers):
                 found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
         return found
 

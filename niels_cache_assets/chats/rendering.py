@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.chats.templates import Template, find_template
+from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation
@@ -79,9 +80,13 @@ class Rendering:
     @property
     def has_marks(self) -> bool:
         """Whether the template itself marks its targets."""
+        return self.start().has_marks
+
+    def start(self) -> _Child:
+        """Start a child if none is idle, and leave it idle."""
         child = self._take()
         self._idle.put(child)
-        return child.has_marks
+        return child
 
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
         """Return the text of each conversation, in order.
@@ -104,12 +109,30 @@ class Rendering:
         return child
 
 
+def check_template(name: str, settings: TokenizerSettings) -> None:
+    """Raise NielsCacheError for a template that cannot be used. Nothing is needed for this but its text. See `find_template`."""
+    template = find_template(name, settings)
+    if template is None:
+        return
+    if settings.model is None:
+        for token in template.needed_tokens:
+            if token not in settings.special_tokens.values():
+                raise NielsCacheError(f"{template.where}: a tokenizer that is trained has no token {token!r}; name a model in [tokenizer]")
+    with Rendering(template) as ready:
+        ready.start()
+
+
 class _Child:
     def __init__(self, template: Template) -> None:
         self._template = template
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise NielsCacheError(
+                f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
+            ) from error
         try:
             self._send({"template": template.text, "variables": template.variables, "seconds": MOST_SECONDS, "memory": MOST_MEMORY})
             self.has_marks = bool(self._receive("the template alone")["marks"])
@@ -170,7 +193,7 @@ def _most_output(chat: Chat) -> int:
 
 
 def texts_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value, without the keys of objects."""
+    """Return all strings in a JSON value, with the keys of objects."""
     texts: list[str] = []
     stack = [value]
     while stack:
@@ -178,7 +201,7 @@ def texts_of(value: Any) -> list[str]:
         if isinstance(each, str):
             texts.append(each)
         elif isinstance(each, Mapping):
-            stack.extend(each.values())
+            stack += [*each.keys(), *each.values()]
         elif isinstance(each, list | tuple):
             stack.extend(each)
     return texts

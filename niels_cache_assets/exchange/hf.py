@@ -35,7 +35,8 @@ from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
 _FORM = 1  # version of rows and columns; part of the fingerprint with which `datasets` finds earlier results
-_FIRST_TOKEN, _BOUNDS = "first_token", "targets"  # columns from which labels are made
+_LABELS = "labels"  # with a chat template, the column that labels are made from; Trainer removes columns that no model takes
+_FIRST_TOKEN, _BOUNDS = "first_token", "targets"  # what the column holds
 
 
 def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
@@ -50,8 +51,8 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     same tokens, because models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
 
     An SFT data set has a row for each example. `input_ids` are at most the first T tokens of the example. `labels` are made when a row is
-    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded. A data set
-    that was built with a chat template has two further columns, from which labels are made; rows do not show them.
+    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded. With a chat
+    template, the column `labels` holds the places of targets, and each row that is read holds labels instead.
 
     Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has a different tokenizer, for an
     unknown split, and for T below 1 or longer than a pretrain split.
@@ -108,7 +109,7 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
         ids = pa.chunked_array(chunks, type=pa.large_list(of_token))
-        return pa.table({"input_ids": ids, **(_span_columns(split) if has_spans(split.dataset.meta) else {})})
+        return pa.table({"input_ids": ids, **({_LABELS: _spans_of(split)} if has_spans(split.dataset.meta) else {})})
     total = int(stream.offsets[-1])
     if total < T:
         raise NielsCacheError(f"{split.folder}: T={T} needs {T} tokens and this split has {total}")
@@ -120,13 +121,13 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     return pa.table({"input_ids": column, "labels": column})
 
 
-def _span_columns(split: CacheSplit) -> dict[str, pa.Array]:
+def _spans_of(split: CacheSplit) -> pa.StructArray:
     """Return the first token of each example in the split, and the bounds of its spans. The bounds are a view of their memory map."""
     offsets = split.stream.offsets
     spans = map_targets(Path(split.dataset.folder), split.split, starts=offsets[:-1], token_count=int(offsets[-1]))
     ends = np.append(0, 2 * spans.ends.astype(np.int64))
     bounds = pa.LargeListArray.from_arrays(pa.array(ends), _values(spans.bounds.reshape(-1)))
-    return {_FIRST_TOKEN: pa.array(offsets[:-1]), _BOUNDS: bounds}
+    return pa.StructArray.from_arrays([pa.array(offsets[:-1]), bounds], names=[_FIRST_TOKEN, _BOUNDS])
 
 
 def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[Tokens, NDArray[np.int64]]]:
@@ -220,15 +221,18 @@ class _WithSpans:
         self.T = T
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if not {"input_ids", _FIRST_TOKEN, _BOUNDS} <= batch.keys():
+        if _LABELS not in batch:
+            return {**batch, "input_ids": [row[: self.T] for row in batch["input_ids"]]} if "input_ids" in batch else batch
+        if not all(isinstance(places, dict) for places in batch[_LABELS]):  # `map` has replaced them
             return batch
-        first_tokens, bounds = batch.pop(_FIRST_TOKEN), batch.pop(_BOUNDS)
+        if "input_ids" not in batch:
+            raise NielsCacheError("labels are made from whole rows; read a row with its 'input_ids', such as dataset[0]['labels']")
         rows, labels = [], []
-        for row, first, spans in zip(batch["input_ids"], first_tokens, bounds, strict=True):
+        for row, places in zip(batch["input_ids"], batch[_LABELS], strict=True):
             tokens = np.asarray(row, dtype=np.int64)
             made = np.full(len(tokens), IGNORE_INDEX)
-            for begin, end in np.asarray(spans, dtype=np.int64).reshape(-1, 2) - first:
+            for begin, end in np.asarray(places[_BOUNDS], dtype=np.int64).reshape(-1, 2) - places[_FIRST_TOKEN]:
                 made[begin:end] = tokens[begin:end]
             rows.append(tokens[: self.T].tolist())
             labels.append(made[: self.T].tolist())
-        return {**batch, "input_ids": rows, "labels": labels}
+        return {**batch, "input_ids": rows, _LABELS: labels}

@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from niels_cache_runtime.format.layout import SPLITS, Family
 from niels_cache_runtime.format.meta import Meta
 
-_OPENING = {
-    "pretrain": """from niels_cache_runtime import TokenLoader
+_OPENING = """from niels_cache_runtime import TokenLoader
 
-loader = TokenLoader("cache/pretrain/{name}/train", T=1024, B=16, seed=0)
-batch = next(iter(loader))""",
-    "sft": """from niels_cache_runtime import SFTExampleDataset
-
-examples = SFTExampleDataset("cache/sft/{name}", split="train")""",
-}
+loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0)
+batch = next(iter(loader))  # batch.x, batch.{targets}: (16, 1024)"""
 
 
 def data_card(address: str, family: Family, name: str, meta: Meta, *, license: str | None = None) -> str:
@@ -70,7 +65,7 @@ def _body(address: str, family: Family, name: str, meta: Meta, license: str | No
         }
     )
     yield from ("", "## How to open it", "", "```", f"niels-cache pull {address} --out cache", "```", "")
-    yield from ("```python", _OPENING[family].format(name=name), "```")
+    yield from ("```python", _OPENING.format(family=family, name=name, targets="y" if family == "pretrain" else "y_masked"), "```")
 
 
 def _table(rows: dict[str, object]) -> Iterator[str]:

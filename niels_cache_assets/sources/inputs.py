@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from niels_cache_assets.chats.rendering import check_template
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.sources.errors import SourceUnavailable
@@ -57,6 +58,12 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
         if _needs_roles(source) and (problem := registry.tokenizer.roles_problem) is not None:
             yield InputProblem(table, f"cannot be built: {problem}")
             continue
+        if isinstance(source, SftSource):
+            try:
+                check_template(source.template, registry.tokenizer)
+            except NielsCacheError as error:
+                yield InputProblem(table, str(error))
+                continue
         if offline and is_remote(source):
             continue
         try:

@@ -88,7 +88,7 @@ class _SftSplit:
 
 def _template_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
     yield from meta_problems(meta, vocab_size, dtype)
-    named = meta["template"]["sha256"] if isinstance(meta.get("template"), dict) else None
+    named = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
     if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
         yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
 

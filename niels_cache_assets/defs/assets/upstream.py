@@ -11,6 +11,7 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
@@ -18,6 +19,7 @@ from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.sources.reading.references import revision_to_build
+from niels_cache_assets.sources.types import SftSource
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -111,6 +113,8 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     if isinstance(source, SourceWithParts) and source.added:
         plan = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)
         settings["added"] = fingerprint_of(plan.identity(None))
+    if isinstance(source, SftSource) and (template := find_template(source.template, registry.tokenizer)) is not None:
+        settings["template"] = fingerprint_of(template.identity)
     said = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(
         asset_key=UPSTREAM_KEYS[source.family],

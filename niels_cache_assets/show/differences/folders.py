@@ -38,7 +38,10 @@ OnProgress = Callable[[int, int], None]
 TOKENIZER = "tokenizer"
 
 _COUNTS = frozenset(
-    {"train_tokens", "val_tokens", "train_examples", "val_examples", "documents", "characters", "cut", "cut_document", "dropped", "facts"}
+    {
+        *("train_tokens", "val_tokens", "train_examples", "val_examples", "targets", "documents", "characters"),
+        *("cut", "cut_document", "dropped", "facts"),
+    }
 )
 # Files and hashes follow from the compared values. The name is an argument of the command.
 _NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "kind", "dataset_name"})
