@@ -123,6 +123,13 @@ def test_any_configuration_is_refused_in_one_line_or_can_be_asked(tmp_path: Path
     assert accepted
 
 
+@pytest.mark.parametrize("source", ["[]", "{}", "7"])
+def test_an_unknown_table_with_a_source_that_is_no_name_is_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "c.toml").write_text(f"[other]\nsource = {source}\n", encoding="utf-8")
+    with pytest.raises(NielsCacheError, match="other"):
+        load_registry(profile="quickstart", config=str(tmp_path / "c.toml"))
+
+
 def test_a_date_where_a_data_set_belongs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[pretrain]\nnotes = 1979-05-27\n", encoding="utf-8")
     with pytest.raises(NielsCacheError, match=r"c\.toml.* notes = \"1979-05-27\""):

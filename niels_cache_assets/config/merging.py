@@ -74,7 +74,7 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
         if section not in _SECTIONS:
             if isinstance(tables, Mapping):
                 for family in FAMILIES:
-                    if tables.get("source") in SOURCES[family]:
+                    if isinstance(source := tables.get("source"), str) and source in SOURCES[family]:
                         raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
             refuse_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
