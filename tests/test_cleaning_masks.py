@@ -164,6 +164,17 @@ def test_a_report_counts_places_of_documents_that_stay() -> None:
     assert "masked" not in CleaningReport(7).state()
 
 
+def test_examples_of_a_later_part_come_later() -> None:
+    """A part counts the places of its documents from its own beginning."""
+    cleaner = Cleaner(CleaningSettings(skip=ANY_TEXT, mask=("email",)))
+    parts = [CleaningReport(7), CleaningReport(7)]
+    for part, texts in zip(parts, (["nothing", "a@one.org"], ["a@three.org", "nothing", "a@five.org"]), strict=True):
+        for text in texts:
+            cleaner.clean(Document(text), part)
+    parts[0].join(parts[1])
+    assert [each["form"] for each in parts[0].mask_examples()] == ["a@aaa.aaa", "a@aaaaa.aaa", "a@aaaa.aaa"]
+
+
 def test_examples_are_few_and_show_no_personal_data() -> None:
     report = CleaningReport(1)
     cleaner = Cleaner(CleaningSettings(skip=ANY_TEXT, mask=MASKS))
