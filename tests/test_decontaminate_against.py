@@ -9,6 +9,7 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.checks import cache
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -171,6 +172,31 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
     write_jsonl(project / "web.jsonl", sentences(20, seed=9, words=40))
     assert build_dataset(registry, "news", root=root).state == "built"
     assert build_dataset(registry_of(project, news=KEY + "decontaminate_share = 0.4\n"), "news", root=root).state == "built"
+
+
+def test_the_val_of_a_data_set_in_parts_is_that_of_its_plan(project: Path) -> None:
+    """Remote files are listed once. If upstream changes after that, neither data set is built again."""
+    root, texts = project / "cache", sentences(200, words=40)
+    for number in range(2):
+        write_jsonl(project / "pages" / f"{number}.jsonl", texts[number * 45 : number * 45 + 60])
+    registry_of(project, news='decontaminate_against = ["web"]\n', web="parts = 2\n")
+    config = project / "niels_cache.toml"
+    config.write_text(config.read_text().replace('"web.jsonl"', f'"file://{project}/pages/*.jsonl"'))
+    registry = load_registry(profile="quickstart", config=str(config))
+    materialize(graph(registry, root)["plan/web"])
+    meta = build_dataset(registry, "news", root=root).meta
+    assert {row["because"]["file"] for row in meta["decontaminated_examples"]} == {"0.jsonl", "1.jsonl"}
+    write_jsonl(project / "pages" / "1.jsonl", texts[:80])
+    assert build_dataset(registry, "news", root=root).state == "cache_hit"
+    (root / "pretrain" / ".parts" / "web" / "plan.json").unlink()
+    assert build_dataset(registry, "news", root=root).meta["dataset_revision"] != meta["dataset_revision"]
+
+
+def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:
+    write_jsonl(project / "more.jsonl", sentences(10, seed=9))
+    registry = registry_of(project, news='decontaminate_against = ["web"]\n', web='[[pretrain.web.added]]\nfiles = ["more.jsonl"]\n')
+    with pytest.raises(NielsCacheError, match=r"'web'.*added"):
+        build_dataset(registry, "news", root=project / "cache")
 
 
 @pytest.mark.parametrize(
