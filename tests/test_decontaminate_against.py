@@ -12,6 +12,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.checks import cache
+from niels_cache_assets.streaming import disjoint
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
@@ -172,6 +173,26 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
     write_jsonl(project / "web.jsonl", sentences(20, seed=9, words=40))
     assert build_dataset(registry, "news", root=root).state == "built"
     assert build_dataset(registry_of(project, news=KEY + "decontaminate_share = 0.4\n"), "news", root=root).state == "built"
+
+
+@pytest.mark.parametrize(
+    ("table", "others", "advice"),
+    [
+        ("", ["web"], 'decontaminate_against = ["web"]'),
+        ("", ["web", "mix"], 'decontaminate_against = ["web"]'),
+        ("", ["mix"], ""),
+        ('prepare = ["clean"]\n', ["web"], '"dedup"'),
+        ("parts = 2\n", ["web"], ""),
+    ],
+)
+def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
+    registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
+    place = disjoint.Place(0, "a", "a.jsonl", 0)
+    pairs = tuple(disjoint.PairElsewhere(other=name, train=place, val=place) for name in others)
+    overlap = disjoint.SplitOverlap(train_documents=9, val_documents=1, exact=0, near=0, pairs=(), elsewhere=9, pairs_elsewhere=pairs)
+    (told,) = cache._describe_elsewhere(registry, registry.pretrain["news"], overlap)
+    assert advice in told
+    assert ("keeps them out" in told) == bool(advice)
 
 
 def test_the_val_of_a_data_set_in_parts_is_that_of_its_plan(project: Path) -> None:
