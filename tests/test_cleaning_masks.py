@@ -1,7 +1,9 @@
 """Masks for personal data and secrets: the table of what is masked and what stays, counts, examples, and the key in a corpus."""
 
+import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cli import main
 from niels_cache_assets.config.tables import MASKS, NORMALIZERS, REASONS, CleaningSettings
 from niels_cache_assets.documents import Document
 
@@ -164,6 +167,17 @@ def test_a_report_counts_places_of_documents_that_stay() -> None:
     assert "masked" not in CleaningReport(7).state()
 
 
+def test_examples_of_a_later_part_come_later() -> None:
+    """A part counts the places of its documents from its own beginning."""
+    cleaner = Cleaner(CleaningSettings(skip=ANY_TEXT, mask=("email",)))
+    parts = [CleaningReport(7), CleaningReport(7)]
+    for part, texts in zip(parts, (["nothing", "a@one.org"], ["a@three.org", "nothing", "a@five.org"]), strict=True):
+        for text in texts:
+            cleaner.clean(Document(text), part)
+    parts[0].join(parts[1])
+    assert [each["form"] for each in parts[0].mask_examples()] == ["a@aaa.aaa", "a@aaaaa.aaa", "a@aaaa.aaa"]
+
+
 def test_examples_are_few_and_show_no_personal_data() -> None:
     report = CleaningReport(1)
     cleaner = Cleaner(CleaningSettings(skip=ANY_TEXT, mask=MASKS))
@@ -189,6 +203,21 @@ def test_the_filters_judge_the_masked_text() -> None:
     result = cleaner.clean(Document("a.very.long.name.of.somebody@example.org"))
     assert not isinstance(result, Document)
     assert result.document.text == "[email]"
+
+
+def test_clean_shows_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, text in enumerate(["a@b.org and c@d.org", "nothing", "call +1 212 555 0123", "no@where.org"]):
+        (tmp_path / f"{number}.txt").write_text(text)
+    (tmp_path / "niels_cache.toml").write_text(f"[cleaning]\nskip = {json.dumps(ANY_TEXT)}\nmask = {json.dumps(MASKS)}\n")
+    where = ["--config", str(tmp_path / "niels_cache.toml"), "--profile", "quickstart"]
+    assert main(["clean", *(str(tmp_path / f"{number}.txt") for number in range(4)), *where]) == 0
+    assert "masked in 3 kept documents: email 3, phone 1" in capsys.readouterr().out
+
+
+def test_titles_are_masked_too() -> None:
+    result = Cleaner(CleaningSettings(skip=ANY_TEXT, mask=("email",))).clean(Document("some text", title="Mail from a@b.org"))
+    assert isinstance(result, Document)
+    assert result.title == "Mail from [email]"
 
 
 def test_an_unknown_kind_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning import passes, proofs
 from niels_cache_assets.cleaning.chain import Cleaner
+from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, Rejected
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS, normalize
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 from tests.depth import cases
+from tests.prose import PARAGRAPHS, UNSPACED, unspaced_documents
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 WORDS = (
@@ -38,6 +41,64 @@ def both(settings: CleaningSettings, *, plain_text: bool = False) -> tuple[Clean
 def test_compiled_cleaning_gives_the_same_result(text: str, share: float, plain_text: bool) -> None:
     slow, quick = both(CleaningSettings(**SMALL, max_bigram_share=share, max_bullet_share=share), plain_text=plain_text)
     assert slow.clean(Document(text)) == quick.clean(Document(text))
+
+
+OTHER_SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"mask": ("email", "ip", "phone", "key")},
+    {"languages": ("de",), "min_stopwords": 8, "max_mean_word_length": 6, "mask": ("email",)},
+    {"languages": ("zh",), "min_stopwords": 8},
+    {"languages": ("th", "ja", "en"), "max_bigram_share": 0.01, "max_symbols_per_word": 0.01},
+    {"languages": ("ru",), "language_characters": 60, "max_bullet_share": 0.05, "min_alpha_word_share": 0.97},
+    {"languages": ("de", "fr", "pl"), "skip": ("not_english", "blanks", "entities"), "min_words": 150},
+    {"skip": ("not_english", "language_error"), "max_duplicate_lines": 0.1, "min_alpha_word_share": 0.95},
+]
+SOMETIMES = [
+    "- a\n",
+    "• c\n",
+    "– d\n",
+    "・e\n",
+    "...",
+    "…",
+    "# ",
+    "\u3000",
+    "\xa0",
+    "\r\n",
+    "a@web.org ",
+    "+1 212 555 0123 ",
+    "8.8.8.8 ",
+    "🌳",
+]
+SOMETIMES += ["İ", "ΑΣ ", "&amp;lt;b>", "== h ==\n", "\x00", "1900 12,5 ", "\n\n", "the the the ", "die die ", "的的的", "\U00010400", "Ａ"]
+
+
+@pytest.mark.parametrize("number", range(len(OTHER_SETTINGS)))
+def test_texts_of_every_language_get_the_same_result_with_other_settings(number: int) -> None:
+    """The texts are in scripts with and without blanks, cut, mixed, in capitals, and hold what masks and filters look for."""
+    chance = random.Random(number)
+    by_language = {language: unspaced_documents(language, 3) for language in UNSPACED} | {code: [text] for code, text in PARAGRAPHS.items()}
+    by_language["en"] = [
+        "The river rises in the hills to the north of the town and flows past several villages, and people be with it. " * 4
+    ]
+    by_language["el"] = ["Ο ΠΟΤΑΜΟΣ πηγάζει στους λόφους βόρεια της ΠΟΛΗΣ. " * 15]
+    wanted = OTHER_SETTINGS[number].get("languages", ("en",))
+    texts = [text for language, found in by_language.items() for text in found * (12 if language in wanted else 1)]
+    reasons: Counter[str] = Counter()
+    for plain_text in (False, True):
+        reports = [CleaningReport(number), CleaningReport(number)]
+        cleaners = both(CleaningSettings(**OTHER_SETTINGS[number]), plain_text=plain_text)
+        for _ in range(100):
+            pieces = list(chance.choice(texts) + chance.choice([*texts, "", ""]))
+            for _ in range(chance.choice([0, 0, 2, 9, 60])):
+                pieces.insert(chance.randrange(len(pieces)), chance.choice(SOMETIMES))
+            text = "".join(pieces[: chance.choice([len(pieces), 450])])
+            document = Document(text.upper() if chance.random() < 0.1 else text)
+            slow, quick = (cleaner.clean(document, report) for cleaner, report in zip(cleaners, reports, strict=True))
+            assert slow == quick
+            reasons[slow.reason if isinstance(slow, Rejected) else "kept"] += 1
+        assert reports[0].state() == reports[1].state()
+    assert reasons["kept"] > 20
+    assert reasons.total() - reasons["kept"] > 20
 
 
 @cases(100)

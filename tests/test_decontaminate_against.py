@@ -9,8 +9,10 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.checks import cache
+from niels_cache_assets.streaming import disjoint
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
@@ -171,6 +173,51 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
     write_jsonl(project / "web.jsonl", sentences(20, seed=9, words=40))
     assert build_dataset(registry, "news", root=root).state == "built"
     assert build_dataset(registry_of(project, news=KEY + "decontaminate_share = 0.4\n"), "news", root=root).state == "built"
+
+
+@pytest.mark.parametrize(
+    ("table", "others", "advice"),
+    [
+        ("", ["web"], 'decontaminate_against = ["web"]'),
+        ("", ["web", "mix"], 'decontaminate_against = ["web"]'),
+        ("", ["mix"], ""),
+        ('prepare = ["clean"]\n', ["web"], '"dedup"'),
+        ("parts = 2\n", ["web"], ""),
+    ],
+)
+def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
+    registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
+    place = disjoint.Place(0, "a", "a.jsonl", 0)
+    pairs = tuple(disjoint.PairElsewhere(other=name, train=place, val=place) for name in others)
+    overlap = disjoint.SplitOverlap(train_documents=9, val_documents=1, exact=0, near=0, pairs=(), elsewhere=9, pairs_elsewhere=pairs)
+    (told,) = cache._describe_elsewhere(registry, registry.pretrain["news"], overlap)
+    assert advice in told
+    assert ("keeps them out" in told) == bool(advice)
+
+
+def test_the_val_of_a_data_set_in_parts_is_that_of_its_plan(project: Path) -> None:
+    """Remote files are listed once. If upstream changes after that, neither data set is built again."""
+    root, texts = project / "cache", sentences(200, words=40)
+    for number in range(2):
+        write_jsonl(project / "pages" / f"{number}.jsonl", texts[number * 45 : number * 45 + 60])
+    registry_of(project, news='decontaminate_against = ["web"]\n', web="parts = 2\n")
+    config = project / "niels_cache.toml"
+    config.write_text(config.read_text().replace('"web.jsonl"', f'"file://{project}/pages/*.jsonl"'))
+    registry = load_registry(profile="quickstart", config=str(config))
+    materialize(graph(registry, root)["plan/web"])
+    meta = build_dataset(registry, "news", root=root).meta
+    assert {row["because"]["file"] for row in meta["decontaminated_examples"]} == {"0.jsonl", "1.jsonl"}
+    write_jsonl(project / "pages" / "1.jsonl", texts[:80])
+    assert build_dataset(registry, "news", root=root).state == "cache_hit"
+    (root / "pretrain" / ".parts" / "web" / "plan.json").unlink()
+    assert build_dataset(registry, "news", root=root).meta["dataset_revision"] != meta["dataset_revision"]
+
+
+def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:
+    write_jsonl(project / "more.jsonl", sentences(10, seed=9))
+    registry = registry_of(project, news='decontaminate_against = ["web"]\n', web='[[pretrain.web.added]]\nfiles = ["more.jsonl"]\n')
+    with pytest.raises(NielsCacheError, match=r"'web'.*added"):
+        build_dataset(registry, "news", root=project / "cache")
 
 
 @pytest.mark.parametrize(

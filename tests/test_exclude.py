@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import prepare_corpus
+from niels_cache_assets.artifacts.forecast.sample import _documents
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import corpus_report
+from niels_cache_assets.corpus.report import corpus_report, plot_names
+from niels_cache_assets.defs.metadata.corpora import report_metadata
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
@@ -34,6 +38,13 @@ def test_the_rest_equals_a_plain_loop(tmp_path: Path) -> None:
     assert stay == [f"books-{row}" for row in range(60) if f"books-{row}" not in GONE]
     assert context.report.dropped == {"excluded": 3}
     assert context.report.facts["excluded"] == dict.fromkeys(GONE, 1)
+
+
+def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:
+    stay, _ = excluded(tmp_path, "\n".join(GONE))
+    source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"))
+    read = _documents(source, source.list_files(None), StreamContext(seed=1))
+    assert [document.source_id for batch in read for document in batch] == stay
 
 
 def test_the_count_for_val_frac_leaves_them_out(tmp_path: Path) -> None:
@@ -97,6 +108,11 @@ def test_a_corpus_and_its_report_say_what_was_removed(registry: Registry, tmp_pa
     assert report["documents"] == {"given": 60, "kept": 57}
     assert report["excluded"] == dict.fromkeys(GONE, 1)
     assert [row["documents"] for row in report["reasons"] if row["reason"] == "excluded"] == [3]
+    for name in plot_names(report):
+        (tmp_path / name).write_bytes(b"a picture")
+    shown = report_metadata(Outcome(key="reports/corpus/books", state="built", meta=report, directory=tmp_path))["excluded_table"]
+    assert isinstance(shown, dg.TableMetadataValue)
+    assert [record.data for record in shown.records] == [{"id": each, "documents": 1} for each in sorted(GONE)]
     (tmp_path / "ids.txt").write_text("books-4")
     with pytest.raises(NielsCacheError, match="other settings"):
         open_prepared(registry, "books", root=tmp_path)

@@ -200,6 +200,8 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
         ),
         *((("megatron", "notes", "--out", "data/x", "--key", key), f"key={key!r}: ") for key in ("a/b", "", "..", "a b")),
         (("nanogpt", "notes", "--out", "cache/pretrain/notes"), "is inside cache/pretrain"),
+        (("text", "notes", "--out", "cache/corpus/notes"), "is inside cache/corpus"),
+        (("text", "notes", "--out", "cache/duplicates"), "is inside cache/duplicates"),
         (("megatron", "notes", "--out", "cache/pretrain/notes/x"), "is inside cache/pretrain"),
         (("npy", "notes", "--out", "taken"), "taken/train/notes_train_000000.npy: "),
     ],

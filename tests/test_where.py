@@ -181,6 +181,19 @@ def test_an_unknown_column_is_one_line_with_the_nearest_name(tmp_path: Path, kin
         assert "\n" not in str(raised.value)
 
 
+def test_columns_with_dictionaries_are_judged_by_their_values(tmp_path: Path) -> None:
+    """Such as the categories of pandas."""
+    languages = pa.array(["en", "de", None, "en"]).dictionary_encode()
+    pages = pa.StructArray.from_arrays([languages], names=["lang"])
+    pq.write_table(pa.table({"text": ["a", "b", "c", "d"], "lang": languages, "page": pages}), tmp_path / "a.parquet")
+    for where, expected in {'lang == "en"': [0, 3], 'lang != "en"': [1], 'page.lang in ["de"]': [1], "lang is None": [2]}.items():
+        source = Parquet(files=[str(tmp_path / "a.parquet")], where=where)
+        source.check_input({})
+        documents, context = read(source)
+        assert [document.row for document in documents] == expected
+        assert context.report.dropped == {"where": 4 - len(expected)}
+
+
 def test_a_column_of_another_type_is_an_error_of_a_table_and_counted_in_lines(tmp_path: Path) -> None:
     parquet, lines, *_ = both_kinds(tmp_path, rows_of(20), where="url > 3")
     with pytest.raises(NielsCacheError, match=r"a\.parquet.*url is string"):

@@ -36,7 +36,7 @@ class Cleaner:
         """Return the normalized document, or a rejection with its reason. `report`, if given, counts the result.
 
         In the result, the text, the title, the source id and the file name hold no NULs, controls or lone surrogates, so they can be
-        written as UTF-8.
+        written as UTF-8. The title is masked, too, but only the places in the text are counted.
         """
         self._characters += len(document.text)
         compiled = self._characters > WORTH_IT and is_available() if self._compiled is None else self._compiled
@@ -44,6 +44,8 @@ class Cleaner:
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
         text = normalize(document.text, self._skip, compiled=compiled)
         masked, places = mask(text, self.settings.mask) if self.settings.mask else (text, [])
+        if title is not None and self.settings.mask:
+            title, _ = mask(title, self.settings.mask)
         facts = Facts(document._replace(text=masked, title=title, source_id=source_id, file=file))
         proven = certain(facts.text, self.settings, BULLETS) if compiled else set()
         result = self._judged(facts, self._skip | proven)

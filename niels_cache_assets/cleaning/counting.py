@@ -92,7 +92,7 @@ class CleaningReport:
 
     def join(self, later: Self) -> None:
         """Add the report of a part that comes later. The places of its documents were counted from its own beginning."""
-        for examples in later._examples.values():
+        for examples in (*later._examples.values(), *later._mask_examples.values()):
             examples[:] = [(key, ordinal - self.documents, row) for key, ordinal, row in examples]
         self.merge(later)
 

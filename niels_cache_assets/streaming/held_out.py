@@ -35,7 +35,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.interleave import Member
-from niels_cache_assets.sources.reading.references import named_data_sets, questions
+from niels_cache_assets.sources.reading.references import named_data_sets, questions, revision_of_val
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.decontaminate import REASONS
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
@@ -288,7 +288,8 @@ def reference_texts(registry: Registry, source: PretrainSource, context: StreamC
 def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> Iterator[Document]:
     """Yield the val of another data set, as its own build splits it. Its cache need not exist."""
     assert held_out is not None
-    member = Member(name, source, replace(context, start=None, revisions={name: source.revision(context.siblings)}, held_out=held_out))
+    revisions = {name: revision_of_val(source, context.siblings)}
+    member = Member(name, source, replace(context, start=None, revisions=revisions, held_out=held_out))
     heads = member.heads if source.parts > 1 and source.val_tokens else None
     return iter(held_out.val_documents(name, lambda: member.documents(SourceReport()), heads))
 

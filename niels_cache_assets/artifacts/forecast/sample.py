@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.documents import Conversation, DocumentBatch, Documents
+from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.streaming.encode import encode_texts
@@ -83,8 +84,9 @@ def _documents(source: PretrainSource, files: Sequence[ListedFile], context: Str
         except NielsCacheError:  # files without rows, which only the stream of the source reads
             pass
         else:
-            return reader.documents(replace(context, files=source.located(files, None)))
-    return source.model_copy(update={"shuffle_buffer": 0}).documents(context)
+            batches = reader.documents(replace(context, files=source.located(files, None)))
+            return without_excluded(batches, source.exclude, context.report)
+    return source.model_copy(update={"shuffle_buffer": 0}).kept_documents(context)
 
 
 def _texts(batch: Documents) -> list[str]:

@@ -26,6 +26,10 @@ class PlanOfMember:
     def revision(self) -> str | None:
         return None if self._on_disk is None else self._on_disk.revision
 
+    def settled_revision(self) -> str | None:
+        meta = self._artifact.finished()
+        return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
+
     def files(self, revision: str | None) -> FilesInParts:
         if self._found is None or self._found[0] != revision:
             on_disk = self._on_disk

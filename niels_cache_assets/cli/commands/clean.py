@@ -180,3 +180,6 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     if before.characters:
         tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
         console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)
+    if masked := outcome.report.masked:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
+        console.print(f"masked in {counted(outcome.report.masked_documents, 'kept document')}: {kinds}", soft_wrap=True)

@@ -210,12 +210,13 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
 
 def _refuse_inside_caches(folder: Path, root: Path) -> None:
-    """Raise NielsCacheError for a folder inside a cache. In a cache, `verify` reports foreign files, and the next build deletes foreign
-    files.
+    """Raise NielsCacheError for a folder inside a cache or a corpus. There, `verify` reports foreign files, and the next build deletes
+    foreign files.
     """
+    from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
     from niels_cache_runtime.format.layout import FAMILIES, tokenizer_dir
 
-    for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):
+    for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root), corpus_dir(root, ""), duplicates_dir(root)):
         if folder.resolve().is_relative_to(caches.resolve()):
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which is only for caches; choose another folder")
 

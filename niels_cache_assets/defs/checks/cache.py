@@ -11,6 +11,7 @@ have removed them. Otherwise, they are a warning, because upstream's own splits 
 equal a document in the val of another data set. For this check, train and val are decoded once more, and the val of all other caches.
 """
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -128,7 +129,10 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         SPLITS_DISJOINT,
         passed=overlap.disjoint and not overlap.elsewhere,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
-        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(overlap)) or None,
+        description="; ".join(
+            [_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(registry, source, overlap)
+        )
+        or None,
         metadata=without_empty(
             {
                 "exact": overlap.exact,
@@ -178,13 +182,18 @@ def _other_vals(registry: Registry, name: str, root: Path) -> dict[str, Path]:
     return found
 
 
-def _describe_elsewhere(overlap: SplitOverlap) -> list[str]:
-    """Return what to do about documents of train that are in the val of another data set, or an empty list."""
+def _describe_elsewhere(registry: Registry, source: PretrainSource, overlap: SplitOverlap) -> list[str]:
+    """Return the documents of train that are in the val of another data set, with the key that keeps them out if there is one."""
     if not overlap.elsewhere:
         return []
     names = list(dict.fromkeys(pair.other for pair in overlap.pairs_elsewhere))
-    key = ", ".join(f'"{name}"' for name in names)
-    return [f"{overlap.elsewhere:,} documents equal one in the val of {', '.join(names)}; decontaminate_against = [{key}] keeps them out"]
+    found = f"{overlap.elsewhere:,} documents equal one in the val of {', '.join(names)}"
+    if source.prepare:
+        return [f'{found}; "dedup" in `prepare` of both data sets keeps them out']
+    can_be_named = [name for name in names if not getattr(registry.pretrain[name], "members", None)]
+    if source.is_in_parts or not can_be_named:  # decontaminate_against takes neither parts nor mixtures
+        return [found]
+    return [f"{found}; decontaminate_against = {json.dumps(can_be_named)} keeps them out"]
 
 
 def _why_skipped(meta: Meta) -> str | None:

@@ -20,6 +20,7 @@ from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list,
 from niels_cache_assets.defs.metadata.entries import COLUMNS, behind_a_click, fenced, json_entry, pictures, table, without_empty
 from niels_cache_assets.show.reports.markdown import plain
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
+from niels_cache_assets.sources.excluding import EXCLUDED
 
 EXAMPLES_PER_REASON = 5
 EXCERPT_CHARACTERS = 200
@@ -138,10 +139,17 @@ def report_metadata(outcome: Outcome) -> Metadata:
             "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
             "clusters_table": table(clusters, size="int", clusters="int", across_data_sets="int"),
             "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
+            "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {})), kind="string", places="int"),
+            "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {})), id="string", documents="int"),
             "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
     )
+
+
+def _rows(name: str, count: str, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return counts as rows of a table with these two columns, sorted by name."""
+    return [{name: each, count: number} for each, number in sorted(counts.items())]
 
 
 def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:

@@ -38,5 +38,8 @@ class MemberPlan(Protocol):
     def revision(self) -> str | None:
         """Return the revision of the plan on disk, or None if there is no plan of these settings."""
 
+    def settled_revision(self) -> str | None:
+        """Return the revision of the plan on disk if builds keep this plan, although upstream may be newer. Otherwise return None."""
+
     def files(self, revision: str | None) -> FilesInParts:
         """Return the files of the plan on disk. If it has another revision, or is missing, list the files at this revision."""

@@ -56,8 +56,22 @@ def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSo
             refuse_choice("decontaminate_against", "no data set", name, siblings)
         if getattr(siblings[name], "members", None):
             raise NielsCacheError(f"decontaminate_against: {name!r} is a mixture; name its members instead")
+        if siblings[name].added and siblings[name].parts == 1:
+            raise NielsCacheError(
+                f"decontaminate_against: {name!r} has grown by added files, whose val cannot be found without parts; build it with parts "
+                "above 1, or remove the name"
+            )
         found[name] = siblings[name]
     return found
+
+
+def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSource]) -> str | None:
+    """Return the revision at which the val of another data set is read: that of its own next build.
+
+    Remote files of a data set in parts are listed only once, so its plan decides. Raises the errors of `revision`.
+    """
+    settled = None if source.plan is None else source.plan.settled_revision()
+    return source.revision(siblings) if settled is None else settled
 
 
 def revision_to_build(source: Source, siblings: Mapping[str, PretrainSource]) -> str | None:
@@ -92,7 +106,7 @@ def _references_of(source: Source) -> tuple[str, ...]:
 def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
     digest = hashlib.sha256(f"{own}\n".encode())
     for name, other in named_data_sets(references, siblings).items():
-        digest.update(f"data set\0{name}\0{other.identity()}\0{other.revision(siblings)}\n".encode())
+        digest.update(f"data set\0{name}\0{other.identity()}\0{revision_of_val(other, siblings)}\n".encode())
     for pattern in references:
         if not is_name(pattern):
             digest.update(f"files\0{files_digest(find_files([pattern], ENDINGS))}\n".encode())

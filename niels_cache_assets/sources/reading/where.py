@@ -273,6 +273,8 @@ def _arrow_value(operand: Any, batch: pa.RecordBatch) -> Any:
         if not types.is_struct(found.type) or found.type.get_field_index(name) < 0:
             raise WrongType
         found = compute.struct_field(found, name)
+    if types.is_dictionary(found.type):
+        found = found.dictionary_decode()
     if types.is_string(found.type) or types.is_string_view(found.type):
         return found.cast(pa.large_string())
     if types.is_unsigned_integer(found.type) or types.is_signed_integer(found.type):
