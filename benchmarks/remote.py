@@ -2,6 +2,7 @@
 
     python benchmarks/remote.py [--mib 512] [--shards 8] [--rounds 5] [--threads 4]
     python benchmarks/remote.py --memory 100 400      peak memory of processes that push and pull caches of so many MiB
+    python benchmarks/remote.py --train --shards 32   training from the bucket through a local copy
 
 The store is a file server with the part of the S3 API that push and pull use, in a process of its own on 127.0.0.1. The plain loop to send
 hashes each file and puts it; the plain loop to fetch streams each object, hashes it and writes it to a file. Both have no record, no
@@ -10,11 +11,18 @@ other work on the machine disturbs less. Needs three times the cache's size on d
 
 Memory is the peak of a new process, with its imports and the shards that it has mapped. "own" is the highest sample of the part that no
 file backs, which the system cannot drop. Shards have the same size in all caches, as in builds.
+
+--train has three parts, with blocks of 4 shards and batches of 16 x 2048:
+    cold start  a new copy: requests, bytes and seconds until the first batch
+    streaming   an epoch with room for three blocks while batches are taken, in turns with the plain loop to fetch
+    local       batches with all shards in the copy, in turns with batches from a folder; also with all shards in one block, because a
+                block of this small cache ends after a few hundred batches
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import mmap
 import os
@@ -26,11 +34,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -39,6 +48,8 @@ from verify import write_cache
 
 WANTED = 0.8
 BUCKET = "bench"
+BLOCK_SHARDS, BATCHES, STREAMS = 4, 500, 4  # with --train
+SETTINGS: dict[str, Any] = {"T": 2048, "B": 16, "seed": 0, "order": "blocks", "block_shards": BLOCK_SHARDS}
 _BLOCK = 1 << 20
 
 
@@ -227,6 +238,78 @@ def compare_speed(root: Path, objects: Path, settings: argparse.Namespace) -> No
         )
 
 
+def take(batches: Iterable[Any], count: int) -> None:
+    for _ in islice(batches, count):
+        pass
+
+
+def compare_training(root: Path, settings: argparse.Namespace) -> None:
+    """Print the cost of training from the bucket."""
+    from niels_cache_assets.publish.push import local_build, push
+
+    folder, address = root / "caches/pretrain/random", f"s3://{BUCKET}/train/random"
+    write_cache(folder, mib=settings.mib, shards=settings.shards)
+    build = local_build(folder)
+    push(build, address)
+    size = sum(path.stat().st_size for path in (folder / "train").iterdir())
+    few = 3 * BLOCK_SHARDS * size // settings.shards + size // 10 + (2 << 20)
+    print(f"{size / 1e6:,.0f} MB in {settings.shards} shards, blocks of {BLOCK_SHARDS}; median of {settings.rounds} rounds")
+    places = [root / f"copy{turn}" for turn in range(2 * settings.rounds)]
+    print(f"  cold start: {_median(_start(address, place, few) for place in places[::2])}")
+    print(f"  streaming: {_median(_stream(address, place, few, build.record.content_sha256) for place in places[1::2])}")
+    for block_shards in (BLOCK_SHARDS, settings.shards):
+        found = _local(str(folder / "train"), address, root / "local", 4 * size, 4 * settings.rounds, block_shards)
+        print(f"  local, blocks of {block_shards}: {_median(found)}")
+
+
+def _median(found: Iterable[dict[str, float]]) -> str:
+    rounds = list(found)
+    return ", ".join(f"{statistics.median(each[name] for each in rounds):,.3g} {name}" for name in rounds[0])
+
+
+def _start(address: str, copy: Path, limit: int) -> dict[str, float]:
+    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime.remote.local_copy import LocalCopy
+
+    seconds, _ = timed(lambda: take(TokenLoader(address, **SETTINGS, local_dir=copy, limit_bytes=limit), 1))
+    counts = LocalCopy(copy).counts()
+    requests = 2 + counts["files"] + counts["tails"]  # with the record and meta.json
+    shutil.rmtree(copy, ignore_errors=True)  # the process that downloads ends a second later
+    return {"s": seconds, "requests": requests, "MB": (counts["bytes"] + counts["tail_bytes"]) / 1e6}
+
+
+def _stream(address: str, copy: Path, limit: int, build: str) -> dict[str, float]:
+    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime.remote.local_copy import LocalCopy
+
+    seconds, _ = timed(lambda: take(TokenLoader(address, **SETTINGS, epochs=1, local_dir=copy, limit_bytes=limit), sys.maxsize))
+    ours = LocalCopy(copy).counts()["bytes"] / seconds
+    seconds, _ = timed(lambda: plain_pull(f"{address.partition(BUCKET)[2][1:]}/{build}/train", copy / "plain", STREAMS))
+    plain = sum(path.stat().st_size for path in (copy / "plain").iterdir()) / seconds
+    gc.collect()  # the loader gives its files back
+    shutil.rmtree(copy, ignore_errors=True)
+    return {"MB/s": ours / 1e6, "MB/s of the plain loop": plain / 1e6, f"of it (wanted: {WANTED})": ours / plain}
+
+
+def _local(folder: str, address: str, copy: Path, limit: int, rounds: int, block_shards: int) -> Iterator[dict[str, float]]:
+    from niels_cache_runtime import TokenLoader
+
+    settings = SETTINGS | {"block_shards": block_shards}
+    loaders = [TokenLoader(folder, **settings), TokenLoader(address, **settings, local_dir=copy, limit_bytes=limit)]
+    (epoch,) = loaders[0].samples_per_epoch.values()
+    batches = [iter(loader) for loader in loaders]
+    for each in batches:
+        take(each, epoch // SETTINGS["B"] + 1)
+    for _ in range(rounds):
+        (plain, plain_cpu), (ours, cpu) = [timed(lambda each=each: take(each, BATCHES)) for each in batches]
+        yield {
+            "of the time of a folder": ours / plain,
+            "of its processor time (wanted: 1.05)": cpu / plain_cpu,
+            "us": cpu / BATCHES * 1e6,
+            "us of a folder": plain_cpu / BATCHES * 1e6,
+        }
+
+
 def compare_memory(root: Path, settings: argparse.Namespace) -> None:
     """Print the peak memory of processes that push and pull caches of several sizes, and of one that only imports."""
 
@@ -279,6 +362,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--memory", type=int, nargs="+", metavar="MIB", help="measure memory instead of speed")
+    parser.add_argument("--train", action="store_true", help="measure training instead of speed")
     parser.add_argument("--shard-mib", type=int, default=10, help="with --memory (default: 10)")
     parser.add_argument("--serve", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -287,13 +371,15 @@ def main() -> None:
         return serve(settings.serve)
     if settings.child is not None:
         return child(settings.threads, *settings.child)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # with --train, a process that downloads may end later
         root = Path(temporary)
         objects = root / "objects"
         objects.mkdir()
         with object_server(objects):
             if settings.memory:
                 compare_memory(root, settings)
+            elif settings.train:
+                compare_training(root, settings)
             else:
                 compare_speed(root, objects, settings)
     return None

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.walk
     ("arguments", "expected"),
     [
         ("--mib 4 --shards 2 --rounds 1", ["push is at", "pull is at"]),
+        ("--train --mib 16 --shards 8 --rounds 1", ["cold start", "streaming", "local"]),
         ("--memory 2 4 --shard-mib 1", ["push     2", "pull     4"]),
     ],
 )

@@ -23,7 +23,7 @@ from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher
-from niels_cache_runtime.remote.ledger import Ledger
+from niels_cache_runtime.remote.ledger import Ledger, Reader
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
 from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, copied, only_shards, room, rows, write_notes
@@ -103,6 +103,58 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
 
 
+def test_other_reads_between_two_batches_change_no_batch(published: Published) -> None:
+    local, remote = published.local(), published.remote()
+    expected, found = rows(local, 80), []
+    for number, batch in enumerate(islice(remote, 80)):
+        found += rows([batch])
+        step = 37 * number % 400  # in any block, also in one that is not in use
+        if number % 8 == 0:
+            ours, theirs = remote.trace(step), local.trace(step)
+            assert isinstance(ours, BatchTrace)
+            assert isinstance(theirs, BatchTrace)
+            assert (ours.tokens == theirs.tokens).all()
+    assert found == expected
+
+
+def test_an_older_iterator_that_ends_changes_nothing_for_the_newer_one(published: Published) -> None:
+    remote = published.remote()
+    older = iter(remote)
+    found = rows(older, 2)
+    newer = iter(remote)
+    found += rows(newer, 2)
+    (before,) = readers(published)
+    assert copied(remote).is_ready
+    del older
+    (after,) = readers(published)
+    assert after.wants == before.wants != []
+    assert after.maps == before.maps
+    assert copied(remote).is_ready
+    assert found + rows(newer, 60) == rows(published.local(), 64)
+    del newer
+    (left,) = readers(published)
+    assert left.wants == []
+    assert len(left.maps) < len(before.maps)
+
+
+def readers(published: Published) -> list[Reader]:
+    with Ledger(published.copy).changing() as state:
+        return [*state.readers.values()]
+
+
+def test_a_forked_process_goes_on_with_the_iterator(published: Published) -> None:
+    iterator = iter(published.remote())
+    assert rows(iterator, 3) == rows(published.local(), 3)
+    expected = rows(islice(published.local(), 3, 9))
+    child = os.fork()
+    if not child:
+        status = 1
+        with suppress(BaseException):
+            status = int(rows(iterator, 6) != expected)
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_windows_come_by_one_request_each_without_a_copy(published: Published, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"order": "split", "block_shards": None, "fields": ("document_ids",)}
     local, remote = published.local(**settings), published.remote(**settings, local_dir=None, limit_bytes=None, fetch="windows")
@@ -144,6 +196,8 @@ def test_other_addresses_and_folders_are_refused(published: Published) -> None:
         TokenLoader(f"s3://{BUCKET}/at/nothing/train", **settings)
     with pytest.raises(NielsCacheError, match="local_dir"):
         published.local(local_dir=published.copy)
+    with pytest.raises(NielsCacheError, match="fetch"):
+        published.local(fetch="windows")
     published.copy.parent.joinpath("file").write_text("")
     with pytest.raises(NielsCacheError, match="cannot be written"):
         published.remote(local_dir=published.copy.parent / "file/below")

@@ -8,18 +8,22 @@ So the folder of a build is a cache root. The folders of two builds differ.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, shard_name
+from niels_cache_runtime.format.meta import MOST_META_BYTES
 from niels_cache_runtime.format.safe_open import read_regular
-from niels_cache_runtime.remote.ledger import BUILDS, State
+from niels_cache_runtime.remote.ledger import BUILDS, Entry, Ledger, State
 from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, parse_record, read_record
+from niels_cache_runtime.remote.room import make_room
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 
 
@@ -84,6 +88,40 @@ def known_build(state: State, build: str, folder: Path) -> CopiedBuild:
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; remove {folder}, and start again") from error
     return CopiedBuild(said["address"], record, published_of(record, content, str(path)))
+
+
+def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *, limit: int) -> None:
+    """Write a meta.json into the copy. place: relative to the copy.
+
+    Raises NielsCacheError if there is no room for it, or if the copy has not written the file that is there. Raises NotWrittenError if the
+    disk refuses.
+    """
+    gone, target, sha256 = make_room(state, len(content), limit, path=place), ledger.folder / place, hashlib.sha256(content).hexdigest()
+    if gone is None:
+        raise NielsCacheError(f"{ledger.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
+    for path in gone:
+        ledger.remove(state, path)
+    if place not in state.entries and _is_other_file(target, sha256):
+        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
+    temporary = target.with_name(f"{META_NAME}.new")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
+    state.entries[place] = Entry(len(content), sha256)
+    state.use(place)
+
+
+def _is_other_file(path: Path, sha256: str) -> bool:
+    """Return whether a file with another content is there. A process that was killed may have left one with this content."""
+    try:
+        return hashlib.sha256(read_regular(path, most_bytes=MOST_META_BYTES)).hexdigest() != sha256
+    except FileNotFoundError:
+        return False
+    except (OSError, NielsCacheError):
+        return True
 
 
 def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:

@@ -52,13 +52,14 @@ class Fetcher:
         self._failed_at: dict[str, float] = {}
         self._disk_limit: tuple[int, float] | None = None
         self._finished = threading.Event()
+        self._presence: Presence | None = None
 
     def run(self) -> None:
         """Download until no reader of the group is left, or the copy is gone. Return at once if another fetcher of the group lives."""
         with self._ledger.changing():
             if self._ledger.is_alive("fetchers", self._group):
                 return
-            presence = Presence(self._ledger, "fetchers", self._group)
+            self._presence = presence = Presence(self._ledger, "fetchers", self._group)
         try:
             with ThreadPoolExecutor(self._streams) as pool:
                 self._loop(lambda path: pool.submit(self._fetch, path))
@@ -77,6 +78,8 @@ class Fetcher:
                 self._finished.clear()
                 seen, looked = woken, now
                 with self._ledger.changing() as state:
+                    if not self._is_current():
+                        return
                     mine = [reader for reader in state.readers.values() if reader.group == self._group]
                     chosen = self._choose(state, mine)
                 for path in chosen:
@@ -87,8 +90,14 @@ class Fetcher:
                     return
             self._finished.wait(_POLL_SECONDS)
 
+    def _is_current(self) -> bool:
+        """Return whether this process downloads for the group. If somebody removes the whole folder and begins again, another one does."""
+        return self._presence is not None and self._presence.is_there()
+
     def _choose(self, state: State, mine: list[Reader]) -> list[str]:
         """Make room for the next downloads, reserve it, and return their files."""
+        for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
+            self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
         chosen: list[str] = []
@@ -176,7 +185,6 @@ class Fetcher:
                 file = build.files[path]
                 again = self._download(build, file, part)
                 sha256, counts = file.sha256, {"files": 1, "bytes": file.size * (1 + again), "again": int(again)}
-            os.replace(part, place)
         except NielsCacheError as error:
             problem = str(error)
             self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
@@ -188,16 +196,21 @@ class Fetcher:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
         finally:
-            with suppress(NotWrittenError):
-                self._record(path, problem, counts, sha256)
-            self._active.discard(path)
-            self._finished.set()
+            try:
+                with suppress(NotWrittenError):
+                    self._record(path, problem, counts, sha256)
+            finally:
+                self._active.discard(path)
+                self._finished.set()
 
     def _record(self, path: str, problem: str | None, counts: dict[str, int], sha256: str) -> None:
-        """Record the end of a download. problem: None if it succeeded, and empty if the disk is full."""
+        """Record the end of a download, and give the file its name. problem: None if it succeeded, and empty if the disk is full."""
         with self._ledger.changing() as state:
+            if not self._is_current():
+                return
             if problem is None:
-                entry = state.entries[path]
+                place, entry = self._ledger.folder / path, state.entries[path]
+                os.replace(place.with_name(place.name + PART), place)
                 entry.owner, entry.sha256 = "", sha256
                 state.use(path)
                 for name, count in counts.items():
@@ -263,6 +276,8 @@ class Fetcher:
                     raise
         with self._ledger.changing() as state:
             known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
+            if found.sha256 == file.sha256:  # a repair sends the object again, and its ETag may change
+                known = state.etags[build.place(file.path)] = found.e_tag or ""
         is_same = known == (found.e_tag or "") and found.size == file.size and found.sha256 in (None, file.sha256)
         if not is_same or len(found.content) != length:
             raise RemoteError(
@@ -313,7 +328,10 @@ def main() -> None:
     if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
         os._exit(0)
     with suppress(KeyboardInterrupt):
-        Fetcher(Path(folder), group).run()
+        try:
+            Fetcher(Path(folder), group).run()
+        except NielsCacheError as error:
+            sys.exit(f"niels-cache: {error}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import fcntl
 import json
 import os
 import secrets
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,27 @@ VERSION = 1
 BUILDS, TAILS = "builds", "tails"
 PART = ".part"  # the end of the name of a file that is not complete
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
+
+
+class _OfThread(threading.local):
+    """later: calls that wait until this thread frees the lock of a ledger, or None if it holds none."""
+
+    later: list[Callable[[], None]] | None = None
+
+
+_thread = _OfThread()
+
+
+def when_free(call: Callable[[], None]) -> None:
+    """Call `call` now, or as soon as this thread frees the lock of a ledger.
+
+    Code that the garbage collector may run needs this. The collector runs at any time, also on a thread that holds the lock, and the call
+    would wait for this lock for ever.
+    """
+    if _thread.later is None:
+        call()
+    else:
+        _thread.later.append(call)
 
 
 class Want(NamedTuple):
@@ -157,6 +179,21 @@ class Ledger:
 
         Raises NielsCacheError if the manifest cannot be read, and NotWrittenError if the disk refuses.
         """
+        before, _thread.later = _thread.later, []
+        try:
+            with self._locked():
+                state, content = self._load()
+                try:
+                    yield state
+                finally:
+                    self._save(state, content)
+        finally:
+            later, _thread.later = _thread.later, before
+            for call in later:
+                when_free(call)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -164,11 +201,7 @@ class Ledger:
         try:
             if not try_lock(descriptor, self.folder / "manifest.json", fcntl.LOCK_EX):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            state, before = self._load()
-            try:
-                yield state
-            finally:
-                self._save(state, before)
+            yield
         finally:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to a forked process with the same descriptor
@@ -319,6 +352,12 @@ class Presence:
         except OSError as error:
             raise NotWrittenError(f"{self._path}: cannot be written: {error.strerror or error}; free room there") from error
 
+    def is_there(self) -> bool:
+        """Return whether the file is still there. If not, somebody has removed the whole folder."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self._path), os.fstat(self.descriptor))
+        return False
+
     def forget(self) -> None:
         """Close the descriptor in a forked child. The parent keeps the lock."""
         if self.descriptor >= 0:
@@ -328,8 +367,9 @@ class Presence:
     def end(self) -> None:
         """Remove the file, and free the lock."""
         if self.descriptor >= 0:
-            with suppress(OSError):
-                self._path.unlink()
+            if self.is_there():
+                with suppress(OSError):
+                    self._path.unlink()
             with suppress(OSError):
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             self.forget()

@@ -18,10 +18,11 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
@@ -33,11 +34,11 @@ from niels_cache_runtime.format.layout import (
     targets_name,
     tokens_name,
 )
-from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build
-from niels_cache_runtime.remote.ledger import Entry, Ledger, Presence, Reader, State, Want
+from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
+from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, when_free
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
-from niels_cache_runtime.remote.room import make_room, surplus
+from niels_cache_runtime.remote.room import surplus
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
@@ -55,6 +56,7 @@ class LocalCopy:
 
     The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
     None means no limit. Several threads may use one object. A forked child counts as a reader of its own.
+    reading: a lock to hold while mapped files are read, so that no other thread unmaps them.
     Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
     """
 
@@ -66,6 +68,7 @@ class LocalCopy:
         self._ledger = Ledger(self.folder)
         self._ledger.make()
         self._lock = threading.RLock()
+        self.reading = threading.RLock()
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
@@ -73,7 +76,7 @@ class LocalCopy:
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._reader = self._new_reader()
         _copies.add(self)
-        weakref.finalize(self, _end, self._ledger, self._presence)
+        weakref.finalize(self, when_free, partial(_end, self._ledger, self._presence))
 
     def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         """Return the build that is published at an address, and the split that the address names, or None.
@@ -261,6 +264,10 @@ class LocalCopy:
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
+    def is_reader(self) -> bool:
+        """Return whether this process counts as a reader: it has used this object, and the object has not ended since."""
+        return bool(self._presence)
+
     def counts(self) -> dict[str, int]:
         """Return counts of this folder since it is a copy.
 
@@ -325,27 +332,8 @@ class LocalCopy:
             state.addresses[address] = build.id
             state.addresses = {each: known for each, known in state.addresses.items() if known in state.builds}
             if not is_there:
-                self._write_meta(state, place, content, listed["sha256"])
+                write_meta_file(self._ledger, state, place, content, limit=state.limit() or self.limit)
         return build
-
-    def _write_meta(self, state: State, place: str, content: bytes, sha256: str) -> None:
-        limit, target = state.limit() or self.limit, self.folder / place
-        gone = make_room(state, len(content), limit, path=place)
-        if gone is None:
-            raise NielsCacheError(f"{self.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
-        for path in gone:
-            self._ledger.remove(state, path)
-        if target.exists() and place not in state.entries:
-            raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
-        temporary = target.with_name(f"{META_NAME}.new")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
-            os.replace(temporary, target)
-        except OSError as error:
-            raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
-        state.entries[place] = Entry(len(content), sha256)
-        state.use(place)
 
     def _new_reader(self) -> Reader:
         return Reader(pid=os.getpid(), limit=self.limit, group=group_of_environment(), maps=sorted(self._held))
@@ -364,7 +352,7 @@ class LocalCopy:
         for presence in self._presence:
             presence.forget()
         self._presence.clear()
-        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._lock, self.reading = threading.RLock(), threading.RLock()  # another thread of the parent may have held them
         for method in self._on_fork:
             if (forget := method()) is not None:
                 forget()

@@ -3,21 +3,24 @@
     position of the run --block_visits--> visits in use, visits to come --LocalCopy.need--> the record of the copy
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
-So the copy can keep what the slowest process needs. A batch costs two comparisons, and something new only when a visit begins or ends.
+So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
+Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
+from niels_cache_runtime.remote.ledger import Want, when_free
 
 _MOST_VISITS = 64  # that are told ahead
 _NEVER = 2**62
@@ -30,39 +33,60 @@ class BlockFeed:
     same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download before they begin.
     """
 
+    _is_exiting = staticmethod(sys.is_finalizing)
+
     def __init__(
         self, sources: Mapping[str, CopiedWindows], visits: Iterator[BlockVisit], *, run: str, end: int | None, ahead: int
     ) -> None:
         self._sources, self._run, self._ahead = dict(sources), run, ahead
+        self._all = tuple(self._sources.values())
+        self._lead = self._all[0]
+        self._key = object()  # the sources know this feed by it
         self._end = _NEVER if end is None else end
-        self._copy = next(iter(self._sources.values())).copy
+        self._copy = self._lead.copy
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._first_end, self._next_first = -1, -1
 
-    def advance(self, first: int, last: int) -> None:
-        """Get ready for the samples first .. last-1 of the run, of which this process takes some.
+    def make(self, make: Callable[[Located], Batch], located: Located, first: int, last: int) -> Batch:
+        """Return make(located), a batch with some of the samples first .. last-1 of the run.
 
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
-        if first >= self._first_end or last > self._next_first:
-            self._move(first, min(last, self._end))
+        with self._copy.reading:
+            if first >= self._first_end or last > self._next_first or self._lead.feed is not self._key:
+                self._move(first, min(last, self._end))
+            for source in self._all:
+                source.is_fed = True
+            try:
+                return make(located)
+            finally:
+                for source in self._all:
+                    source.is_fed = False
 
     def end_pass(self) -> None:
         """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
-        self._look_ahead()
-        for source in self._sources.values():
-            source.use_visits(None)
-        wants = [self._sources[visit.source].want(visit, now=False) for visit in self._coming]
-        self._copy.need(self._run, max(0, self._end - 1), wants)
+        with self._copy.reading:
+            if self._lead.feed is self._key:
+                self._look_ahead()
+                wants = [self._sources[visit.source].want(visit, now=False) for visit in self._coming]
+                self._leave(max(0, self._end - 1), wants)
 
     def stop(self) -> None:
-        """Need nothing any more."""
-        with suppress(NotWrittenError):  # this also runs when an iterator is dropped, maybe after its copy was removed
-            for source in self._sources.values():
-                source.use_visits(None)
-            self._copy.need("", 0, [])
+        """Need nothing any more. The garbage collector may call this."""
+        if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
+            when_free(self._stop)
+
+    def _stop(self) -> None:
+        with suppress(NielsCacheError), self._copy.reading:  # the copy may have been removed
+            if self._lead.feed is self._key and self._copy.is_reader():  # the collector may have ended the copy first
+                self._leave(0, [], run="")
+
+    def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
+        for source in self._all:
+            source.use_visits(None, feed=None)
+        self._copy.need(self._run if run is None else run, position, wants)
 
     def _move(self, first: int, last: int) -> None:
         self._look_ahead()
@@ -79,7 +103,7 @@ class BlockFeed:
                 "use larger block_shards or a smaller B"
             )
         for name, source in self._sources.items():
-            source.use_visits([visit for visit in self._current if visit.source == name])
+            source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
@@ -110,15 +134,14 @@ def fed(
     workers: int,
     done: int,
 ) -> Iterator[Batch]:
-    """Yield the batches of a `plan` (`plan_batches` has the arguments). Before each, move the feed to it.
+    """Yield the batches of a `plan` (`plan_batches` has the arguments), through the feed.
 
     first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error, the feed needs nothing any more.
     """
     try:
         for index, located in enumerate(plan, start=done):
             begin = first + (worker + index * workers) * rows
-            feed.advance(begin, begin + rows)
-            yield make(located)
+            yield feed.make(make, located, begin, begin + rows)
     except BaseException:  # also if the iterator is dropped
         feed.stop()
         raise

@@ -54,7 +54,7 @@ class Sources:
         self.copy: LocalCopy | None = None
         self._opened: dict[str, tuple[CopiedBuild, Split]] = {}
         if not addresses:
-            for name, value in (("local_dir", local_dir), ("limit_bytes", limit_bytes)):
+            for name, value in (("local_dir", local_dir), ("limit_bytes", limit_bytes), ("fetch", None if fetch == _FETCHES[0] else fetch)):
                 if value is not None:
                     raise NielsCacheError(f"{name}={value!r:.80}: belongs to an address such as s3://bucket/prefix; leave {name} out")
             return

@@ -2,16 +2,15 @@
 
     numbers --places--> shards that the windows need --LocalCopy.take--> slots (`cache.slots`) --gather--> tokens
 
-If all shards of a batch are in their slots, a batch costs two numpy calls more than with a folder. Otherwise it waits for the missing ones.
-`feed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. Without a
-feed, as in `trace`, the shards of the last batch stay. A block's last window also needs the first tokens of the next shards, its tail. The
-tail is a small file of its own in the copy, and it is put into the slots of these shards.
+`feed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. If all of
+them are in their slots, a batch of the feed costs the same as with a folder. Before that, each batch looks for its shards, and waits for
+the missing ones. Without a feed, as in `trace`, the shards of the last batch stay. A block's last window also needs the first tokens of the
+next shards, its tail. The tail is a small file of its own in the copy, and it is put into the slots of these shards.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +34,8 @@ class CopiedWindows(PretrainWindows):
 
     folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
     The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
+    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read. is_fed: whether the thread
+        that holds `copy.reading` reads a window of these blocks now.
 
     Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
     """
@@ -75,12 +76,13 @@ class CopiedWindows(PretrainWindows):
 
     def _forget(self) -> None:
         """Empty all slots, in this process only."""
-        self._lock = threading.RLock()
         self._slots.clear_all()
         self._complete = np.zeros(len(self._places), dtype=np.bool_)  # whether every window that begins in a shard can be read
         self._tails: dict[str, bytes] = {}
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
+        self.feed: object | None = None
+        self.is_ready = self.is_fed = False
 
     def want(self, visit: BlockVisit, *, now: bool) -> Want:
         """Return what a visit needs, for the record of the copy."""
@@ -98,16 +100,16 @@ class CopiedWindows(PretrainWindows):
         sums = np.add.reduceat(self._sizes, own.files[:-1])
         return int((sums + self._tail_bytes).max())
 
-    def use_visits(self, visits: Sequence[BlockVisit] | None) -> None:
+    def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Keep the shards of these visits, and give the others back. With None, keep nothing, and read without a feed from here on."""
-        with self._lock:
-            self._visits = None if visits is None else tuple(visits)
+        with self.copy.reading:
+            self._visits, self.feed = None if visits is None else tuple(visits), feed
             needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
             self._give_back(self._in_use - needed)
 
     def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
-        with self._lock:
-            if not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
+        with self.copy.reading:
+            if not (self.is_fed and self.is_ready) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
                 self._get(starts)
             return super()._read_tokens(starts)
 
@@ -161,24 +163,28 @@ class CopiedWindows(PretrainWindows):
         self._in_use.discard(path)
 
     def _give_back(self, paths: set[str]) -> None:
-        if paths:
-            self.copy.give_back(paths, self._unmap)
+        try:
+            if paths:
+                self.copy.give_back(paths, self._unmap)
+        finally:
             self._refill()
 
     def _refill(self) -> None:
         """Put the tails into slots that do not hold their shards, and find the shards whose windows can be read."""
-        held, lengths = self._slots.held, self._slots.shard_lengths
+        self.is_ready, self._complete = False, np.zeros(len(self._places), dtype=np.bool_)  # also if the rest fails
+        held, lengths, complete = self._slots.held, self._slots.shard_lengths, self._complete
         for path, content in self._tails.items():
             for shard, piece in self._pieces(path, content):
                 if held[shard] * self._slots.dtype.itemsize < len(piece):
                     self._slots.fill(shard, piece)
-        complete = np.zeros_like(self._complete)
         reach = np.zeros(len(held) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
         for shard in np.flatnonzero(held)[::-1].tolist():
             is_whole = held[shard] == lengths[shard]
             reach[shard] = held[shard] + (reach[shard + 1] if is_whole else 0)
             complete[shard] = is_whole and reach[shard + 1] >= self._needs[shard]
-        self._complete = complete
+        self.is_ready = self._visits is not None and all(
+            bool(complete[visit.files.start : visit.files.stop].all()) for visit in self._visits
+        )
 
     def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
         """Return the shards that a tail covers, and its bytes in each of them."""

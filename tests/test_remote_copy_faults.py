@@ -1,0 +1,165 @@
+"""A local copy after rare events: a collection of garbage at a bad time, kills, a folder that was removed, a full disk, a repair."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.publish.push import local_build, push
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.errors import NotWrittenError
+from niels_cache_runtime.remote import local_copy
+from niels_cache_runtime.remote.fetcher import Fetcher
+from niels_cache_runtime.remote.ledger import Ledger, State, when_free
+from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.published import read_published
+from niels_cache_runtime.remote.store import open_store
+from tests.chat_models import chatml, model_folder, opened_model
+from tests.copied_caches import ADDRESS, Published, room, rows
+from tests.hand_made import rewrite_meta
+from tests.loopback_s3 import BUCKET, LoopbackS3
+
+pytestmark = pytest.mark.usefixtures("fetching_thread")
+
+
+def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published: Published) -> None:
+    remote = published.remote()
+    iterator = iter(remote)
+    next(iterator)
+    dropped: list[Any] = [remote, iterator]
+    dropped.append(dropped)  # a cycle, so that only the collector frees it
+    del remote, iterator
+    ledger, done = Ledger(published.copy), threading.Event()
+
+    def collect() -> None:
+        with ledger.changing() as state:
+            assert len(state.readers) == 1
+            dropped.clear()
+            gc.collect()
+        done.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(20)
+    gc.collect()
+    with ledger.changing() as state:
+        assert state.readers == {}
+
+
+def test_calls_wait_until_the_lock_is_free(tmp_path: Path) -> None:
+    ledger, other, seen = Ledger(tmp_path / "a"), Ledger(tmp_path / "b"), []
+    ledger.make()
+    other.make()
+    when_free(lambda: seen.append("at once"))
+    with ledger.changing():
+        with other.changing():
+            when_free(lambda: seen.append("later"))
+        assert seen == ["at once"]
+    assert seen == ["at once", "later"]
+
+
+def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = Ledger._save
+
+    def killed(self: Ledger, state: State, before: str) -> None:
+        if any(path.endswith("/meta.json") for path in state.entries):
+            raise KeyboardInterrupt
+        save(self, state, before)
+
+    monkeypatch.setattr(Ledger, "_save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    monkeypatch.setattr(Ledger, "_save", save)
+    (left,) = published.copy.rglob("meta.json")
+    build, _ = LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    assert build.published.meta_content == left.read_bytes()
+    left.write_bytes(b"{}")
+    shutil.rmtree(published.copy / "readers")
+    (published.copy / "manifest.json").unlink()
+    with pytest.raises(NielsCacheError, match="has not downloaded"):
+        LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    assert left.read_bytes() == b"{}"
+
+
+def test_a_download_for_a_folder_that_was_removed_is_dropped(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def decide(method: str, key: str) -> str | None:
+        if key.endswith("doc_ends.npy") and not began.is_set():
+            began.set()
+            go_on.wait(20)
+        return None
+
+    published.s3.decide = decide
+    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 1.0)
+    first = threading.Thread(target=_fetch_or_fail, args=(published.copy,), daemon=True)
+    first.start()
+    assert began.wait(20)
+    first.join(20)
+    older = [thread for thread in threading.enumerate() if "(run)" in thread.name]
+    assert len(older) == 1
+    shutil.rmtree(published.copy)
+    copy = LocalCopy(published.copy, limit_bytes=room(3))
+    copy.open(ADDRESS)
+    go_on.set()
+    older[0].join(20)
+    folder = copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+    assert (folder / "train_doc_ends.npy").read_bytes() == (published.folder / "train_doc_ends.npy").read_bytes()
+
+
+def _fetch_or_fail(folder: Path) -> None:
+    copy = LocalCopy(folder, limit_bytes=room(3))
+    with pytest.raises(NielsCacheError, match="nothing has changed"):
+        copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+
+
+def test_a_download_whose_end_cannot_be_recorded_is_done_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, left = Fetcher._record, [3]
+
+    def refused(self: Fetcher, path: str, *others: Any) -> None:
+        if "/shard_" in path and left[0]:
+            left[0] -= 1
+            raise NotWrittenError("the disk is full")
+        record(self, path, *others)
+
+    monkeypatch.setattr(Fetcher, "_record", refused)
+    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 20.0)
+    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
+    assert left == [0]
+
+
+def test_a_repaired_object_may_have_another_etag(published: Published) -> None:
+    settings: dict[str, Any] = {"epochs": 1, "shuffle": False}
+    expected = rows(published.local(**settings))
+    assert rows(published.remote(**settings)) == expected
+    gc.collect()
+    LocalCopy(published.copy, limit_bytes=1).close()  # its limit lets everything go
+    with Ledger(published.copy).changing() as state:
+        assert len(state.etags) > 0
+        state.etags = dict.fromkeys(state.etags, '"of the damaged object"')
+    assert rows(published.remote(**settings)) == expected
+
+
+def test_the_targets_of_a_chat_template_come_with_the_split(s3: LoopbackS3, tmp_path: Path) -> None:
+    from niels_cache_assets.build_cache import build_sft_cache
+    from tests.test_chat_caches import chats
+
+    tokenizer = opened_model(model_folder(tmp_path / "model"))
+    folder, address = tmp_path / "root/sft/chats", f"s3://{BUCKET}/at/templates"
+    build_sft_cache(chats(40), str(folder), tokenizer=tokenizer, val_frac=0.2, seed=2, template=chatml())
+    rewrite_meta(folder, tokenizer_sha256=None)  # so that push needs no tokenizer beside the data set
+    push(local_build(folder), address)
+    assert "train_targets.npy" in {file.path for file in read_published(open_store(address)).files}
+    for split in ("train", "val"):
+        place = LocalCopy(tmp_path / "copy", limit_bytes=10_000_000).fetch_split(f"{address}/{split}")
+        targets = f"{split}_targets.npy"
+        assert (place.parent / targets).read_bytes() == (folder / targets).read_bytes()
+        settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1, "epochs": 1}
+        remote = TokenLoader(f"{address}/{split}", **settings, local_dir=tmp_path / "copy", limit_bytes=10_000_000)
+        masked = [batch.y_masked.tolist() for batch in remote if batch.y_masked is not None]
+        assert masked == [batch.y_masked.tolist() for batch in TokenLoader(str(folder / split), **settings) if batch.y_masked is not None]
+        assert len(masked) > 0

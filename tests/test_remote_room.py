@@ -1,0 +1,148 @@
+"""The choice of files to remove from a local copy. Each file has 10 bytes unless a test says otherwise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want
+from niels_cache_runtime.remote.room import first_needs, make_room, surplus
+
+BUILD = f"{'0' * 64}/pretrain/x"
+
+
+def shard(number: int) -> str:
+    return Want(0, 1, True, BUILD, "train", number, number + 1, 0).paths()[0]
+
+
+def want(number: int, first: int) -> Want:
+    """A part of the run that needs one shard for ten samples."""
+    return Want(first, first + 10, True, BUILD, "train", number, number + 1, 0)
+
+
+def reader(**values: Any) -> Reader:
+    return Reader(**{"pid": 1, "limit": 1000, "group": "g", "run": "r", **values})
+
+
+def state(shards: Sequence[int], *readers: Reader, sizes: dict[int, int] | None = None, owned: Sequence[int] = ()) -> State:
+    """A copy with these shards. The first was used the longest time ago."""
+    entries = {
+        shard(number): Entry((sizes or {}).get(number, 10), "", owner="g" if number in owned else "", used=used)
+        for used, number in enumerate(shards)
+    }
+    return State(
+        entries=entries,
+        builds={},
+        addresses={},
+        failed={},
+        etags={},
+        counts={},
+        tick=0,
+        readers={str(number): each for number, each in enumerate(readers)},
+        overhead=5,
+    )
+
+
+def numbers(paths: list[str] | None) -> list[int] | None:
+    return None if paths is None else [int(path[-9:-4]) for path in paths]
+
+
+def test_nothing_goes_while_there_is_room() -> None:
+    assert make_room(state([1, 2]), 10, 35) == []
+
+
+def test_the_bytes_of_the_ledger_count() -> None:
+    assert numbers(make_room(state([1, 2]), 10, 34)) == [1]
+
+
+def test_the_file_that_was_used_the_longest_time_ago_goes_first() -> None:
+    assert numbers(make_room(state([3, 1, 2]), 20, 35)) == [3, 1]
+    assert numbers(make_room(state([3, 1, 2]), 30, 35)) == [3, 1, 2]
+    assert make_room(state([3, 1, 2]), 31, 35) is None
+
+
+def test_a_mapped_file_and_a_download_stay() -> None:
+    held = state([1, 2, 3], reader(maps=[shard(1)]), owned=[2])
+    assert numbers(make_room(held, 10, 35)) == [3]
+    assert make_room(held, 11, 35) is None
+    assert numbers(surplus(held, 0)) == [3]
+
+
+def test_files_that_nobody_needs_soon_go_before_those_that_are_needed_later() -> None:
+    both = state([1, 2], reader(wants=[want(1, 50)], demand=[shard(9)]))
+    assert numbers(make_room(both, 10, 25, path=shard(9))) == [2]
+    assert numbers(make_room(both, 20, 25, path=shard(9))) == [2, 1]
+
+
+def test_a_download_ahead_of_time_takes_no_file_that_is_needed_later() -> None:
+    needed = state([1], reader(wants=[want(1, 50)]))
+    assert make_room(needed, 10, 15) is None
+
+
+def test_the_file_that_is_needed_last_goes_first() -> None:
+    later = state([1, 2, 3], reader(wants=[want(9, 0), want(2, 20), want(3, 60), want(1, 40)], demand=[shard(9)]))
+    assert numbers(make_room(later, 30, 35, path=shard(9))) == [3, 1, 2]
+
+
+def test_a_slow_reader_of_the_same_run_keeps_what_it_needs_before() -> None:
+    fast = reader(position=40, wants=[want(9, 40), want(8, 60)], demand=[shard(9)])
+    slow = reader(position=10, wants=[want(1, 10), want(2, 20), want(9, 40), want(8, 60)])
+    both = state([1, 2, 8], fast, slow)
+    assert numbers(make_room(both, 10, 35, path=shard(9))) == [8]
+    assert make_room(both, 20, 35, path=shard(9)) is None
+
+
+def test_a_reader_that_has_waited_for_long_takes_also_these() -> None:
+    fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
+    slow = reader(position=10, wants=[want(1, 10), want(2, 20), want(9, 40)])
+    assert numbers(make_room(state([1, 2], fast, slow), 20, 25, path=shard(9))) == [2, 1]
+
+
+def test_a_file_that_another_reader_waits_for_stays_even_then() -> None:
+    fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
+    slow = reader(position=10, wants=[want(1, 10)], demand=[shard(1)])
+    assert make_room(state([1], fast, slow), 10, 15, path=shard(9)) is None
+
+
+def test_another_run_keeps_what_it_reads_now_and_loses_what_it_needs_later() -> None:
+    ours = reader(run="ours", wants=[want(9, 0)], demand=[shard(9)])
+    other = reader(run="other", position=100, wants=[want(1, 95), want(2, 100), want(3, 110), want(4, 300)])
+    both = state([1, 2, 3, 4], ours, other)
+    assert numbers(make_room(both, 20, 45, path=shard(9))) == [4, 3]
+    assert make_room(both, 30, 45, path=shard(9)) is None
+
+
+def test_a_large_file_makes_the_others_stay() -> None:
+    assert numbers(make_room(state([1, 2, 3], sizes={1: 100}), 50, 125)) == [1]
+
+
+def test_surplus_takes_needed_files_as_well_but_no_mapped_ones() -> None:
+    full = state([1, 2, 3], reader(maps=[shard(1)], wants=[want(1, 0), want(2, 10)]))
+    assert surplus(full, 35) == []
+    assert numbers(surplus(full, 34)) == [3]
+    assert numbers(surplus(full, 1)) == [3, 2]
+
+
+def test_a_file_counts_from_its_first_need() -> None:
+    needs = first_needs(reader(wants=[want(1, 5), want(2, 10), want(1, 30)]))
+    assert {path: each.first for path, each in needs.items()} == {shard(1): 5, shard(2): 10}
+
+
+@pytest.mark.parametrize("limit", range(0, 80, 7))
+def test_what_is_chosen_is_enough_and_never_too_much(limit: int) -> None:
+    tried = 0
+    for order in itertools.permutations(range(4)):
+        copy = state(order, reader(maps=[shard(2)]), sizes={0: 20})
+        gone = make_room(copy, 10, limit)
+        free = sum(entry.size for path, entry in copy.entries.items() if path != shard(2))
+        tried += 1
+        if gone is None:
+            assert copy.used_bytes() - free + 10 > limit
+            continue
+        after = copy.used_bytes() + 10 - sum(copy.entries[path].size for path in gone)
+        assert after <= limit
+        assert not gone or after + copy.entries[gone[-1]].size > limit
+    assert tried == 24
