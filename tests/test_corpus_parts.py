@@ -17,6 +17,7 @@ from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import corpus as parts_corpus
@@ -369,3 +370,14 @@ def test_prune_keeps_the_plan_and_the_parts_of_today(tmp_path: Path, tiny_model:
     assert {part.directory for part in prune_parts(project.graph(1, table), NAME)} == {folder / f"part-0000{number}" for number in (0, 1)}
     assert not plan.exists()
     assert not folder.exists()
+
+
+def test_a_dry_run_tells_that_there_are_too_few_files(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    actions = []
+    for parts in (FILES, FILES + 1):
+        step = next(step for step in forecast(graph(registry_of(tmp_path, parts), tmp_path / "cache")) if step.key == "corpus/notes")
+        actions.append(step.action)
+    assert actions == ["build", "fail"]
+    assert missing(step.why, f"parts is {FILES + 1}", f"{FILES} files") == []
+    assert not (tmp_path / "cache").exists()
