@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.artifacts import corpus
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts import corpus as parts_corpus
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_parts_dir
+from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir
 from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
+from niels_cache_assets.parts.layout import parts_dir
+from niels_cache_assets.parts.lease import Times, leased
+from niels_cache_assets.parts.lease_files import Holder
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.commit import Busy, Writer
+from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpora import articles, nearly, write_jsonl
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, stream_of
@@ -189,3 +203,181 @@ def test_a_cache_of_a_corpus_in_parts_has_the_same_tokens(tmp_path: Path, tiny_m
     assert streams[0] == streams[1]
     assert len(streams[0]["train"]) > 1000
     assert NAME in {path.name for path in (tmp_path / "cache-3" / "corpus" / ".parts").iterdir()}
+
+
+def overtake(part: CorpusPart) -> None:
+    """Let another process take a part over, and end at once."""
+    attempt = max(recorded_attempts(part.directory)) + 1
+    other = Holder(attempt=attempt, writer=Writer.here(), token="other", boot="elsewhere", is_over=True)
+    attempt_record(part.directory, attempt).write_bytes(other.encoded())
+
+
+@pytest.mark.parametrize("how", ["lost", "busy"])
+def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3)
+    whole = contents(prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1).directory)
+    monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
+    root, begun, calls = tmp_path / "cache", list[tuple[int, bool]](), [0]
+
+    def build(part: CorpusPart, *, wait: bool, **options: Any) -> Outcome:
+        if isinstance(part, CorpusPart):
+            begun.append((part.number, wait))
+            if how == "busy" and begun == [(0, False)]:
+                raise Busy(part.directory, Writer.here())
+        return materialize(part, wait=wait, **options)
+
+    def progressed(_: object) -> None:
+        calls[0] += 1
+        if how == "lost" and calls[0] == 2:
+            overtake(part_of(registry, root, 0))
+
+    monkeypatch.setattr(parts_corpus, "materialize", build)
+    log: list[str] = []
+    outcome = prepare_corpus(registry, "notes", root=root, processes=1, progress=progressed, log=log.append)
+    assert contents(outcome.directory) == whole
+    assert begun == [(0, False), (1, False), (2, False), (0, True)]
+    assert any("taken over" in line for line in log) is any(line.startswith("resuming") for line in log) is (how == "lost")
+
+
+def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry, told = registry_of(tmp_path, 3), list[CorpusProgress]()
+    meta = prepare(registry, tmp_path / "cache", progress=told.append)
+    assert [each.share for each in told] == sorted(each.share or 0.0 for each in told)
+    assert len(told) > 15
+    documents, characters = meta["documents"], meta["characters"]["before"]
+    assert told[-1] == CorpusProgress(documents["read"], documents["kept"], characters, 1.0)
+    told.clear()
+    progress = parts_corpus._Progress(told.append, parts=3)
+    progress.finished(meta)
+    progress.of_part(CorpusProgress(4, 3, 50, 0.5))
+    assert told[-1] == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
+
+
+def test_bytes_that_are_not_text_are_told_as_without_parts(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    for number in (1, 7):
+        with open(tmp_path / "texts" / f"f{number}.jsonl", "ab") as file:
+            file.write(b'{"text": "' + b"a long line of words about a caf\xe9 " * 5 + b'"}\n')
+    told = [prepare_corpus(registry_of(tmp_path, parts), "notes", root=tmp_path / str(parts), processes=1).warning for parts in (1, 3)]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert "10 bytes" in told[0]
+    assert told[1].partition("(")[0] == told[0].partition("(")[0]
+
+
+def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3)
+    whole = contents(prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1).directory)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    log: list[str] = []
+    outcome = prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, log=log.append)
+    assert contents(outcome.directory) == whole
+    assert sum("hard links" in line for line in log) == 1
+    monkeypatch.setattr(parts_corpus, "require_room", lambda target, need, log: told.append(need.bytes))
+    told: list[int] = []
+    prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, force=True)
+    sizes = {name: entry["bytes"] for name, entry in outcome.meta["files"].items()}
+    arrays = sum(sizes[name] for name in (DIGESTS_NAME, SIGNATURES_NAME))
+    assert told == [arrays + 2 * 2 * 128, sum(size for name, size in sizes.items() if name.startswith("documents_"))]
+
+
+def test_a_part_that_is_replaced_during_the_join_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_texts(tmp_path)
+    registry = registry_of(tmp_path, 3)
+    counts = parts_corpus._counts
+
+    def replacing(directories: Sequence[Path]) -> Any:
+        found, path = counts(directories), directories[1] / "meta.json"
+        write_meta(str(path), {key: value for key, value in read_meta(str(path)).items() if key != "meta_sha256"} | {"note": 1})
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts_corpus, "_counts", replacing)
+        with pytest.raises(NielsCacheError) as caught:
+            prepare(registry, tmp_path / "cache")
+    assert missing(caught.value, "part-00001", "replaced", "run this again") == []
+    assert prepare(registry, tmp_path / "cache")["documents"]["kept"] > 60
+
+
+def test_one_process_joins_at_a_time_on_whichever_machine(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
+    target = corpus_dir(root, "notes")
+    target.parent.mkdir(parents=True)
+    log: list[str] = []
+    with leased(target, times=Times(), wait=False, log=log.append), pytest.raises(Busy):
+        prepare(registry, root)
+    prepare(registry, root)
+    assert verify_cache(root) == []
+
+
+def test_status_and_verify_know_the_parts(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
+    found = graph(registry, root)
+    joined = found.corpus("notes")
+    assert isinstance(joined, JoinedCorpus)
+    assert "0 of 3 parts" in found.state("corpus/notes").advice
+    materialize(joined.parts_plan)
+    materialize(part_of(registry, root, 1))
+    assert "1 of 3 parts" in found.state("corpus/notes").advice
+    stricter = replace(registry, cleaning=registry.cleaning.model_copy(update={"min_words": 7}))
+    advice = graph(stricter, root).state("corpus/notes").advice
+    assert "0 of 3 parts" in advice
+    assert "1 have other settings" in advice
+    prepare(registry, root)
+    assert found.state("corpus/notes").state == "in sync"
+    assert (verify_cache(root), [line for line in notes(root) if ".parts" in line]) == ([], [])
+    damaged = part_of(registry, root, 2).directory / "counts.json"
+    damaged.write_bytes(damaged.read_bytes().replace(b"0", b"1", 1))
+    assert [finding.folder for finding in verify_cache(root)] == [str(damaged.parent)]
+
+
+def test_other_cleaning_makes_the_parts_again_by_the_same_plan(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
+    joined = graph(registry, root).corpus("notes")
+    assert isinstance(joined, JoinedCorpus)
+    before, plan = prepare(registry, root), joined.parts_plan.finished()
+    stricter = replace(registry, cleaning=registry.cleaning.model_copy(update={"min_words": 7}))
+    after = prepare(stricter, root)
+    assert after["fingerprint"] != before["fingerprint"]
+    assert {part_of(stricter, root, number).current()["cleaning"]["min_words"] for number in range(3)} == {7}
+    assert joined.parts_plan.finished() == plan
+
+
+def test_prune_keeps_the_plan_and_the_parts_of_today(tmp_path: Path, tiny_model: Path) -> None:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([30, 30, 30, 30])
+    table = 'prepare = ["dedup"]\nval_frac = 0.1\n'
+    for parts in (4, 2):
+        build(project.graph(parts, table))
+    found = project.graph(2, table)
+    plan = parts_dir(found.root, NAME) / "plan.json"
+    before, folder = plan.read_bytes(), corpus_parts_dir(found.root, NAME)
+    assert [part.directory for part in prune_parts(found, NAME)] == [folder / f"part-0000{number}" for number in (2, 3)]
+    assert prune_parts(found, NAME) == []
+    assert plan.read_bytes() == before
+    assert materialize(found.corpus(NAME)).state == "cache_hit"
+    build(project.graph(1, table))
+    assert {part.directory for part in prune_parts(project.graph(1, table), NAME)} == {folder / f"part-0000{number}" for number in (0, 1)}
+    assert not plan.exists()
+    assert not folder.exists()
+
+
+def test_a_dry_run_tells_that_there_are_too_few_files(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    actions = []
+    for parts in (FILES, FILES + 1):
+        step = next(step for step in forecast(graph(registry_of(tmp_path, parts), tmp_path / "cache")) if step.key == "corpus/notes")
+        actions.append(step.action)
+    assert actions == ["build", "fail"]
+    assert missing(step.why, f"parts is {FILES + 1}", f"{FILES} files") == []
+    assert not (tmp_path / "cache").exists()

@@ -17,10 +17,9 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
 from niels_cache_assets.build_cache import OnProgress
 from niels_cache_assets.config.registry import Registry
-from niels_cache_runtime.format.commit import Busy
 
 
 def _silent(message: str) -> None: ...
@@ -96,16 +95,10 @@ def build_dataset(
     def build(step: Artifact, *, wait: bool = True) -> Outcome:
         return materialize(step, force=force, wait=wait, on_progress=progress, log=log)
 
-    def build_part(part: Artifact, waits: bool) -> bool:
-        try:
-            build(part, wait=waits)
-        except Busy:
-            return False
-        return True
-
     steps = cache.steps()
     for step in steps:
         if not isinstance(step, Part):
             build(step)
-    build_free_parts_first([step for step in steps if isinstance(step, Part)], build_part)
+    parts = [step for step in steps if isinstance(step, Part)]
+    build_free_parts_first(parts, passing_over(lambda part, waits: build(part, wait=waits), log=log))
     return build(cache)

@@ -24,6 +24,7 @@ from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.space import require_room, telling
 from niels_cache_assets.disk.staging import place_of
 from niels_cache_assets.notify.watch import watched
+from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.net.network import briefly, patience
 from niels_cache_runtime.errors import NielsCacheError
@@ -44,12 +45,35 @@ def materialize(
     """Build an artifact, or return a cache hit if the existing build is current.
 
     force: always build, and do not resume.
-    wait: if another process is building the artifact, wait and check again instead of failing.
+    wait: if another process is building the artifact, wait and check again instead of failing. The same happens if another process takes
+        the artifact over during the build.
     waits_its_turn: called when a build is certainly necessary. The function returns True if it had to wait, and then the artifact is
         checked again.
     tells: whether the people whom [notify] names are told of a failure, of a standstill, and of the end.
-    Raises NielsCacheError if the build fails, and Busy if another process builds the artifact. The last good build then stays.
+    Raises NielsCacheError if the build fails, Busy if another process builds the artifact, and LeaseLost if another process has taken it
+    over. The last good build then stays.
     """
+    while True:
+        try:
+            return _materialize(
+                artifact, force=force, wait=wait, on_progress=on_progress, log=log, waits_its_turn=waits_its_turn, tells=tells
+            )
+        except LeaseLost as lost:
+            if not wait:
+                raise
+            log(str(lost))
+
+
+def _materialize(
+    artifact: Artifact,
+    *,
+    force: bool,
+    wait: bool,
+    on_progress: Callable[[Any], None] | None,
+    log: Log,
+    waits_its_turn: Callable[[], bool],
+    tells: bool,
+) -> Outcome:
     started = time.monotonic()
     with (
         watched(artifact.notify if tells else NotifySettings(), artifact.key, log) as watch,

@@ -18,6 +18,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
@@ -208,12 +209,15 @@ def _(tokenizer: Tokenizer) -> Judgement:
 @_judge.register
 def _(corpus: Corpus) -> Judgement:
     judged = _judge_presence(corpus.directory, _CORPUS_KEYS, named=True)
+    so_far = f"; {corpus.progress_of_parts()}" if isinstance(corpus, JoinedCorpus) else ""
+    if judged[0] == "missing":
+        return "missing", f"{judged[1]}{so_far}"
     if judged[0] != "built":
         return judged
     try:
         corpus.current()
     except NielsCacheError as error:
-        return "other settings", str(error)
+        return "other settings", f"{error}{so_far}"
     return "in sync", ""
 
 

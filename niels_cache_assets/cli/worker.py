@@ -158,17 +158,12 @@ def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[
 
     if isinstance(artifact, UnderLease):
         artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    while True:
-        try:
-            return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
-        except LeaseLost as lost:
-            if not wait:
-                raise
-            lines.log(str(lost))
-        except (Busy, Stopped):
-            raise
-        except NielsCacheError as error:
-            raise Failed(str(error)) from error
+    try:
+        return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
+    except (Busy, LeaseLost, Stopped):
+        raise
+    except NielsCacheError as error:
+        raise Failed(str(error)) from error
 
 
 def ready(found: Graph, name: str, lines: Lines) -> Sealed:

@@ -7,6 +7,7 @@ from pathlib import Path
 from niels_cache_runtime.format.layout import parts_root
 
 PLAN_NAME = "plan.json"
+PLAN_STAGED = "plan"  # the name whose lease and staging directory the plan uses; nothing has this name
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
 

@@ -185,9 +185,12 @@ def built_names(folder: str | Path) -> list[str]:
     return sorted(path.parent.name for path in Path(folder).glob(f"*/{META_NAME}") if not path.parent.name.startswith("."))
 
 
-def parts_root(root: str | Path) -> Path:
-    """Return the folder of a cache root that holds the plans and the parts of data sets in parts, in a folder for each data set."""
-    return Path(root) / "pretrain" / ".parts"
+def parts_root(root: str | Path, family: str = "pretrain") -> Path:
+    """Return the folder of a cache root that holds the plans and the parts of data sets in parts, in a folder for each data set.
+
+    family: `corpus` for the parts of corpora.
+    """
+    return Path(root) / family / ".parts"
 
 
 def tokenizer_dir(root: str | Path) -> Path:

@@ -22,7 +22,7 @@ from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
 from niels_cache_runtime.old_paths import former_names
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
-from niels_cache_runtime.verify.root import find_folders, notes, stray_findings
+from niels_cache_runtime.verify.root import HAVE_PARTS, find_folders, notes, stray_findings
 
 __all__ = ["Finding", "Kind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
@@ -89,8 +89,9 @@ def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[F
         if folder.meta is None:  # a missing meta.json is already a finding
             continue
         place, name = folder.path.name if folder.path.parent == root else folder.path.parent.name, folder.path.name
-        if folder.path.parent.parent == parts_root(root):
-            place, name = "pretrain", f"{place}/{name}"
+        for family in HAVE_PARTS:
+            if folder.path.parent.parent == parts_root(root, family):
+                place, name = family, f"{place}/{name}"
         yield from _place_finding(folder, family=place, name=name)
         if folder.meta.get("tokenizer_sha256") is not None:
             need_tokenizer.append(folder.path.name)

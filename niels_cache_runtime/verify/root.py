@@ -1,8 +1,8 @@
 """The entries of a cache root (the folder of all caches): the folders to verify, and the entries beside these folders.
 
 A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`. Nothing else may be in these four folders, except
-`pretrain/.parts/`, which holds the parts of data sets (NAME/part-00000). The folder
-of a data set may be a link, because its owner chooses where it lies; then the target of the link is verified. No other link is followed.
+`pretrain/.parts/` and `corpus/.parts/`, which hold the parts of data sets (NAME/part-00000). The folder of a data set may be a link,
+because its owner chooses where it lies; then the target of the link is verified. No other link is followed.
 Beside those folders any other entry is allowed, and is not read. Entries with a leading dot come from builds. The cost is one look at each
 name. `folder` verifies the content of a folder.
 """
@@ -18,6 +18,7 @@ from niels_cache_runtime.verify.folder import Finding, VerifiedFolder, escaped
 
 _ONE = ("tokenizer", "duplicates")
 _MANY = ("pretrain", "sft", "corpus", "index")
+HAVE_PARTS = ("pretrain", "corpus")
 _REPORTS = "reports"
 _LEFT_BY_BUILDERS = {
     ".lock": os.path.isfile,
@@ -44,7 +45,8 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         return [root]
     found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
     found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
-    found += [part for dataset in _entries(parts_root(root)) for part in _entries(dataset) if (part / META_NAME).exists()]
+    for family in HAVE_PARTS:
+        found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
     if not found:
         raise _no_root(root, "build one first, or check the path")
@@ -96,7 +98,7 @@ def _beside(root: Path) -> Iterator[str]:
         is_left = _LEFT_BY_BUILDERS.get(_kind(path))
         if is_left is not None and (path.is_symlink() or not is_left(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
-        elif is_left is None and path.parent != root and path != parts_root(root):
+        elif is_left is None and path.parent != root and path not in [parts_root(root, family) for family in HAVE_PARTS]:
             yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"

@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.forecast.sample import encoder_of
 from niels_cache_assets.artifacts.forecast.volumes import Volumes
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -197,6 +198,8 @@ class _Walk:
             problems = input_problems(self._registry, [name], offline=True)
             if problem := next(problems, None):
                 raise NielsCacheError(problem.message)
+        if isinstance(artifact, JoinedCorpus):
+            self._volumes.require_division(artifact.name, artifact.source.corpus_parts)
         if isinstance(artifact, Corpus):
             return of_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):

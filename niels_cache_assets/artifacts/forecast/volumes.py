@@ -57,6 +57,12 @@ class Volumes:
             meta = {"dataset_name": name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned}
             self._plans[name] = Plan.of(meta)
 
+    def require_division(self, name: str, parts: int) -> None:
+        """Raise NielsCacheError if the files of a data set cannot be divided among so many parts without budgets."""
+        files = self._files(name)
+        if files is not None:
+            plan_parts(files, parts, train_tokens=None, val_tokens=None)
+
     def _grown_plan(self, artifact: PartsPlan) -> Plan | None:
         """Return the plan of a data set with tables `added`. Return None if the list of files cannot be reached now.
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Log, Work, Written
+from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.leased import UnderLease, checked
+from niels_cache_assets.artifacts.parts.leased import JoinedUnderLease, UnderLease, checked, told_of_parts
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
+from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import CorpusCounts
 from niels_cache_assets.corpus.identity import corpus_made_of
 from niels_cache_assets.corpus.layout import (
@@ -38,17 +40,19 @@ from niels_cache_assets.corpus.layout import (
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import write_rejected
 from niels_cache_assets.disk.attempts import NO_LINKS
-from niels_cache_assets.disk.space import Need, corpus_need, naming
+from niels_cache_assets.disk.space import Need, corpus_need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.documents import Documents
 from niels_cache_assets.parts.layout import part_name
-from niels_cache_assets.parts.plan import PlannedPart
+from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import joined_facts
+from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.place import place_problem
@@ -62,7 +66,7 @@ def _with_parts(source: PretrainSource) -> SourceWithParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedCorpus(Corpus):
+class JoinedCorpus(JoinedUnderLease, Corpus):
     """The corpus of a data set with `parts` above 1."""
 
     resumable = False  # the parts are
@@ -84,20 +88,44 @@ class JoinedCorpus(Corpus):
         return super().revision()
 
     def need(self) -> Need | None:
-        return None  # each part asks for its own room; the documents of the joined corpus are links
+        return None  # each part asks for its own room, and `_join` for that of the joined corpus
+
+    def progress_of_parts(self) -> str:
+        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part."""
+        parts = [self.part(number) for number in range(self.source.corpus_parts)]
+        return told_of_parts([part.directory for part in parts], stale=sum(map(self._is_stale, parts)))
+
+    def _is_stale(self, part: CorpusPart) -> bool:
+        """Return whether a finished part has other settings or is damaged."""
+        if not (part.directory / META_NAME).exists():
+            return False
+        try:
+            vars(part).update(planned=self._plan.parts[part.number])  # its cached property; each part would read the plan again
+            part.current()
+        except NielsCacheError:
+            return True
+        return False
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self.parts_plan.read()
 
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
         materialize(self.parts_plan, wait=True, force=work.force, log=work.log, tells=False)
         if self.parts_plan.read().revision != work.revision:
             raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
-        parts, metas = [self.part(number) for number in range(self.source.corpus_parts)], []
-        progress = _Progress(work)
-        for part in parts:
-            outcome = materialize(part, wait=True, force=work.force, on_progress=progress.of_part, log=work.log, tells=False)
-            progress.finished(outcome.meta, len(parts))
-            metas.append(outcome.meta)
-        return Written(meta=_join(self, [*zip([part.directory for part in parts], metas, strict=True)], work))
+        parts = [self.part(number) for number in range(self.source.corpus_parts)]
+        progress, metas = _Progress(work.progress, parts=len(parts)), dict[int, Meta]()
+
+        def build(part: CorpusPart, waits: bool) -> None:
+            outcome = materialize(part, wait=waits, force=work.force, on_progress=progress.of_part, log=work.log, tells=False)
+            progress.finished(outcome.meta)
+            metas[part.number] = outcome.meta
+
+        build_free_parts_first(parts, passing_over(build, log=work.log))
+        meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
+        return Written(meta=meta, warning=decoding_warning(meta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,49 +194,68 @@ class CorpusPart(UnderLease, Corpus):
 class _Progress:
     """The progress of all parts, from the progress of one part at a time."""
 
-    def __init__(self, work: Work) -> None:
-        self._progress, self._parts = work.progress, 0
-        self._before = CorpusProgress(0, 0, 0, 0.0)
+    def __init__(self, progress: Callable[[CorpusProgress], None] | None, *, parts: int) -> None:
+        self._progress, self._parts, self._finished = progress, parts, 0
+        self._before = CorpusProgress(0, 0, 0, None)
 
     def of_part(self, part: CorpusProgress) -> None:
         if self._progress is not None:
             before = self._before
             self._progress(
                 CorpusProgress(
-                    before.documents + part.documents, before.kept + part.kept, before.characters + part.characters, before.share
+                    before.documents + part.documents,
+                    before.kept + part.kept,
+                    before.characters + part.characters,
+                    (self._finished + (part.share or 0.0)) / self._parts,
                 )
             )
 
-    def finished(self, meta: Meta, of: int) -> None:
-        self._parts += 1
+    def finished(self, meta: Meta) -> None:
+        self._finished += 1
         before, documents = self._before, meta["documents"]
         self._before = CorpusProgress(
             before.documents + documents["read"],
             before.kept + documents["kept"],
             before.characters + meta["characters"]["before"],
-            self._parts / of,
+            None,
         )
+        self.of_part(CorpusProgress(0, 0, 0, None))
 
 
 def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
     """Write everything except meta.json, and return meta.json."""
     files: Files = {}
     digest, number = hashlib.sha256(), 0
+    arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
+    size = sum(meta["files"][name]["bytes"] for _, meta in members for name in arrays)
+    require_room(corpus.directory, Need(bytes=size, why="the signatures of all parts", certain=True), log=work.log)
+    documents = [(path, meta["files"][path.name]["bytes"]) for directory, meta in members for path in document_files(directory, meta)]
+
+    def tell_copies(reason: str) -> None:
+        need = Need(
+            bytes=sum(size for _, size in documents),
+            why="copies of the documents, because this file system has no hard links,",
+            certain=True,
+        )
+        require_room(corpus.directory, need, log=work.log)
+        work.log(f"{corpus.directory}: copying the parts, because hard links are refused ({reason})")
+
     for directory, meta in members:
         for path in document_files(directory, meta):
-            _link(path, work.directory / documents_file(number), work.log if number == 0 else None)
+            _link(path, work.directory / documents_file(number), tell_copies if number == 0 else None)
             files[documents_file(number)] = dict(meta["files"][path.name])
             number += 1
         with open(directory / HASHES_NAME, "rb") as hashes:
             hashlib.file_digest(hashes, lambda: digest)
-    for name in (DIGESTS_NAME, SIGNATURES_NAME):
-        if members[0][1]["signatures"] is not None:
-            _concatenate([directory / name for directory, _ in members], work.directory, name, files)
+    for name in arrays:
+        _concatenate([directory / name for directory, _ in members], work.directory, name, files)
     counts = _counts([directory for directory, _ in members])
     if not counts.after.documents:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
         raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
     write_rejected(work.directory, counts.report.rows(), files)
+    for directory, meta in members:
+        corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
     facts = joined_facts([meta["facts"] for _, meta in members])
     meta = corpus.meta_of(work, counts, _added(members, "dropped_by_source"), facts, files=files, content_sha256=digest.hexdigest())
     parts = [
@@ -221,14 +268,15 @@ def _added(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
     return sum((Counter(meta[key]) for _, meta in members), Counter())
 
 
-def _link(source: Path, link: Path, log: Log | None) -> None:
+def _link(source: Path, link: Path, tell_copies: Callable[[str], None] | None) -> None:
+    """Link a file, or copy it if the file system refuses links. tell_copies: gets the reason before the first copy."""
     try:
         os.link(source, link)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        if log is not None:
-            log(f"{link.parent}: copying the parts, because hard links are refused ({error.strerror})")
+        if tell_copies is not None:
+            tell_copies(error.strerror or str(error))
         with naming(link):
             shutil.copyfile(source, link)
 

@@ -1,8 +1,8 @@
-"""The common part of the val part and of the parts of caches and corpora: they are built under a lease, so that machines can share them."""
+"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, and what joins parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,13 @@ from niels_cache_assets.artifacts.base import Artifact, Held, Log
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.disk.attempts import staged_attempts
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, real_path
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease
+from niels_cache_assets.parts.lease import Lease, builder_of
 from niels_cache_assets.parts.lease_files import Stops
+from niels_cache_runtime.format.commit import partial_path
+from niels_cache_runtime.format.layout import META_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,39 @@ class UnderLease(Artifact):
     def sweep(self, *, resumable: bool) -> None:
         if not resumable:  # otherwise the next attempt removes what it cannot use
             sweep_attempts(self.directory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedUnderLease(Artifact):
+    """An artifact that joins parts under a lease. An unfinished one is never resumed, because its parts are."""
+
+    registry: Registry
+
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
+        return under_lease(self.directory, self.registry, owns=self.owns, wait=wait, log=log)
+
+    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
+        assert held.lease is not None
+        return staged_attempt(held.lease, log=log, resumable=False)
+
+    def sweep(self, *, resumable: bool) -> None:
+        super().sweep(resumable=resumable)
+        target = real_path(self.directory)
+        if set(staged_attempts(target)) - {partial_path(target)}:  # of killed builds
+            sweep_attempts(target)
+
+
+def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
+    """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part.
+
+    stale: how many of the finished parts have other settings or are damaged.
+    """
+    there = sum((folder / META_NAME).exists() for folder in folders)
+    running = [folder for folder in folders if builder_of(folder) is not None]
+    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+    told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+    more = "".join(f", {count} {what}" for what, count in told.items() if count)
+    return f"{there - stale} of {len(folders)} parts are built{more}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.parts.attempts import scratch_of_attempt
-from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
@@ -154,7 +154,7 @@ class PartsPlan(Artifact):
     @property
     def staged(self) -> Path:
         """The path whose lease, lock and staging directory the plan uses. Nothing is ever at this path."""
-        return self.directory / "plan"
+        return self.directory / PLAN_STAGED
 
     def write(self, work: Work) -> Written:
         source = self.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,12 @@ from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.under_lease import times_of
+from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.disk.attempts import lease_path, left_attempts
 from niels_cache_assets.disk.space import bytes_below
-from niels_cache_assets.parts.layout import PLAN_NAME, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
 from niels_cache_assets.parts.lease import leased
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import aside_path, lock_path, remove
 from niels_cache_runtime.format.layout import META_NAME
@@ -41,11 +44,28 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
     state = graph.dataset_state(name)
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
-    dataset, folder = graph.dataset(name), parts_dir(graph.root, name)
-    kept: dict[str, str | None] = {}  # by name: the fingerprint of the plan that the part must have
+    dataset, folder, of_corpus = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
+    kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
+    kept_of_corpus: dict[str, object] = {}
     if isinstance(dataset, Sealed):
         kept = {dataset.parts_plan.staged.name: None, **{member.member: member.planned_by for member in dataset.members()}}
-    removed = []
+    elif isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
+        kept = {PLAN_STAGED: None}
+        names = map(part_name, range(dataset.source.corpus_parts))
+        kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
+    removed = [*_pruned(graph, folder, kept, log), *_pruned(graph, of_corpus, kept_of_corpus, log)]
+    if not kept:
+        remove(folder / PLAN_NAME)
+    for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
+        if not stays:
+            with suppress(OSError):  # something else lies there
+                each.rmdir()
+    return removed
+
+
+def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) -> list[Pruned]:
+    """Remove all parts in a folder except those that are kept. Return them, in order."""
+    removed: list[Pruned] = []
     for target in _targets(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
@@ -57,10 +77,6 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
                 remove(path)
             for path in (lease_path(target), lock_path(target)):
                 remove(path)  # while it is held: after that, another build could hold it
-    if not kept:
-        remove(folder / PLAN_NAME)
-        with suppress(OSError):  # something else lies there
-            folder.rmdir()
     return removed
 
 

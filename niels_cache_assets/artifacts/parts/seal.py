@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
+from niels_cache_assets.artifacts.parts.leased import JoinedUnderLease, told_of_parts
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
-from niels_cache_assets.disk.attempts import staged_attempts
-from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, real_path
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import builder_of
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sealed(OfPlan):
+class Sealed(JoinedUnderLease, OfPlan):
     """The cache of a pretrain data set with `parts` above 1."""
 
     resumable = False
@@ -94,19 +88,6 @@ class Sealed(OfPlan):
         for planned in self.plan.parts:
             yield from self.stream_of(planned).documents(context)
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        return under_lease(self.directory, self.registry, owns=self.owns, wait=wait, log=log)
-
-    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
-        assert held.lease is not None
-        return staged_attempt(held.lease, log=log, resumable=False)
-
-    def sweep(self, *, resumable: bool) -> None:
-        super().sweep(resumable=resumable)
-        target = real_path(self.directory)
-        if set(staged_attempts(target)) - {partial_path(target)}:  # of killed seals
-            sweep_attempts(target)
-
     def need(self) -> Need | None:
         return None  # links take no room; if links are refused, the seal asks for room itself
 
@@ -167,11 +148,7 @@ class Sealed(OfPlan):
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
             stale = 0
-        running = [folder for folder in folders if builder_of(folder) is not None]
-        unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
-        told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
-        more = "".join(f", {count} {what}" for what, count in told.items() if count)
-        return f"{len(there) - stale} of {len(folders)} parts are built{more}"
+        return told_of_parts(folders, stale=stale)
 
     def _is_current(self, member: OfPlan) -> bool:
         try:

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.parts.lease import builder_of
+from niels_cache_assets.artifacts.base import Artifact, Log
+from niels_cache_assets.parts.lease import LeaseLost, builder_of
+from niels_cache_runtime.format.commit import Busy
 
 P = TypeVar("P", bound=Artifact)
 
@@ -40,7 +41,7 @@ class FreeFirst(Generic[P]):
         self._left.append((part, True))
 
 
-def build_free_parts_first(parts: Sequence[Artifact], build: Callable[[Artifact, bool], bool]) -> None:
+def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], bool]) -> None:
     """Build all parts, and return when each of them was built here or found.
 
     build: gets a part, and whether to wait if another process builds it. Returns False if another process builds the part.
@@ -49,3 +50,20 @@ def build_free_parts_first(parts: Sequence[Artifact], build: Callable[[Artifact,
     while (turn := turns.take()) is not None:
         if not build(*turn):
             turns.put_behind(turn[0])
+
+
+def passing_over(build: Callable[[P, bool], object], *, log: Log) -> Callable[[P, bool], bool]:
+    """Return `build` for `build_free_parts_first`: it returns False for Busy and LeaseLost, unless it waits. LeaseLost is logged."""
+
+    def built(part: P, waits: bool) -> bool:
+        try:
+            build(part, waits)
+        except (Busy, LeaseLost) as error:
+            if waits:
+                raise
+            if isinstance(error, LeaseLost):
+                log(str(error))
+            return False
+        return True
+
+    return built

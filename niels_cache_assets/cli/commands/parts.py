@@ -83,7 +83,8 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
-    there = "all of them belong to the current plan" if registry.pretrain[arguments.name].is_in_parts else "it has none"
+    source = registry.pretrain[arguments.name]
+    there = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
     why = "" if removed else f", because {there}"
     console.print(f"{arguments.name}: removed {counted(len(removed), 'part')}{why}", soft_wrap=True)
 

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
     names = arguments.names or None
-    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*", "pretrain/.parts/*/*") for path in root.glob(pattern))]
+    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
         is_known = name.rpartition("/")[2] in known
         if not is_known or name.count("/") > 1:

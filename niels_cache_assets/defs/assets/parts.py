@@ -30,6 +30,7 @@ from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.side_by_side import build_part_apart
+from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
@@ -160,12 +161,12 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         assert isinstance(artifact, Part)
         try:
             if progress_sink.builds_parts_here or config.force:
-                passes_on = (Busy,) if config.pass_over else ()
+                passes_on = (Busy, LeaseLost) if config.pass_over else ()
                 outcome = _built(context, artifact, config, progress_sink, keys.PARTS, passes_on=passes_on)
             else:
                 outcome = _built_apart(context, artifact, progress_sink)
-        except Busy as busy:
-            context.log.info(f"passed over: {busy}")
+        except (Busy, LeaseLost) as other:
+            context.log.info(f"passed over: {other}")
             return
         yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
