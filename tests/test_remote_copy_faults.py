@@ -15,7 +15,7 @@ from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.remote import local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
-from niels_cache_runtime.remote.ledger import Ledger, State, when_free
+from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.published import read_published
 from niels_cache_runtime.remote.store import open_store
@@ -54,10 +54,10 @@ def test_calls_wait_until_the_lock_is_free(tmp_path: Path) -> None:
     ledger, other, seen = Ledger(tmp_path / "a"), Ledger(tmp_path / "b"), []
     ledger.make()
     other.make()
-    when_free(lambda: seen.append("at once"))
+    once_unlocked(lambda: seen.append("at once"))
     with ledger.changing():
         with other.changing():
-            when_free(lambda: seen.append("later"))
+            once_unlocked(lambda: seen.append("later"))
         assert seen == ["at once"]
     assert seen == ["at once", "later"]
 

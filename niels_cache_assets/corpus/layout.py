@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from niels_cache_runtime.format.layout import parts_root
-
 CODE_VERSION = "4"  # raise it by hand when a corpus's bytes change for the same input
 
 DOCUMENTS = {
@@ -64,6 +62,8 @@ def corpus_dir(root: str | Path, name: str) -> Path:
 
 def corpus_parts_dir(root: str | Path, name: str) -> Path:
     """Return the folder with the parts of a corpus. A part has the files of a corpus, and its hashes and counts."""
+    from niels_cache_runtime.format.layout import parts_root  # imports numpy, and commands read this module when they start
+
     return parts_root(root, "corpus") / name
 
 

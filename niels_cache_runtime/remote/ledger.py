@@ -44,7 +44,7 @@ class _OfThread(threading.local):
 _thread = _OfThread()
 
 
-def when_free(call: Callable[[], None]) -> None:
+def once_unlocked(call: Callable[[], None]) -> None:
     """Call `call` now, or as soon as this thread frees the lock of a ledger.
 
     Code that the garbage collector may run needs this. The collector runs at any time, also on a thread that holds the lock, and the call
@@ -190,7 +190,7 @@ class Ledger:
         finally:
             later, _thread.later = _thread.later, before
             for call in later:
-                when_free(call)
+                once_unlocked(call)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
-from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, when_free
+from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, once_unlocked
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
 from niels_cache_runtime.remote.room import surplus
@@ -76,7 +76,7 @@ class LocalCopy:
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._reader = self._new_reader()
         _copies.add(self)
-        weakref.finalize(self, when_free, partial(_end, self._ledger, self._presence))
+        weakref.finalize(self, once_unlocked, partial(_end, self._ledger, self._presence))
 
     def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         """Return the build that is published at an address, and the split that the address names, or None.

@@ -20,7 +20,7 @@ from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
-from niels_cache_runtime.remote.ledger import Want, when_free
+from niels_cache_runtime.remote.ledger import Want, once_unlocked
 
 _MOST_VISITS = 64  # that are told ahead
 _NEVER = 2**62
@@ -76,7 +76,7 @@ class BlockFeed:
     def stop(self) -> None:
         """Need nothing any more. The garbage collector may call this."""
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
-            when_free(self._stop)
+            once_unlocked(self._stop)
 
     def _stop(self) -> None:
         with suppress(NielsCacheError), self._copy.reading:  # the copy may have been removed
