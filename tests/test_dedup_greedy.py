@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import greedy
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
-from niels_cache_assets.dedup.buckets import Steps
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
 from niels_cache_runtime.errors import NielsCacheError
+from tests.dedup_steps import recorded_steps
 
 Triple = tuple[int, int, bool]
 
@@ -148,16 +147,7 @@ def test_plain_python_drops_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path) -> None:
     signatures = Signer().sign(clustered_texts(400, bases=40, edits=3))
     verify = Verify(similarity=lambda _: lambda earlier, later: 0.9, threshold=0.8)
-    steps: list[Steps] = []
-
-    def record(done: Steps, files: list[Path]) -> bool:
-        kept = tmp_path / str(len(steps))
-        kept.mkdir()
-        for file in files:
-            shutil.copy(file, kept)
-        steps.append(done)
-        return True
-
+    steps, record = recorded_steps(tmp_path)
     (tmp_path / "whole").mkdir()
     expected = keep_first([signatures], bands=8, rows=16, scratch=tmp_path / "whole", verify=verify, record=record)
     assert len(expected) > 100

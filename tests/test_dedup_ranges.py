@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +18,11 @@ from niels_cache_assets.artifacts.builds import find_duplicates
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import duplicates_dir
 from niels_cache_assets.dedup import greedy, ranges
-from niels_cache_assets.dedup.buckets import MAX_BUCKETS, RANGES_OF_MANY, Steps, fitting_ranges
+from niels_cache_assets.dedup.buckets import MAX_BUCKETS, RANGES_OF_MANY, fitting_ranges
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_assets.disk.journal import Journal, partial_directory, read_journal
+from tests.dedup_steps import recorded_steps
 from tests.messages import missing
 from tests.test_corpus_resume import afresh, contents, prepared
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
@@ -153,16 +153,7 @@ def test_more_documents_than_one_range_can_number_get_more_ranges() -> None:
 @WAYS
 def test_a_search_resumes_from_every_step_that_was_recorded(tmp_path: Path, verify: Verify | None) -> None:
     signatures = Signer().sign(clustered_texts(300, bases=40, edits=3))
-    steps: list[Steps] = []
-
-    def record(done: Steps, files: list[Path]) -> bool:
-        kept = tmp_path / str(len(steps))
-        kept.mkdir()
-        for file in files:
-            shutil.copy(file, kept)
-        steps.append(done)
-        return True
-
+    steps, record = recorded_steps(tmp_path)
     (tmp_path / "whole").mkdir()
     expected = keep_first([signatures], bands=8, rows=16, ranges=3, scratch=tmp_path / "whole", verify=verify, record=record)
     assert len(expected) > 50

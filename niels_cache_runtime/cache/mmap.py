@@ -243,17 +243,25 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     return buffer
 
 
+def map_numbers(path: str | Path, *, if_missing: str) -> NDArray[Any]:
+    """Map a .npy file of numbers, read-only. if_missing: the advice in the message about a missing file.
+
+    Raises NielsCacheError if the file is missing or unreadable, or holds no numbers.
+    """
+    try:
+        return map_npy(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; {if_missing}") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+
+
 def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a 1-D .npy file of offsets, read-only.
 
     Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
     """
-    try:
-        offsets = map_npy(path)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    offsets = map_numbers(path, if_missing="build this data set first")
     check_offsets_form(path, offsets.dtype, offsets.shape, wanted=dtype)
     return offsets
 

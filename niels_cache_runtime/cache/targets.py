@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import map_offsets
+from niels_cache_runtime.cache.mmap import map_numbers, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TARGETS_DTYPE, Split, target_ends_name, targets_name
-from niels_cache_runtime.format.npy_files import map_npy
 
 _BLOCK_EXAMPLES = 1 << 20
 
@@ -145,12 +144,7 @@ def check_bounds(
 
 
 def _map_bounds(path: Path) -> NDArray[np.uint64]:
-    try:
-        bounds = map_npy(path)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; build this data set again") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    bounds = map_numbers(path, if_missing="build this data set again")
     if bounds.dtype != TARGETS_DTYPE or bounds.ndim != 2 or bounds.shape[1] != 2:
         raise NielsCacheError(
             f"{path}: holds {bounds.dtype} of shape {bounds.shape}, expected pairs of {TARGETS_DTYPE}; rebuild this data set"
