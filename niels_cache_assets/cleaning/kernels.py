@@ -38,6 +38,14 @@ def _code_point(source, position):  # type: ignore[no-untyped-def]
     return np.uint32(PICTURE if _PICTURES <= code_point < _PICTURES_END else LIMIT), 4
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _count_pair(buckets, previous, word):  # type: ignore[no-untyped-def]
+    """Count a pair of words in its bucket. Return the new count of the bucket, int64."""
+    bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
+    buckets[bucket] += np.uint32(1)
+    return np.int64(buckets[bucket])
+
+
 @njit(cache=True, nogil=True)
 def look(source: NDArray[np.uint8], table: NDArray[np.uint64]) -> np.uint64:
     """Return the bits of the table for all code points of the text, joined by "or", and the three bits of runs of blanks and newlines."""
@@ -89,10 +97,7 @@ def measure(
                 words += 1
                 with_letter += has_letter
                 if words > 1:
-                    bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
-                    buckets[bucket] += np.uint32(1)
-                    if buckets[bucket] > most:
-                        most = np.int64(buckets[bucket])
+                    most = max(most, _count_pair(buckets, previous, word))
                 previous = word
             if code_point == 10:
                 at_start = True
@@ -132,9 +137,6 @@ def measure(
         words += 1
         with_letter += has_letter
         if words > 1:
-            bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
-            buckets[bucket] += np.uint32(1)
-            if buckets[bucket] > most:
-                most = np.int64(buckets[bucket])
+            most = max(most, _count_pair(buckets, previous, word))
     out[0], out[1], out[2], out[3], out[4], out[5], out[6] = words, characters, with_letter, lines, bullets, symbols, most
     return True
