@@ -128,6 +128,8 @@ class DocumentBatch:
 
     def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
+        if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
+            return self  # the columns are not changed
         return DocumentBatch(
             text=self.text[index],
             source_id=self.source_id[index],

@@ -73,8 +73,10 @@ class Strings:
         if isinstance(index, int):
             return self[[range(len(self))[index]]].tolist()[0]
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if self._rows is None and step == 1:
+            if self._rows is not None:
+                return Strings(self.values, self._rows[index])
+            start, stop, step = index.indices(len(self.values))
+            if step == 1:
                 return Strings(self.values.slice(start, max(stop - start, 0)))
         elif not isinstance(index, np.ndarray):
             index = np.array(index, dtype=np.int64)

@@ -84,18 +84,17 @@ def test_line_ends_become_line_feeds(texts: list[str]) -> None:
     assert column(texts).with_line_feeds().tolist() == [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
 
 
-def test_columns_of_parquet_are_checked_like_python_strings() -> None:
-    texts = [*ODD, "", " ", "\n\t", "plain", "long" * 30, "\u00a0", "\x7f"]
-    for kind in (pa.string(), pa.large_string()):
-        for judged in (False, True):
-            _, found, _ = columns.texts_of_column(pa.array(["x", *texts], kind)[1:], encoding="utf-8", limit=100, judged=judged)
-            expected = columns.texts_of(texts, limit=100, judged=judged, damaged=())
-            assert isinstance(found.text, Strings)
-            assert (found.text.tolist(), found.characters.tolist(), [*found.odd]) == (
-                texts,
-                expected.characters.tolist(),
-                [*expected.odd],
-            )
+@pytest.mark.parametrize("plain", [0, 50])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("judged", [False, True])
+def test_columns_of_parquet_are_checked_like_python_strings(plain: int, kind: pa.DataType, judged: bool) -> None:
+    texts = [*ODD, *["plain" * 20] * plain, "", " ", "\n\t", "plain", "long" * 30, "\u00a0", "\x7f"]
+    _, found, _ = columns.texts_of_column(pa.array(["x", *texts], kind)[1:], encoding="utf-8", limit=100, judged=judged)
+    expected = columns.texts_of(texts, limit=100, judged=judged, damaged=())
+    assert isinstance(found.text, Strings)
+    assert found.text.tolist() == texts
+    assert found.characters.tolist() == expected.characters.tolist()
+    assert [*found.odd] == [*expected.odd]
 
 
 def test_invalid_utf8_makes_no_column_and_long_texts_stay_python_strings() -> None:
