@@ -24,6 +24,7 @@ from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.parts.leased import SharedTokenizer
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.pretrain import Pretrain
@@ -55,8 +56,9 @@ class Graph:
     root: Path
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return Tokenizer(registry=self.registry, root=self.root)
+        """Return the tokenizer. Machines share it if they share a data set."""
+        kind = SharedTokenizer if self.registry.has_parts else Tokenizer
+        return kind(registry=self.registry, root=self.root)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set. It is joined from its parts if the data set has several."""

@@ -23,7 +23,7 @@ import numpy as np
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.leased import JoinedUnderLease, UnderLease, checked, told_of_parts
+from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease, checked, told_of_parts
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
 from niels_cache_assets.corpus import identity as corpus_identity
@@ -66,7 +66,7 @@ def _with_parts(source: PretrainSource) -> SourceWithParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedCorpus(JoinedUnderLease, Corpus):
+class JoinedCorpus(AfreshUnderLease, Corpus):
     """The corpus of a data set with `parts` above 1."""
 
     resumable = False  # the parts are

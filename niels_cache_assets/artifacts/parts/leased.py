@@ -1,4 +1,6 @@
-"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, and what joins parts."""
+"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, what joins parts, and the
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Held, Log
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.under_lease import under_lease
+from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, real_path
@@ -46,8 +49,8 @@ class UnderLease(Artifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedUnderLease(Artifact):
-    """An artifact that joins parts under a lease. An unfinished one is never resumed, because its parts are."""
+class AfreshUnderLease(Artifact):
+    """An artifact that one process builds at a time, on whichever machine, and that is never resumed: it begins afresh."""
 
     registry: Registry
 
@@ -63,6 +66,11 @@ class JoinedUnderLease(Artifact):
         target = real_path(self.directory)
         if set(staged_attempts(target)) - {partial_path(target)}:  # of killed builds
             sweep_attempts(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTokenizer(AfreshUnderLease, Tokenizer):
+    """The tokenizer of a project in parts. Any machine that builds a part may be the first, and then makes the tokenizer."""
 
 
 def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
