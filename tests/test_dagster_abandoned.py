@@ -345,7 +345,7 @@ def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance
 def test_the_daemon_gives_back_the_place_of_a_run_that_somebody_has_ended(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as the run of a machine that is lost. Nobody else ends it, so it holds its place until then."""
+    """Such as the run of a machine that is lost. No home and no daemon ends it, so it holds its place until then."""
     lost, ended = begun_run(instance), begun_run(instance)
     run = instance.get_run_by_id(ended)
     assert run is not None
