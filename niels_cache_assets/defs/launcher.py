@@ -150,13 +150,11 @@ def launch_builds(
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [found[key] for key in group]
-            if not force and found.is_done(steps[0].key):
-                continue
-            if are_parts:
+            if are_parts and (force or not found.is_done(steps[0].key)):
                 launcher.launch_parts(steps, force=force)
-                continue
-            for step in steps:
-                launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
+            for step in () if are_parts else steps:
+                if force or not found.is_done(step.key):
+                    launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results

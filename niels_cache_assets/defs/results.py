@@ -1,4 +1,4 @@
-"""What a finished run of a launch tells: its warning, whether it was interrupted, and why it failed."""
+"""The end of a run of a launch, in words: its warning, an interrupt, or its failure."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -132,7 +132,7 @@ class _Walk:
             self._new.difference_update(artifact.inputs())
 
     def _is_done(self, artifact: Artifact) -> bool:
-        """Return whether nothing needs this step, because what is made of it is there, and nothing before it is built."""
+        """Return whether nothing needs this part or range, because the corpus or the drop lists are there, and no input is built."""
         owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
         if not isinstance(artifact, CorpusPart | Hashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
             return False

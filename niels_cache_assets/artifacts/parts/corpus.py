@@ -89,12 +89,10 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), *(step.key for step in self.steps())]
 
-    def members(self) -> Iterator[CorpusPart]:
-        """Yield the parts. All use the plan that this artifact has read."""
-        for planned in self._plan.parts:
-            part = self.part(planned.number)
-            vars(part).update(planned=planned)  # its cached property; each part would read the plan again
-            yield part
+    def members(self, plan: Plan | None = None) -> Iterator[CorpusPart]:
+        """Yield the parts of a plan, which is read once for all of them. Raises NielsCacheError if it is missing or of other settings."""
+        for planned in (plan or self.parts_plan.read()).parts:
+            yield replace(self.part(planned.number), given=planned)
 
     def require_parts(self) -> None:
         """Raise NielsCacheError if a part is missing, or has other settings."""
@@ -134,17 +132,14 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
             return True
         return False
 
-    @cached_property
-    def _plan(self) -> Plan:
-        return self.parts_plan.read()
-
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
         force = work.force and self.forces_parts
         materialize(self.parts_plan, wait=True, force=force, log=work.log, tells=False)
-        if self.parts_plan.read().revision != work.revision:
+        plan = self.parts_plan.read()
+        if plan.revision != work.revision:
             raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
-        parts = [self.part(number) for number in range(self.source.corpus_parts)]
+        parts = [*self.members(plan)]
         progress, metas = _Progress(work.progress, parts=len(parts)), dict[int, Meta]()
 
         def build(part: CorpusPart, waits: bool) -> None:
@@ -159,9 +154,10 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusPart(UnderLease, Corpus):
-    """A part of a corpus."""
+    """A part of a corpus. given: the part in the plan, if the caller has read the plan."""
 
     number: int
+    given: PlannedPart | None = field(default=None, compare=False)
 
     noun = "part"
     option = "--corpus"
@@ -178,6 +174,8 @@ class CorpusPart(UnderLease, Corpus):
     @cached_property
     def planned(self) -> PlannedPart:
         """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
+        if self.given is not None:
+            return self.given
         source, build = _with_parts(self.source), self.registry.build
         plan = PartsPlan(registry=self.registry, root=self.root, name=self.name, source=source, build=build).read()
         return plan.parts[self.number]
