@@ -18,9 +18,11 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cluster.command import PartCommand
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges
+from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.parts.lease import Times, leased
@@ -334,3 +336,15 @@ def test_a_dry_run_names_the_ranges_until_the_drop_lists_are_there(tmp_path: Pat
     find_duplicates(registry, root=project.root)
     after = steps()
     assert (after["corpus/duplicates"], [key for key in after if key in search]) == ("cache_hit", ["corpus/duplicates"])
+
+
+def test_a_child_makes_a_range_or_a_part_of_a_corpus(tmp_path: Path) -> None:
+    project = Searched(tmp_path)
+    registry = project.registry()
+    project.prepare(registry)
+    materialize(graph(registry, project.root).duplicates().hashes())
+    part = job(registry, project.root, 2)
+    outcome = build_part_apart(part, home=tmp_path, on_progress=lambda progress: None, log=lambda line: None)
+    assert (outcome.key, outcome.state, outcome.meta) == ("range/range-00002", "built", part.current())
+    corpus = PartCommand(registry=registry, root=project.root, name="notes", number=17, option="--corpus").words()
+    assert corpus[corpus.index("part") :][:4] == ["part", "notes", "17", "--corpus"]

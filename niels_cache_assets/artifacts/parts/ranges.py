@@ -35,7 +35,6 @@ from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import leased
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, sha256_file
 
@@ -281,7 +280,8 @@ def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: Non
     """Remove the hashes and the ranges, except those that another process builds now."""
     folder = ranges_dir(root)
     for target in targets_in(folder):
-        with suppress(Busy, OSError), leased(target, times=times_of(registry), wait=False, at_once=True, log=log) as lease:
+        busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
+        with suppress(*busy), leased(target, times=times_of(registry), wait=False, at_once=True, log=log) as lease:
             remove_target(lease)
     with suppress(OSError):  # it is not there, or something is left in it
         folder.rmdir()
