@@ -186,6 +186,8 @@ class Conversation(NamedTuple):
 
     See Message. The messages are in order. If a data set splits by group,
     all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
+    A preference pair has its chosen side in `messages`, and its rejected side in `rejected`. Both are whole conversations, with the prompt.
+    `tools`: the JSON schemas of the tools, for a chat template.
     """
 
     messages: list[Message]
@@ -195,6 +197,8 @@ class Conversation(NamedTuple):
     group: str | None = None
     category: str | None = None
     split: Split | None = None
+    rejected: list[Message] | None = None
+    tools: list[Any] | None = None
 
 
 Place = dict[str, Any]
