@@ -29,7 +29,7 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.tokenizer import SharedTokenizer
+from niels_cache_assets.artifacts.parts.shared_tokenizer import SharedTokenizer
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.published import PublishedCache
 from niels_cache_assets.artifacts.sft import Sft

@@ -1,4 +1,4 @@
-"""The tokenizer of a project in parts."""
+"""The tokenizer of a project in parts, under a lease. It is not in leased.py, because a tokenizer may read corpora, which use leases."""
 
 from __future__ import annotations
 
