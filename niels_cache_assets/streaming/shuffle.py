@@ -73,7 +73,7 @@ class _Buffer:
         stays = np.ones(len(slots), dtype=bool)
         stays[before] = False
         leaving = self.documents[slots]
-        for name in _COLUMNS:
+        for name in (*_COLUMNS, *([] if self.documents.kept is None else ["kept"])):
             column, new = getattr(leaving, name), getattr(incoming, name)
             column[after] = new[before]
             getattr(self.documents, name)[slots[stays]] = new[stays]
