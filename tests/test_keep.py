@@ -91,7 +91,7 @@ def test_without_the_key_nothing_is_kept_and_no_fingerprint_changes(tmp_path: Pa
 def test_an_unknown_column_names_the_nearest(tmp_path: Path, kind: int) -> None:
     source = every_kind(tmp_path, rows_of(["a text"] * 3), keep=["ulr"])[kind]
     for look in (lambda: read(source), lambda: source.check_input({})):
-        with pytest.raises(NielsCacheError, match="'ulr'; did you mean 'url'") as raised:
+        with pytest.raises(NielsCacheError, match=r"'ulr'.*'url'") as raised:
             look()
         assert "\n" not in str(raised.value)
 

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
 from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.mediawiki.templates import template_text

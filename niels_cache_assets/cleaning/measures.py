@@ -1,4 +1,4 @@
-"""What the filters measure, over the documents that pass and those that do not: a histogram for each rule, and documents near its limit.
+"""Measures of the filters: a histogram for each rule, over documents that pass and documents that do not, and documents near its limit.
 
 A rule is a limit of [cleaning], such as `min_words`. A filter stops at the first reason, and quick proofs replace most measures. So here a
 share of the documents is measured in full: the first FIRST documents, and one of EVERY after them, which a seeded hash of the place in the
@@ -23,6 +23,7 @@ EVERY = 128
 STEPS = 40  # on each side of a limit
 STEPS_TO_LIMIT = 20  # from 0 to the limit
 SAMPLES = 20  # documents on each side of a limit
+NEAR = 10  # steps from the limit to a sample
 EXCERPT_CHARACTERS = 400
 UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
@@ -64,7 +65,7 @@ FIRST_REASONS, NEXT_REASONS, LAST_REASONS = ("redirect", "empty"), ("disambiguat
 
 
 class Measured(NamedTuple):
-    """What was measured in one document. `values`: by the key of the rule. `others`: how many reasons without a limit drop the document."""
+    """The measures of one document. `values`: by the key of the rule. `others`: how many reasons without a limit drop the document."""
 
     values: dict[str, float]
     others: int
@@ -160,7 +161,7 @@ class Measures:
         is_above = limit.is_dropped(step) == (limit.side == "above")
         held = self._samples[key]["above" if is_above else "below"]
         distance = abs(step) if limit.is_dropped(step) else abs(step) + 1
-        if len(held) == SAMPLES and (distance, bits) >= held[-1][:2]:
+        if distance > NEAR or (len(held) == SAMPLES and (distance, bits) >= held[-1][:2]):
             return
         document = facts.document
         row = {

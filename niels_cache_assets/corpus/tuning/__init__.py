@@ -1,1 +1,1 @@
-"""What `niels-cache tune` shows, from signatures and measures that a corpus has stored. No text is signed, compared or cleaned again."""
+"""The content of `niels-cache tune`, from signatures and measures that a corpus has stored. No text is signed or cleaned again."""
