@@ -92,12 +92,12 @@ def step_of_ranges(step: str, folder: Path, documents: int, ranges: int, number:
     found: dict[str, Any] = {}
     if step == "hashes":
         blocks = synthetic_signatures(documents)
-        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, scratch=folder)
+        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, folder=folder)
     elif step == "range":
         for band in range(BANDS + 1):
-            in_ranges.link_range(folder, band, number, documents=documents)
+            in_ranges.link_range(folder, folder, band, number, documents=documents)
     else:
-        buckets = in_ranges.RangedBuckets(scratch=folder, documents=documents, bands=BANDS, ranges=ranges)
+        buckets = in_ranges.RangedBuckets(scratch=folder, hashes=folder, links=[folder] * ranges, documents=documents, bands=BANDS)
         found["dropped"] = len(drop_later(buckets, verify=None))
     seconds, peak = used()
     return {**found, "seconds": seconds, "peak": peak}
@@ -233,7 +233,9 @@ class Measured:
     fast_bpe: float = 0.12  # the same with a tokenizer.json and fastokens: 4 MB of text at 30.7 to 37.8 MB a core-second
     clean_megabytes: float = 4.7  # of text that a core cleans in a second
     sign_microseconds: float = 14.5  # a document
-    dedup_microseconds: float = 3.0  # a document: hashes, jobs for ranges, and the pass
+    hash_microseconds: float = 1.3  # a document: its hashes, in one process
+    range_microseconds: float = 1.4  # a document: the jobs for all ranges
+    choose_microseconds: float = 0.3  # a document: the pass that chooses, in one process
     meta_bytes: float = 169  # of meta.json for a shard, in a cache of parts
     worker_megabytes: float = 209  # memory of a process that builds a part with one thread
 
@@ -285,7 +287,8 @@ class Costs:
         if not self.prepare:
             return self.parts * measured.part_seconds + encoding
         cleaning = self.parts * measured.part_seconds + self.text / 1e6 / measured.clean_megabytes
-        duplicates = self.documents * (measured.sign_microseconds + measured.dedup_microseconds) / 1e6
+        search = measured.hash_microseconds + measured.range_microseconds + measured.choose_microseconds
+        duplicates = self.documents * (measured.sign_microseconds + search) / 1e6
         return cleaning + duplicates + encoding
 
     @property
@@ -296,7 +299,8 @@ class Costs:
     def hours(self) -> float:
         """Hours on the clock, if all cores share the work.
 
-        With `prepare`, one process writes the cache from the corpus, and one process finds the duplicates: their hours are added.
+        With `prepare`, one process writes the cache from the corpus, and two steps of the search for duplicates are one process each: their
+        hours are added.
         """
         parallel = self.seconds
         if self.prepare:
@@ -305,8 +309,8 @@ class Costs:
 
     @property
     def alone(self) -> float:
-        """Hours of the processes that do not share their work: the search for duplicates on one core, and the encoding on eight."""
-        search = self.documents * self.measured.dedup_microseconds / 1e6
+        """Hours of the processes that do not share their work: the hashes and the pass that chooses on one core, the encoding on eight."""
+        search = self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6
         encoding = self.tokens / 1e6 * (self.measured.sentencepiece if self.engine == "SentencePiece" else self.measured.fast_bpe)
         return (search + encoding / 8) / 3600
 

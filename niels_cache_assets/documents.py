@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.strings import Objects, Strings, as_objects, join_strings
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 NO_SPLIT = -1
-Objects = NDArray[np.object_]
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -63,17 +63,17 @@ def object_array(values: Iterable[Any], count: int) -> Objects:
 class DocumentBatch:
     """A batch of documents by column, in stream order. Iteration yields a Document for each row.
 
-    text, source_id, file: (n,) object arrays of str. row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT. characters: (n,)
-    int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a title. redirect:
-    (n,) bool; None instead of the array if no document is a redirect. kept: (n,) object array of str or None, the kept values as JSON; None
-    instead of the array if no document has any.
+    text, source_id, file: columns of n strings (strings.py). row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT.
+    characters: (n,) int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a
+    title. redirect: (n,) bool; None instead of the array if no document is a redirect. kept: (n,) object array of str or None, the kept
+    values as JSON; None instead of the array if no document has any.
 
     The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
     """
 
-    text: Objects
-    source_id: Objects
-    file: Objects
+    text: Strings | Objects
+    source_id: Strings | Objects
+    file: Strings | Objects
     row: NDArray[np.int64]
     split: NDArray[np.int8]
     characters: NDArray[np.int64]
@@ -106,9 +106,9 @@ class DocumentBatch:
         if len(batches) == 1:
             return batches[0]
         return cls(
-            text=np.concatenate([batch.text for batch in batches]),
-            source_id=np.concatenate([batch.source_id for batch in batches]),
-            file=np.concatenate([batch.file for batch in batches]),
+            text=join_strings([batch.text for batch in batches]),
+            source_id=join_strings([batch.source_id for batch in batches]),
+            file=join_strings([batch.file for batch in batches]),
             row=np.concatenate([batch.row for batch in batches]),
             split=np.concatenate([batch.split for batch in batches]),
             characters=np.concatenate([batch.characters for batch in batches]),
@@ -117,8 +117,12 @@ class DocumentBatch:
             kept=_joined_column([batch.kept for batch in batches], batches, None),
         )
 
+    def with_objects(self) -> DocumentBatch:
+        """Return the batch with an object array of str for each column of strings."""
+        return replace(self, text=as_objects(self.text), source_id=as_objects(self.source_id), file=as_objects(self.file))
+
     def __len__(self) -> int:
-        return len(self.text)
+        return len(self.row)
 
     def __iter__(self) -> Iterator[Document]:
         count = len(self)
@@ -190,6 +194,8 @@ class Conversation(NamedTuple):
 
     See Message. The messages are in order. If a data set splits by group,
     all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
+    A preference pair has its chosen side in `messages`, and its rejected side in `rejected`. Both are whole conversations, with the prompt.
+    `tools`: the JSON schemas of the tools, for a chat template.
     """
 
     messages: list[Message]
@@ -199,6 +205,8 @@ class Conversation(NamedTuple):
     group: str | None = None
     category: str | None = None
     split: Split | None = None
+    rejected: list[Message] | None = None
+    tools: list[Any] | None = None
 
 
 Place = dict[str, Any]

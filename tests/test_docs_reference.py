@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.builds import build_tokenizer, prepare_corpus
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.documents import Message
+from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.streaming.references import Place, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
@@ -80,7 +80,10 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     (chats / "masked.jsonl").write_text(json.dumps({"text": f"{articles(1)[0]} ann@web.org", "url": "https://web.org"}) + "\n")
     prepare_corpus(masked, "masked", root=chats, processes=1)
     turns: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ha"}]
-    build_sft_cache([turns], str(chats / "x"), tokenizer=open_model(tiny_model), val_frac=0, seed=0, template=template_of(UNMARKED))
+    pair = Conversation(turns, rejected=[turns[0], {"role": "assistant", "content": "No"}])
+    options: dict[str, Any] = {"tokenizer": open_model(tiny_model), "val_frac": 0, "seed": 0}
+    build_sft_cache([turns], str(chats / "x"), template=template_of(UNMARKED), **options)
+    build_sft_cache([pair], str(chats / "pairs"), preference=True, **options)
     found = [path for root in (project.root, pages.folder, chats) for path in sorted(root.rglob(META_NAME))]
     return [read_meta(str(path)) for path in (*tokenizers, *found)]
 

@@ -26,7 +26,15 @@ ONE_FILE_EACH = {
 }  # folders of many things of one kind: as many files as there are things
 MOST_LINES = 400
 
-ANYWHERE = {"documents", "processes", "errors", "old_paths", "scripts"}  # of a package's root: what every room may import
+ANYWHERE = {
+    "documents",
+    "processes",
+    "errors",
+    "old_paths",
+    "random_numbers",
+    "scripts",
+    "strings",
+}  # of a package's root: what every room may import
 ROOMS = {  # what each room may import of its own package
     "niels_cache_runtime": {
         "format": "",

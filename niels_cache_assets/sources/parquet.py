@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.documents import DocumentBatch, Objects
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding
@@ -19,6 +19,7 @@ from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_s
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.strings import Objects, Strings, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +89,7 @@ class Parquet(RowFileSource):
             Decoding(self, context, of_files=self.reads_files),
             context.report.dropped,
         )
+        names = repeated(name, rows.PARQUET_ROWS)
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
@@ -125,7 +127,7 @@ class Parquet(RowFileSource):
                     held.saw_text()
                 batch = batch_of(
                     texts,
-                    files=name,
+                    files=names[:count],
                     numbers=numbers,
                     ids=read.ids,
                     titles=read.titles,
@@ -165,7 +167,7 @@ class Parquet(RowFileSource):
 
 
 class _Columns(NamedTuple):
-    """The columns of a batch as Python values. They are made by the thread that decodes the batch.
+    """The columns of a batch. They are made and checked by the thread that decodes the batch.
 
     nbytes: the size of the batch in Arrow's form. numbers: (n,) int64, the number of each row in its file. values, texts, damaged: see
     texts_of_column. ids, titles: None without such a column. kept: None without `keep`.
@@ -173,9 +175,9 @@ class _Columns(NamedTuple):
 
     nbytes: int
     numbers: NDArray[np.int64]
-    values: Sequence[Any] | Objects
+    values: Sequence[Any] | Strings | Objects
     texts: Texts
     damaged: dict[int, str]
-    ids: Sequence[Any] | Objects | None
+    ids: Sequence[Any] | Strings | Objects | None
     titles: Sequence[str | None] | None
     kept: Sequence[str | None] | None

@@ -373,9 +373,14 @@ class SftSource(Source):
         return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
-    def split_unit(self) -> Literal["example", "group"]:
-        """The unit that val_frac counts: examples, or groups of examples that must stay in one split."""
+    def split_unit(self) -> Literal["example", "group", "prompt"]:
+        """The unit that val_frac counts: examples, or groups of examples (or prompts of pairs) that must stay in one split."""
         return "example"
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the examples are preference pairs."""
+        return False
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         if self.readable_files():

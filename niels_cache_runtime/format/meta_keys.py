@@ -67,7 +67,7 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
 
 META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("kind", "text", EVERY, "The kind of the folder; for an index, `index/` and the kind of the index"),
-    MetaKey("schema_version", "a whole number", EVERY, "1; 2 with uint32 tokens; 3 with parts; 4 with spans. A reader refuses a newer one"),
+    MetaKey("schema_version", "a whole number", EVERY, "1; 2: uint32 tokens; 3: parts; 4: spans; 5: pairs. A reader refuses a newer one"),
     MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
     MetaKey("files", "a table", EVERY, "For each of the other files in the folder: its relative path, with its `bytes` and `sha256`"),
     MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`) and has no files"),
@@ -119,7 +119,13 @@ META_KEYS: tuple[MetaKey, ...] = (
         "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), and `marks`: whether "
         "it marks its targets itself",
     ),
-    MetaKey("targets", "a table of whole numbers", ("sft",), "With a template: spans of targets in `train` and `val`"),
+    MetaKey("targets", "a table of whole numbers", ("sft",), "With a template or pairs: spans of targets in `train` and `val`"),
+    MetaKey(
+        "sides",
+        "a list of texts",
+        ("sft",),
+        "If the examples are preference pairs: `chosen`, `rejected`, the two parts of each example in the order of the files",
+    ),
     MetaKey("documents", "a table of whole numbers", ("pretrain",), "Documents of `train` and `val`"),
     MetaKey("documents", "a table of whole numbers", ("corpus",), "`read` from the source, and `kept`"),
     MetaKey("characters", "a table of whole numbers", ("pretrain",), "Characters of the documents of `train` and `val`"),

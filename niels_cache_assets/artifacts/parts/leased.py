@@ -1,4 +1,6 @@
-"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, and what joins parts."""
+"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, what joins parts, and the
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.under_lease import under_lease
+from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, real_path
@@ -25,9 +27,12 @@ from niels_cache_runtime.format.layout import META_NAME
 class UnderLease(Artifact):
     """An artifact that one process builds at a time, on whichever machine.
 
+    option: the option of `niels-cache part` that builds this kind.
     on_stop: called by another thread if somebody asks the build to stop. Without it, the build stops at its next batch.
     stops: the requests to stop that count; None takes those after the lease is asked for.
     """
+
+    option: ClassVar[str | None] = None
 
     registry: Registry
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
@@ -46,8 +51,8 @@ class UnderLease(Artifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedUnderLease(Artifact):
-    """An artifact that joins parts under a lease. An unfinished one is never resumed, because its parts are."""
+class AfreshUnderLease(Artifact):
+    """An artifact that one process builds at a time, on whichever machine, and that is never resumed: it begins afresh."""
 
     registry: Registry
 
@@ -65,6 +70,11 @@ class JoinedUnderLease(Artifact):
             sweep_attempts(target)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedTokenizer(AfreshUnderLease, Tokenizer):
+    """The tokenizer of a project in parts. Any machine that builds a part may be the first, and then makes the tokenizer."""
+
+
 def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
     """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part.
 
@@ -76,11 +86,6 @@ def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
     told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
     more = "".join(f", {count} {what}" for what, count in told.items() if count)
     return f"{there - stale} of {len(folders)} parts are built{more}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leased(UnderLease, OfPlan):
-    """A cache of a plan that is built under a lease."""
 
 
 def checked(lease: Lease | None, progress: Callable[[Any], None] | None) -> Callable[[Any], None]:

@@ -22,7 +22,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.parts.leased import Leased, checked
+from niels_cache_assets.artifacts.parts.leased import checked
+from niels_cache_assets.artifacts.parts.of_plan import Leased
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint

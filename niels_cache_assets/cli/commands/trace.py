@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.cli.addresses import add_copy_options, copy_folder, refuse_copy_options
-from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SIDES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +44,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that got the batch (default: 0)")
     parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its whole text")
     parser.add_argument("--column", metavar="J", type=whole_number, help="show only this token of the row: x[I, J], which is y[I, J - 1]")
+    parser.add_argument("--side", metavar="SIDE", help="for preference pairs: chosen (the default) or rejected")
     parser.add_argument(
         "--source",
         metavar="NAME=FOLDER",
@@ -96,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     state = read_loader_state(arguments.state)
     with copy_folder(arguments) as copy:
         loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
-        trace = loader.trace(arguments.step, rank=arguments.rank)
+        side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
+        trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
         assert isinstance(trace, BatchTrace)  # because no row is given
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
