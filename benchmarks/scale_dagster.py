@@ -1,18 +1,20 @@
 """Dagster's costs of a data set with thousands of parts: queueing runs, bytes in the database, and the page of the asset in a browser.
 
-    python benchmarks/scale_dagster.py [--quick] [--only queue page] [--parts 5000] [--runs 1000]
+    python benchmarks/scale_dagster.py [--quick] [--only queue page run] [--parts 5000] [--runs 1000]
 
 * `queue`: a back-fill of the parts, by Dagster's own iteration, in this process. The runs are queued and not started. In processor time.
 * `page`: each part has a materialization, with the metadata of a real one. A browser (Chromium) opens the asset's page in the UI, and waits
   until it shows the partitions. The row has the processor time of the server and of the browser together: on a quiet machine, the page is
   there at most so many seconds after the click. The page is opened three times, each time in a new browser.
+* `run`: the run of one small part, as a back-fill starts it: a process of Dagster, and its child that builds the part.
 
-No part is built, and no file is read. Needs the extra of the UI's tests (playwright) and Chromium for `page`.
+Needs the extra of the UI's tests (playwright) and Chromium for `page`.
 """
 
 import argparse
 import logging
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,12 @@ from dagster._core.test_utils import InProcessTestWorkspaceLoadTarget
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._daemon.backfill import execute_backfill_iteration
+from pyarrow import table
+from pyarrow.parquet import write_table
 
+from build import base_texts, documents
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.instance import ensure_instance
@@ -41,6 +48,7 @@ from scale import Row
 
 DEFINITIONS = "from niels_cache_assets.defs.assembly import build_defs\n\ndefs = build_defs()\n"
 CONFIG = '[pretrain.web]\nsource = "jsonl"\nfiles = ["texts/*.jsonl"]\nparts = {parts}\nval_frac = 0.0\n[dagster]\nplots = false\n'
+CHOICES = ("queue", "page", "run")
 _PATIENCE = 300.0
 
 
@@ -95,6 +103,33 @@ def queueing(work: Path, partitions: list[str], runs: int) -> Iterator[Row]:
         f"{runs / seconds:.1f} runs a core-second, so 5,000 runs in {5000 * seconds / runs / 60:.0f} minutes; "
         f"{size / 1e3:.0f} kB of database for a queued run",
         "",
+    )
+
+
+def run_of_a_part(work: Path) -> Iterator[Row]:
+    """Measure the second of two parts, because the first run also makes Dagster's records of the asset."""
+    texts = documents(base_texts(), size=2000, megabytes=4)
+    for number in range(4):
+        write_table(table({"text": texts[number::4]}), work / "texts" / f"{number}.parquet")
+    (work / "niels_cache.toml").write_text(
+        '[pretrain.web]\nsource = "parquet"\nfiles = ["texts/*.parquet"]\nparts = 4\nval_frac = 0.0\n[dagster]\nplots = false\n'
+        '[tokenizer]\ntrain_on = ["web"]\nvocab_size = 8000\n[build]\nthreads = 1\n',
+        encoding="utf-8",
+    )
+    found = graph(load_registry(), work / "cache")
+    for key in ("tokenizer", "plan/web"):
+        materialize(found[key])
+    words = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions", "--select", "pretrain/parts"]
+    for number in range(2):
+        used, size = resource.getrusage(resource.RUSAGE_CHILDREN), database_bytes(work / "home")
+        command = [*words, "--partition", f"web/part-{number:05d}"]
+        subprocess.run(command, cwd=work, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield Row(
+        "a run of Dagster for a part of 1 MB of text, with its child",
+        f"{now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime:.1f} s of processor time, "
+        f"{(database_bytes(work / 'home') - size) / 1e3:.0f} kB of database",
+        "at most 6 s",
     )
 
 
@@ -175,7 +210,7 @@ def page(work: Path, partitions: list[str], rounds: int) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not what it costs")
-    parser.add_argument("--only", nargs="+", choices=("queue", "page"), default=("queue", "page"), help="what to measure")
+    parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="what to measure")
     parser.add_argument("--parts", type=int, default=5_000, help="partitions (default: 5,000)")
     parser.add_argument("--runs", type=int, default=1_000, help="runs to queue (default: 1,000)")
     settings = parser.parse_args()
@@ -184,12 +219,14 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     for step in settings.only:
         with tempfile.TemporaryDirectory() as temporary:
-            partitions = prepare(Path(temporary), parts)
-            rows = (
-                queueing(Path(temporary), partitions, runs)
-                if step == "queue"
-                else page(Path(temporary), partitions, 1 if settings.quick else 3)
-            )
+            work = Path(temporary)
+            partitions = prepare(work, parts)
+            if step == "queue":
+                rows = queueing(work, partitions, runs)
+            elif step == "page":
+                rows = page(work, partitions, 1 if settings.quick else 3)
+            else:
+                rows = run_of_a_part(work)
             for row in rows:
                 print(f"| {row.what} | {row.measured} | {row.wanted} |", flush=True)
 

@@ -25,11 +25,11 @@ from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.leased import SharedTokenizer
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.shared_tokenizer import SharedTokenizer
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.published import PublishedCache
 from niels_cache_assets.artifacts.sft import Sft

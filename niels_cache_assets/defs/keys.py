@@ -84,7 +84,7 @@ def searched(registry: Registry) -> SpecificPartitionsPartitionMapping:
     return SpecificPartitionsPartitionMapping([name for name in registry.prepared() if name in order])
 
 
-def has_parts(registry: Registry) -> bool:
+def has_shared_steps(registry: Registry) -> bool:
     """Return whether several processes can share a step: the parts of a data set or of a corpus, or the ranges of the search."""
     return bool(with_plan(registry) or registry.search_ranges)
 

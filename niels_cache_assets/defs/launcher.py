@@ -238,7 +238,7 @@ class _Launcher:
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
-        if self._sink.builds_parts_here and not is_plain and keys.has_parts(registry):
+        if self._sink.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
         self._defs = build_defs(resources, registry=registry)

@@ -1,6 +1,4 @@
-"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, what joins parts, and the
-tokenizer.
-"""
+"""The common part of everything that is built under a lease, so that machines can share it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from typing import Any, ClassVar
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log
 from niels_cache_assets.artifacts.parts.under_lease import under_lease
-from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, real_path
@@ -68,11 +65,6 @@ class AfreshUnderLease(Artifact):
         target = real_path(self.directory)
         if set(staged_attempts(target)) - {partial_path(target)}:  # of killed builds
             sweep_attempts(target)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedTokenizer(AfreshUnderLease, Tokenizer):
-    """The tokenizer of a project in parts. Any machine that builds a part may be the first, and then makes the tokenizer."""
 
 
 def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:

@@ -117,19 +117,20 @@ def _sample_address(arguments: argparse.Namespace, stage: str, split: Split, *, 
 
     if stage == "corpus":
         raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-    address, generator = arguments.name, torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with local_copy(arguments) as copy:
-        directory = copy.fetch_files(address, [TOKENIZER])
+        build, _ = copy.open(arguments.name)
+        directory = copy.fetch_of(build, [TOKENIZER])
         meta = open_meta(directory)
         assert meta is not None
         tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
         kind, settings = meta["kind"], {"count": arguments.count, "length": arguments.tokens, "generator": generator}
         if arguments.notable or kind == "sft":
-            copy.fetch_split(address, split=split)
+            copy.fetch_build(build, split)
         if arguments.notable:
             drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
         elif kind == "pretrain":
-            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_files(address, paths), **settings)
+            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_of(build, paths), **settings)
         else:
             drawn = examples(directory, split, tokenizer=tokenizer, **settings)
         return _print_samples(arguments, drawn, tokenizer, name=directory.name, kind=kind, split=split, seed=seed)

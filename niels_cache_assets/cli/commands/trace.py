@@ -140,7 +140,7 @@ def _fetch_beside(copy: str, folder: str) -> Path:
     lineage = (documents_name(split), examples_name(split), f"{documents_folder(split)}/")
     build, _ = opened.open(address)
     files = [path for path in build.published.meta["files"] if path.startswith(lineage)]
-    return opened.fetch_files(address, [*files, TOKENIZER]) / split
+    return opened.fetch_of(build, [*files, TOKENIZER]) / split
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, arguments: argparse.Namespace) -> TokenLoader:
