@@ -572,3 +572,22 @@ def test_an_article_of_lists_is_a_list_page_with_an_example(tmp_path: Path) -> N
     rejected = pq.read_table(tmp_path / "cache" / "corpus" / "wiki" / "rejected.parquet").to_pylist()
     assert [(row["reason"], row["title"]) for row in rejected] == [("list_page", "Mills")]
     assert rejected[0]["excerpt"].startswith("- Mill 0\n- Mill 1")
+
+
+@pytest.mark.parametrize(
+    ("heading", "file"),
+    [
+        ("Einzelnachweise", "Datei"),
+        ("Notes et références", "Fichier"),
+        ("Véase también", "Archivo"),
+        ("Altri progetti", "File"),
+        ("Ligações externas", "Ficheiro"),
+        ("Zie ook", "Bestand"),
+        ("Källor", "Fil"),
+        ("Linki zewnętrzne", "Plik"),
+        ("Примечания", "Файл"),
+    ],
+)
+def test_end_matter_and_files_of_other_wikipedias_show_no_text(heading: str, file: str) -> None:
+    page = f"[[{file}:a.jpg|thumb|a picture]]Prose.\n== {heading} ==\nA source of it.\n== History ==\nMore prose."
+    assert plain_text(page).split() == ["Prose.", "History", "More", "prose."]
