@@ -64,8 +64,8 @@ shuffled: $(DEV)  ## all tests five times, each time in a new random order
 walks: $(DEV)  ## the long walks: the wheel in a fresh environment, the tutorial, all real samples, and small runs of benchmarks
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 2 --dist loadfile $(TEST_ARGS)
 
-cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (five minutes of two cores)
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 2 --dist loadfile $(TEST_ARGS)
+cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (minutes of two cores)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 2 --dist worksteal $(TEST_ARGS)
 
 remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 2 --dist loadfile $(TEST_ARGS)

@@ -1,7 +1,7 @@
-"""The processes of pytest-xdist, as forks of one server with the imports of all tests, if all tests run.
+"""The processes of pytest-xdist, as forks of one server, if all tests run. The server has imported and collected all tests.
 
-Otherwise, each of these processes would import torch, Dagster and Lightning for itself, and would start its own servers for the programs of
-its tests (tests/programs.py). The servers belong to the process that starts the others, and end with it.
+Otherwise, each of these processes would import torch, Dagster, Lightning and all test files for itself, and would start its own servers for
+the programs of its tests (tests/programs.py). The servers belong to the process that starts the others, and end with it.
 """
 
 import shlex
@@ -23,6 +23,7 @@ _IMPORTED = (
     "megatron.core.datasets.gpt_dataset",
     "playwright.sync_api",
     "torch._dynamo",
+    "tests.collected",
 )
 _FORK = """
 import signal, sys

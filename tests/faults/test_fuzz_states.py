@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal
 from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
 from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.loader import blend
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset
 from niels_cache_runtime.megatron.index_cache import open_arrays
 from tests import megatron_core
@@ -33,7 +35,11 @@ def write_sources(root: Path) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cases", CASES)
-def test_a_state_of_the_loader_is_refused_or_gives_the_batch_it_stands_before(tmp_path: Path, cases: int) -> None:
+def test_a_state_of_the_loader_is_refused_or_gives_the_batch_it_stands_before(
+    tmp_path: Path, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all states have the same weights, and to interleave these takes most of the time of opening a loader: it is done once."""
+    monkeypatch.setattr(blend, "_interleave", lru_cache(8)(blend._interleave))
     sources, accepted = write_sources(tmp_path), 0
     settings: dict[str, Any] = {"T": 8, "B": 2, "seed": 7, "weights": [(0, {"notes": 1, "chats": 1}), (40, {"notes": 2, "chats": 1})]}
     loader = TokenLoader(sources, **settings)
