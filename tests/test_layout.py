@@ -64,7 +64,7 @@ ROOMS = {  # what each room may import of its own package
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
-        "artifacts": "build_cache chats cleaning config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
+        "artifacts": "build_cache chats config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
         "defs": "artifacts build_cache chats cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },

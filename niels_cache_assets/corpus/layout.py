@@ -15,6 +15,7 @@ DOCUMENTS = {
     "characters": "int64",
     "bytes": "int64",  # number of bytes of the text in UTF-8
 }
+KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 REJECTED = {
     "reason": "string",
     "title": "string",
@@ -36,6 +37,7 @@ DUPLICATES = {
 REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
+MEASURES_NAME = "measures.json"  # what the filters measured (cleaning/measures.py); missing without cleaning, and in old corpora
 REPORT_NAME = "report.json"
 HASHES_NAME = "hashes"  # of a part: the sha256 of each document, back to back
 COUNTS_NAME = "counts.json"  # of a part: the counts that the joined corpus adds up

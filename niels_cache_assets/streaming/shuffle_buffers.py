@@ -87,12 +87,18 @@ class ObjectBuffer:
 
     def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
         incoming, moved = incoming.with_objects(), _Exchange(slots)
+        if self._held.kept is not None or incoming.kept is not None:
+            incoming, self._held = _with_kept(incoming), _with_kept(self._held)
         leaving = self._held[slots]
-        for name in _COLUMNS:
+        for name in _COLUMNS if self._held.kept is None else (*_COLUMNS, "kept"):
             column, new = getattr(leaving, name), getattr(incoming, name)
             column[moved.after] = new[moved.before]
             getattr(self._held, name)[slots[moved.stays]] = new[moved.stays]
         return leaving
+
+
+def _with_kept(documents: DocumentBatch) -> DocumentBatch:
+    return documents if documents.kept is not None else replace(documents, kept=np.full(len(documents), None, dtype=object))
 
 
 class ColumnBuffer:
@@ -143,7 +149,11 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, documents: DocumentBatch) -> _Columns | None:
-        """Return the columns of documents. Return None if a string is not valid Unicode, or if texts are long on average."""
+        """Return the columns of documents. Return None if a string is not valid Unicode, if texts are long on average, or if documents have
+        kept values.
+        """
+        if documents.kept is not None:
+            return None
         strings = [getattr(documents, name) for name in _STRINGS]
         if not isinstance(documents.text, Strings) and int(documents.characters.sum()) > _SHORT_CHARACTERS * len(documents):
             return None

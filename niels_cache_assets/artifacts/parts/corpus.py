@@ -38,7 +38,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.corpus.prepared import document_files
-from niels_cache_assets.corpus.store import write_rejected
+from niels_cache_assets.corpus.store import write_measures, write_rejected
 from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, corpus_need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta
@@ -285,6 +285,7 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
         raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
     write_rejected(work.directory, counts.report.rows(), files)
+    write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
     facts = joined_facts([meta["facts"] for _, meta in members])

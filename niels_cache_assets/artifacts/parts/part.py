@@ -126,6 +126,7 @@ class Part(Leased):
             decontaminate_threshold=self.source.decontaminate_threshold,
             val_texts=self._val_documents(context) if self.source.decontaminate != "off" else None,
             needs_train=False,
+            keep=self.keep,
             provenance=provenance,
             progress=progress,
         )

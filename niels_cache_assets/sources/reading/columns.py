@@ -7,7 +7,8 @@ dropping is counted. A Collector groups the documents into new batches of up to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, objec
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.strings import Objects, Strings, buffers_of, int64_array
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
@@ -116,11 +118,12 @@ def batch_of(
     ids: Sequence[Any] | Strings | Objects | None,
     titles: Sequence[str | None] | None = None,
     split: Split | None = None,
+    kept: Sequence[str | None] | None = None,
 ) -> DocumentBatch:
     """Return rows as a batch of documents. files, numbers: the file and the number of each row.
 
     ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid Unicode.
-    split: the split of all rows.
+    split: the split of all rows. kept: the kept values of each row as JSON (keep.py), or None without `keep`.
     """
     count = len(texts.text)
     file = files if isinstance(files, Strings) else object_array(files, count)
@@ -132,6 +135,7 @@ def batch_of(
         split=np.full(count, NO_SPLIT if split is None else SPLITS.index(split), np.int8),
         characters=texts.characters,
         title=None if titles is None else object_array(titles, count),
+        kept=None if kept is None else object_array(kept, count),
     )
 
 
@@ -151,6 +155,16 @@ def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Seq
     return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
 
 
+def require_columns(key: str, names: Iterable[str], columns: Iterable[str], place: str) -> None:
+    """Raise NielsCacheError if a column that `key` names is missing. The message names the place and the nearest column."""
+    there = list(columns)
+    for name in names:
+        if name not in there:
+            close = difflib.get_close_matches(name, there, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise NielsCacheError(f"{place}: {key}: no column {name!r}; {meant}The columns are: {', '.join(there[:20]) or 'none'}")
+
+
 def is_plain(text: Any) -> bool:
     """Return whether a value can be the text of a document without a change: a str that is not blank and has no NUL."""
     return type(text) is str and text != "" and not text.isspace() and "\0" not in text
@@ -161,22 +175,22 @@ class RowCollector:
 
     def __init__(self, files: FilePass) -> None:
         self._files = files
-        self._rows: list[tuple[str, Any, str, int, str | None]] = []
+        self._rows: list[tuple[str, Any, str, int, str | None, str | None]] = []
         self._characters = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None) -> bool:
+    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None, kept: str | None = None) -> bool:
         """Add a document, and return whether the batch is full now. source_id: the id in the data, of any type (see `rows.row_id`)."""
-        self._rows.append((text, source_id, file, row, title))
+        self._rows.append((text, source_id, file, row, title, kept))
         self._characters += len(text)
         return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
 
     def batch(self) -> DocumentBatch:
         """Return the collected documents, and report the place after them."""
         count = len(self._rows)
-        texts, ids, files, numbers, titles = map(list, zip(*self._rows, strict=True))
+        texts, ids, files, numbers, titles, kept = map(list, zip(*self._rows, strict=True))
         self._rows.clear()
         self._characters = 0
         self._files.report_place()
@@ -186,6 +200,7 @@ class RowCollector:
             numbers=numbers,
             ids=ids,
             titles=titles if any(title is not None for title in titles) else None,
+            kept=kept if any(each is not None for each in kept) else None,
         )
 
 
