@@ -14,6 +14,7 @@ import argparse
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,8 +152,8 @@ def server(work: Path) -> Iterator[str]:
             time.sleep(0.5)
         yield url
     finally:
-        process.terminate()
-        process.wait(60)
+        os.killpg(process.pid, signal.SIGKILL)  # with its code server; nothing is written any more
+        process.wait()
 
 
 def record_parts(work: Path, partitions: list[str]) -> float:
