@@ -1,4 +1,4 @@
-"""Draws the picture of the spans of targets in docs/howto.md, with templates that the code renders, the same one every time.
+"""Draws the pictures of the spans of targets in docs/howto.md, with templates that the code renders, the same ones every time.
 
 python -m docs.chat_picture
 """
@@ -51,17 +51,17 @@ def rendered(template: Template) -> Rendered:
     return found
 
 
-def line(panel: Axes, y: float, found: Rendered) -> None:
+def line(panel: Axes, y: float, found: Rendered, *, colour: str = COLOURS[0]) -> None:
     """Draw a text character by character, its spans in colour."""
     targets = {place for start, end in found.spans for place in range(start, end)}
     for place, character in enumerate(found.text):
         if place in targets:
-            panel.add_patch(Rectangle((place, y - 0.34), 1, 0.62, facecolor=COLOURS[0], alpha=0.25, linewidth=0))
+            panel.add_patch(Rectangle((place, y - 0.34), 1, 0.62, facecolor=colour, alpha=0.25, linewidth=0))
         shown = "↵" if character == "\n" else character
-        colour = "black" if place in targets else GREY
-        panel.text(place + 0.5, y, shown, ha="center", va="center", fontsize=7, family="monospace", color=colour)
+        ink = "black" if place in targets else GREY
+        panel.text(place + 0.5, y, shown, ha="center", va="center", fontsize=7, family="monospace", color=ink)
     for start, end in found.spans:
-        panel.plot([start, end], [y - 0.36, y - 0.36], color=COLOURS[0], linewidth=1.6)
+        panel.plot([start, end], [y - 0.36, y - 0.36], color=colour, linewidth=1.6)
 
 
 def chat_spans() -> Figure:
@@ -75,8 +75,29 @@ def chat_spans() -> Figure:
     return figure
 
 
+PROMPT = [*CHAT[:2], {"role": "user", "content": "2+2?"}]
+ANSWERS = {"chosen": "Four.", "rejected": "About five."}
+
+
+def pair_spans() -> Figure:
+    """Both sides of a preference pair, with the spans that are learned: those after the prompt."""
+    figure, (panel,) = figure_of(11.5, 1.9)
+    bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
+    bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
+    template = templates()[1][1]
+    with Rendering(template) as ready:
+        sides = ready.render([Chat([*PROMPT, {"role": "assistant", "content": answer}], side) for side, answer in ANSWERS.items()])
+    for row, (side, found) in enumerate(zip(ANSWERS, sides, strict=True)):
+        assert isinstance(found, Rendered)
+        y = 2.0 - 2 * row
+        panel.text(0, y + 0.75, side, ha="left", va="center", fontsize=9)
+        line(panel, y, found._replace(spans=found.spans[1:]), colour=COLOURS[row])
+    return figure
+
+
 def main(folder: Path = TARGET) -> None:
     chat_spans().savefig(folder / "chat_spans.png", dpi=130, metadata={"Software": None})
+    pair_spans().savefig(folder / "pair_spans.png", dpi=130, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.batch import Batch
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.loader.preference.batch import PreferenceBatch
+    from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
@@ -27,6 +29,8 @@ __all__ = [
     "Batch",
     "DatasetLoader",
     "NielsCacheError",
+    "PreferenceBatch",
+    "PreferenceDataset",
     "PretrainTokenStreamDataset",
     "SFTExampleDataset",
     "TokenLoader",
@@ -43,6 +47,8 @@ _MODULES = {
     "Batch": "loader.batch",
     "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
+    "PreferenceBatch": "loader.preference.batch",
+    "PreferenceDataset": "samplers.preference_dataset",
     "PretrainTokenStreamDataset": "samplers.pretrain_dataset",
     "SFTExampleDataset": "samplers.sft_dataset",
     "TokenLoader": "loader.loader",

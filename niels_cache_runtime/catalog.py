@@ -36,6 +36,8 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     dataset_dir,
     doc_ends_name,
+    entries_per_example,
+    has_pairs,
     idx_name,
     target_ends_name,
     targets_name,
@@ -51,6 +53,7 @@ from niels_cache_runtime.remote.whole import Place
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
@@ -70,7 +73,8 @@ class TokenStream:
 
     pieces: arrays of uint16 or uint32, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie back to
         back in memory.
-    offsets: (rows + 1,) int64. Row i is the tokens from offsets[i] to offsets[i + 1] - 1 of the stream.
+    offsets: (rows + 1,) int64. Row i is the tokens from offsets[i] to offsets[i + 1] - 1 of the stream. Each side of a preference pair is a
+        row here.
     """
 
     pieces: list[Tokens]
@@ -82,7 +86,7 @@ class CacheSplit:
 
     `folder` is the path or the address that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the
     documents of a pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens
-    of row i, (tokens,) uint16 or uint32; `len(split)` is `rows`.
+    of row i, (tokens,) uint16 or uint32; `len(split)` is `rows`. A preference pair is one row: its chosen side, then its rejected side.
 
     If another program wrote meta.json, `bytes` are the sizes of the files on disk, and `rows` of a pretrain split are the entries of its
     doc_ends file. Without a doc_ends file, `rows` come from meta.json, or are None if meta.json does not count documents.
@@ -124,16 +128,23 @@ class CacheSplit:
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
-        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings(), **settings})
+        of_pairs = {"kind": "preference"} if has_pairs(self.dataset.meta) else {}
+        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings(), **of_pairs, **settings})
 
-    def sampler(self, *, T: int, device: str = "cpu", verify: Verify = "size") -> "PretrainTokenStreamDataset | SFTExampleDataset":
+    def sampler(
+        self, *, T: int, device: str = "cpu", verify: Verify = "size"
+    ) -> "PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset":
         """Return a sampler. Its method `get_batch` returns a random batch.
 
         For a pretrain split, the sampler draws random windows and returns x, y. For an SFT split, it draws random examples and returns x,
-        y, y_masked.
+        y, y_masked. For preference pairs, it draws random pairs and returns a PreferenceBatch.
 
-        T: tokens per row. Raises NielsCacheError for the reasons that PretrainTokenStreamDataset and SFTExampleDataset list.
+        T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list.
         """
+        if has_pairs(self.dataset.meta):
+            from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
+
+            return PreferenceDataset(self.folder, T=T, device=device, verify=verify, **self._copy_settings())
         if self.dataset.family == "pretrain":
             from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
@@ -156,9 +167,9 @@ class CacheSplit:
         if self._place is not None:
             folder, self._copy = self._place.whole()
         if self.dataset.family == "sft":
-            from niels_cache_runtime.cache.sft import open_pair
+            from niels_cache_runtime.cache.sft import open_examples
 
-            meta, tokens, starts = open_pair(*self._pair(folder))
+            meta, tokens, starts, _ = open_examples(*self._pair(folder), pairs=has_pairs(self.dataset.meta))
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
             return TokenStream(pieces=[tokens], offsets=np.append(starts, len(tokens)))
         opened = open_split(folder, doc_ends=True)
@@ -168,13 +179,17 @@ class CacheSplit:
         return TokenStream(pieces=pieces, offsets=np.concatenate([np.zeros(1, np.int64), np.asarray(ends).astype(np.int64)]))
 
     def __len__(self) -> int:
-        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
+        return len(self._row_offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
+
+    @property
+    def _row_offsets(self) -> NDArray[np.int64]:
+        return self.stream.offsets[:: entries_per_example(self.dataset.meta)]
 
     def __getitem__(self, index: int) -> Tokens:
-        stream = self.stream
-        number = check_index(index, len(stream.offsets) - 1, what="row", from_end=True)
-        start, stop = stream.offsets[number : number + 2].tolist()
-        parts = list(slice_pieces(stream.pieces, start, stop))
+        offsets = self._row_offsets
+        number = check_index(index, len(offsets) - 1, what="row", from_end=True)
+        start, stop = offsets[number : number + 2].tolist()
+        parts = list(slice_pieces(self.stream.pieces, start, stop))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
@@ -190,7 +205,7 @@ class CacheSplit:
         return {} if self._place is None else self._place.settings
 
     def _summary(self) -> str:
-        rows = "documents" if self.dataset.family == "pretrain" else "examples"
+        rows = "documents" if self.dataset.family == "pretrain" else "pairs" if has_pairs(self.dataset.meta) else "examples"
         in_rows = f"in {self.rows:,} {rows}" if self.rows is not None else f"in an unknown number of {rows}"
         return f"{self.tokens:,} tokens {in_rows}, {in_bytes(self.bytes)}" if self.tokens else "empty"
 
@@ -199,6 +214,12 @@ class CacheSplit:
         T = _SHOWN_T if self.dataset.family == "sft" else min(_SHOWN_T, self.tokens - 1)
         if T < 1 or not self.tokens:
             return ""
+        if has_pairs(self.dataset.meta):
+            return (
+                f"split = {self.dataset._expression}.{self.split}\n"
+                f"loader = split.loader(T={T}, B=8, seed=0)  # every pair once per epoch, resumable\n"
+                f"batch = next(iter(loader))  # batch.chosen.x, batch.rejected.x, and y_masked of both: (8, {T})"
+            )
         each, targets = ("packed row", "batch.y_masked") if self.dataset.family == "sft" else ("window", "batch.y")
         return (
             f"split = {self.dataset._expression}.{self.split}\n"

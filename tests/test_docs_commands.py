@@ -59,6 +59,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "sbatch": "Slurm's own",
         "touch": "a part that is being built; tests/test_attempts.py",
         "storage:": "a Postgres server; tests/cluster",
+        "run_monitoring:": "settings of Dagster; tests/cluster/test_engines.py",
     },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",
@@ -155,6 +156,11 @@ files = ["wikitext.jsonl"]
 [sft.my_chats]
 source = "chat_jsonl"
 files = ["chats.jsonl"]
+
+[sft.my_pairs]
+source = "chat_jsonl"
+kind = "preference"
+files = ["pairs.jsonl"]
 """
 
 
@@ -214,6 +220,8 @@ def write_texts(folder: Path) -> None:
         (folder / "books" / f"{number}.txt").write_text("\n".join(sentences(40, seed=number)), encoding="utf-8")
     chats = ([{"role": "user", "content": asked}, {"role": "assistant", "content": asked[::-1]}] for asked in sentences(20, seed=9))
     (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf-8")
+    pairs = ({"prompt": asked, "chosen": asked[::-1], "rejected": "No."} for asked in sentences(20, seed=8))
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
     (folder / "data").mkdir()
     with IndexedWriter(folder / "data" / "pile_text_document") as writer:
         for text in texts[:10]:

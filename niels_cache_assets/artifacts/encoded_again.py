@@ -22,7 +22,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split, Tokens, documents_name, examples_name, token_dtype_of
+from niels_cache_runtime.format.layout import SPLITS, Split, Tokens, documents_name, entries_per_example, examples_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals
 from niels_cache_runtime.verify import Finding
 
@@ -80,7 +80,7 @@ def _choose(dataset: Dataset, meta: Meta, count: int, seed: int) -> dict[_Origin
     import torch
 
     splits = {
-        split: SplitTokens(dataset.directory, dataset.family, split, dtype=token_dtype_of(meta))
+        split: SplitTokens(dataset.directory, dataset.family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
         for split in SPLITS
         if meta[f"{split}_tokens"]
     }

@@ -16,17 +16,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.conversations import ConversationEncoder
+from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
-from niels_cache_assets.chats.encoding import NO_TARGET, ChatEncoder, EncodedChat
-from niels_cache_assets.chats.rendering import REFUSED, Chat
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY, TEMPLATE_ROLES
+from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.conversations import conversation_problem
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, in_chunks, texts_with_special
+from niels_cache_assets.sources.conversations import example_problem
+from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, prompt_hash
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
@@ -34,7 +36,7 @@ from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SPLITS, Tokens
+from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -84,6 +86,8 @@ def build_sft_cache(
     threads: int | None = None,
     token_dtype: str | None = None,
     template: Template | None = None,
+    preference: bool = False,
+    max_tokens: int | None = None,
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
@@ -94,7 +98,9 @@ def build_sft_cache(
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
     replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
-    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `token_dtype`, `report`,
+    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `preference`: each
+    Conversation is a preference pair, with a `rejected` side. Both sides are written one after the other, with spans, and the share
+    `val_frac` of the prompts goes to val. `max_tokens`: pairs with a longer side are dropped and counted. `token_dtype`, `report`,
     `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
@@ -113,6 +119,8 @@ def build_sft_cache(
         threads=threads,
         token_dtype=token_dtype,
         template=template,
+        preference=preference,
+        max_tokens=max_tokens,
         provenance=provenance or Provenance(),
         report=report,
         progress=progress,
@@ -130,9 +138,13 @@ class SftBuild(CacheBuild):
     split_by: Literal["example", "group"] = "example"
     on_invalid: Literal["raise", "drop"] = "raise"
     template: Template | None = None
+    preference: bool = False
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         require_whole_numbers(seed=self.seed, threads=self.threads)
+        if self.max_tokens is not None and not self.preference:
+            raise NielsCacheError(f"max_tokens={self.max_tokens}: is for preference pairs; leave it out")
         if not 0 <= self.val_frac < 1:
             raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
         if self.template is None:
@@ -144,7 +156,16 @@ class SftBuild(CacheBuild):
     @property
     def settings(self) -> dict[str, Any]:
         with_template = {} if self.template is None else {"template": self.template.identity}
-        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self.split_by, **with_template}
+        of_pairs = {"kind": "preference", "max_tokens": self.max_tokens} if self.preference else {}
+        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self._split_unit, **with_template, **of_pairs}
+
+    @property
+    def _split_unit(self) -> str:
+        return "prompt" if self.preference else self.split_by
+
+    @property
+    def _has_spans(self) -> bool:
+        return self.preference or self.template is not None
 
     @cached_property
     def _chats(self) -> ChatEncoder | None:
@@ -152,8 +173,14 @@ class SftBuild(CacheBuild):
         return None if self.template is None else ChatEncoder(self.template, self.tokenizer)
 
     @cached_property
+    def _of_chunks(self) -> ConversationEncoder:
+        return ConversationEncoder(
+            view=self.view, encoding_view=self.encoding_view, dtype=self.dtype, chats=self._chats, raises=self.on_invalid == "raise"
+        )
+
+    @cached_property
     def _meta(self) -> Meta:
-        return self.meta(f"seeded {self.val_frac:g} of {self.split_by}s to val")
+        return self.meta(f"seeded {self.val_frac:g} of {self._split_unit}s to val")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -167,15 +194,17 @@ class SftBuild(CacheBuild):
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
-        with SftSpool(partial, dtype=self.dtype, state=spooled, with_spans=self.template is not None) as spool:
+        sides = len(SIDES) if self.preference else 1
+        with SftSpool(partial, dtype=self.dtype, state=spooled, with_spans=self._has_spans, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
             if not spool.examples:
                 note = dropped_note(ended, self.feed.report.hints)
-                raise NielsCacheError(f"{self.out_dir}: the source gave no usable conversation{note}; nothing was written")
+                what = "preference pair" if self.preference else "conversation"
+                raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
-            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self.split_by == "group")
+            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self._split_unit != "example")
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
@@ -188,16 +217,19 @@ class SftBuild(CacheBuild):
         return meta, state.spool.tokens if state is not None else 0
 
     def _described_template(self, partial: Path, counts: dict[str, int], files: Files) -> dict[str, Any]:
-        """Write the text of the template into the cache. Return the entries of meta.json about it."""
+        """Write the text of the template into the cache. Return the entries of meta.json about it, about targets and about sides."""
+        described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
+        if self._has_spans:
+            described["targets"] = {split: counts[f"{split}_targets"] for split in SPLITS}
         if self.template is None or self._chats is None:
-            return {}
+            return described
         path = partial / CHAT_TEMPLATE_NAME
         with naming(path):
             path.write_text(self.template.text, encoding="utf-8", newline="")
             sync(path)
         add_file(path, CHAT_TEMPLATE_NAME, files)
-        described = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
-        return {"template": described, "targets": {split: counts[f"{split}_targets"] for split in SPLITS}}
+        about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
+        return {"template": about, **described}
 
     def tokens_of(self, item: Conversation) -> Tokens:
         return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
@@ -249,69 +281,61 @@ class SftBuild(CacheBuild):
         return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task[1][0])))
 
     def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
-        """Encode a chunk. Without a template, each message becomes the special token of its role, the ids of its content, and EOT."""
+        """Encode a chunk of conversations, or of pairs."""
         batch, (chunk, position) = task
-        known = ROLE_TO_KEY.keys() if self.template is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
-        found = ((number, conversation_problem(each.messages, known)) for number, each in enumerate(chunk))
-        problems = {number: problem for number, problem in found if problem is not None}
-        if self._chats is not None:
-            return self._encode_chats(self._chats, chunk, position, problems)
-        valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
-        turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
-        messages = [message for number in valid.tolist() for message in chunk[number].messages]
-        encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
-        owner = np.repeat(valid, turns)  # the conversation of each message
-        for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
-            is_invalid = encoded.invalid is not None and encoded.invalid[message]
-            problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
-        self._require_sound(chunk, problems, first=position.items - len(chunk))
-        kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
-        stays = kept[owner]
-        lengths = encoded.lengths[stays]
-        ends = np.cumsum(lengths + 2)
-        starts = ends - lengths - 2
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
-        content = np.ones(len(tokens), dtype=bool)
-        content[starts] = content[ends - 1] = False
-        tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
-        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
-        tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
-        last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
-        return _Encoded(
-            conversations=[each for each, keep in zip(chunk, kept.tolist(), strict=True) if keep],
-            tokens=tokens,
-            lengths=np.diff(ends[last], prepend=0),
-            dropped=Counter(problems.values()),
-            position=position,
-        )
-
-    def _encode_chats(self, chats: ChatEncoder, chunk: list[Conversation], position: Position, problems: dict[int, str]) -> _Encoded:
-        """Encode the valid conversations of a chunk with the template. problems: the reasons of the others, by their places."""
         first = position.items - len(chunk)
-        valid = [number for number in range(len(chunk)) if number not in problems]
-        encoded: dict[int, EncodedChat] = {}
-        said: dict[str, str] = {}
-        names = [f"example {chunk[number].source_id or first + number}" for number in valid]
-        results = chats.encode([Chat(chunk[number].messages, name) for number, name in zip(valid, names, strict=True)])
-        for number, result in zip(valid, results, strict=True):
-            if isinstance(result, EncodedChat):
-                encoded[number] = result
-                continue
-            problems[number] = result.reason
-            if result.reason in (REFUSED, NO_TARGET):
-                if self.on_invalid == "raise":
-                    raise NielsCacheError(result.said)
-                said.setdefault(result.reason, result.said)
+        if self.preference:
+            return self._encode_pairs(batch, chunk, position, first)
+        problems: dict[int, str] = {}
+        found = self._of_chunks.encode(chunk, batch, problems, [_name(each, first + number) for number, each in enumerate(chunk)])
         self._require_sound(chunk, problems, first=first)
         return _Encoded(
-            conversations=[chunk[number] for number in encoded],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for each in encoded.values())]),
-            lengths=np.fromiter((len(each.ids) for each in encoded.values()), np.int64, len(encoded)),
+            conversations=[chunk[number] for number in found.kept],
+            tokens=found.tokens,
+            lengths=found.lengths,
             dropped=Counter(problems.values()),
             position=position,
-            spans=[each.spans for each in encoded.values()],
-            hints=tuple(said.values()),
+            spans=found.spans,
+            hints=found.hints,
         )
+
+    def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
+        """Encode a chunk of pairs. The two sides of a pair come one after the other."""
+        problems = {number: problem for number, pair in enumerate(chunk) if (problem := self._problem_of_pair(pair)) is not None}
+        valid = [number for number in range(len(chunk)) if number not in problems]
+        sides = [side for number in valid for side in (chunk[number], chunk[number]._replace(messages=chunk[number].rejected or []))]
+        of_sides: dict[int, str] = {}
+        found = self._of_chunks.encode(sides, batch, of_sides, [_name(chunk[number], first + number) for number in valid for _ in SIDES])
+        chats = dict(zip(found.kept, self._of_chunks.chats_of(found), strict=True))
+        encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
+        for place, number in enumerate(valid):
+            problem = of_sides.get(2 * place) or of_sides.get(2 * place + 1)
+            made = problem or paired(chats[2 * place], chats[2 * place + 1], most=self.max_tokens)
+            if isinstance(made, str):
+                problems[number] = made
+            else:
+                encoded[number] = made
+        self._require_sound(chunk, problems, first=first)
+        both = [side for pair in encoded.values() for side in pair]
+        return _Encoded(
+            conversations=[
+                chunk[number]._replace(group=prompt_hash(chunk[number].messages, chunk[number].rejected or [])) for number in encoded
+            ],
+            tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
+            lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
+            dropped=Counter(problems.values()),
+            position=position,
+            spans=[side.spans for side in both],
+            hints=found.hints,
+        )
+
+    def _problem_of_pair(self, pair: Conversation) -> str | None:
+        """Return why the messages are no pair, or None. Raises NielsCacheError for a pair with a split of its own."""
+        if pair.split is not None:
+            raise NielsCacheError(
+                f"{_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
+            )
+        return PROMPTS_DIFFER if pair.rejected is None else example_problem(pair, self._of_chunks.roles)
 
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
         """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.
@@ -319,18 +343,12 @@ class SftBuild(CacheBuild):
         first: the number of the chunk's first conversation.
         """
         for index in sorted(problems):
-            example, problem = f"example {chunk[index].source_id or first + index}", problems[index]
+            example, problem = _name(chunk[index], first + index), problems[index]
             if problem == COLLISION:
                 if self.on_collision == "raise":
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
-            elif problem != INVALID_UNICODE and self.on_invalid == "raise":
+            elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
                 raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
-
-
-def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
-    """Return the union of two masks, bool (count,). None stands for a mask without any True."""
-    masks = [mask for mask in (first, second) if mask is not None]
-    return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)
 
 
 def _sizes(conversations: list[Conversation]) -> np.ndarray:
@@ -338,4 +356,10 @@ def _sizes(conversations: list[Conversation]) -> np.ndarray:
 
 
 def _characters(conversation: Conversation) -> int:
-    return sum(len(content) for message in conversation.messages if isinstance(content := message.get("content"), str))
+    messages = [*conversation.messages, *(conversation.rejected or [])]
+    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+
+
+def _name(conversation: Conversation, number: int) -> str:
+    """Return the name of an example for messages. number: its number in the source, if it has no id."""
+    return f"example {conversation.source_id or number}"

@@ -30,7 +30,18 @@ from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.cache.targets import map_targets
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split, Tokens, has_spans, token_dtype_of
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    IGNORE_INDEX,
+    SIDES,
+    SPLITS,
+    Family,
+    Split,
+    Tokens,
+    has_pairs,
+    has_spans,
+    token_dtype_of,
+)
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
@@ -54,6 +65,9 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded. With a chat
     template, the column `labels` holds the places of targets, and each row that is read holds labels instead.
 
+    A data set of preference pairs has a row for each pair. A row that is read has `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`
+    and `rejected_labels`. They are made from the columns `input_ids` and `labels`, which hold both sides.
+
     Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has a different tokenizer, for an
     unknown split, and for T below 1 or longer than a pretrain split.
     """
@@ -72,6 +86,8 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
     if found.family == "pretrain":
         return dataset
+    if has_pairs(found.meta):
+        return dataset.with_transform(_WithPairs(T=T))
     if has_spans(found.meta):
         return dataset.with_transform(_WithSpans(T=T))
     ids = {role: resolve_id(role, None, meta=found.meta, tokens_path=opened.folder) for role in ("eot", "asst")}
@@ -108,6 +124,10 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     of_token = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
+        if has_pairs(split.dataset.meta):
+            ids = chunks[0] if chunks else pa.array([], pa.large_list(of_token))  # the tokens are in one file
+            columns = {"input_ids": ids, _LABELS: _spans_of(split)}
+            return pa.table({name: pa.FixedSizeListArray.from_arrays(sides, len(SIDES)) for name, sides in columns.items()})
         ids = pa.chunked_array(chunks, type=pa.large_list(of_token))
         return pa.table({"input_ids": ids, **({_LABELS: _spans_of(split)} if has_spans(split.dataset.meta) else {})})
     total = int(stream.offsets[-1])
@@ -236,3 +256,18 @@ class _WithSpans:
             rows.append(tokens[: self.T].tolist())
             labels.append(made[: self.T].tolist())
         return {**batch, "input_ids": rows, _LABELS: labels}
+
+
+class _WithPairs:
+    """A transform that makes the columns of both sides from rows of preference pairs, and cuts each side to T tokens."""
+
+    def __init__(self, *, T: int | None) -> None:
+        self._of_side = _WithSpans(T=T)
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        held = {name: batch[name] for name in ("input_ids", _LABELS) if name in batch}
+        made = {name: values for name, values in batch.items() if name not in held}
+        for number, side in enumerate(SIDES):
+            found = self._of_side({name: [sides[number] for sides in values] for name, values in held.items()})
+            made |= {f"{side}_{name}": values for name, values in found.items()}
+        return made

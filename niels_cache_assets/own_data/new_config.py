@@ -31,6 +31,7 @@ _LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
 _COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _FORMS = {
+    "kind": "preference pairs",
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
     "text_field": "text in {text_field!r}",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from niels_cache_runtime.format.layout import SPLITS, Family
+from niels_cache_runtime.format.layout import SPLITS, Family, has_pairs
 from niels_cache_runtime.format.meta import Meta
 
 _OPENING = """from niels_cache_runtime import TokenLoader
 
-loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0)
-batch = next(iter(loader))  # batch.x, batch.{targets}: (16, 1024)"""
+loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0{kind})
+batch = next(iter(loader))  # {held}: (16, 1024)"""
 
 
 def data_card(address: str, family: Family, name: str, meta: Meta, *, license: str | None = None) -> str:
@@ -65,7 +65,10 @@ def _body(address: str, family: Family, name: str, meta: Meta, license: str | No
         }
     )
     yield from ("", "## How to open it", "", "```", f"niels-cache pull {address} --out cache", "```", "")
-    yield from ("```python", _OPENING.format(family=family, name=name, targets="y" if family == "pretrain" else "y_masked"), "```")
+    held, kind = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked", ""
+    if has_pairs(meta):
+        held, kind = "batch.chosen.x, batch.rejected.x", ', kind="preference"'
+    yield from ("```python", _OPENING.format(family=family, name=name, held=held, kind=kind), "```")
 
 
 def _table(rows: dict[str, object]) -> Iterator[str]:

@@ -26,6 +26,8 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     Tokens,
+    entries_per_example,
+    has_pairs,
     idx_name,
     list_shards,
     shard_name,
@@ -46,11 +48,12 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A notable document or example. `what`: why it was picked. `number`: its number in the split. `start`: its place in the split, in
-    tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
+    """A notable document, example or side of a pair. `what`: why it was picked. `noun`: its kind, in one word. `number`: its number in the
+    split. `start`: its place in the split, in tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
     """
 
     what: str
+    noun: str
     number: int
     start: int
     length: int
@@ -58,8 +61,11 @@ class Sample:
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """Return at most four different samples, or none if the split is empty. Raise NielsCacheError for missing or unreadable files."""
-    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta))
+    """Return at most four different samples, or none if the split is empty. Of a preference pair, both sides are returned.
+
+    Raise NielsCacheError for missing or unreadable files.
+    """
+    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
     ends = tokens.ends
     if not len(ends):
         return []
@@ -68,7 +74,8 @@ def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, s
     drawn = int(build_id(meta) or "0" if is_foreign(meta) else meta["content_sha256"], 16) % len(ends)
     for what, number in (("first", 0), ("random", drawn), ("longest", longest), ("shortest", shortest)):
         numbers[number] = f"{numbers[number]}, {what}" if number in numbers else what
-    return [_sample(what, number, tokens, shown) for number, what in numbers.items()]
+    noun = _noun(family, meta)
+    return [sample for number, what in numbers.items() for sample in _samples(what, noun, number, tokens, shown)]
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
@@ -83,9 +90,15 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
     return longest[0], shortest[0]
 
 
-def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
-    start, end = tokens.bounds(number)
-    return Sample(what=what, number=number, start=start, length=end - start, tokens=tokens.read(start, min(end - start, shown)))
+def _noun(family: Family, meta: Meta) -> str:
+    return "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
+
+
+def _samples(what: str, noun: str, number: int, tokens: SplitTokens, shown: int) -> Iterator[Sample]:
+    for side, start, end in tokens.sides(number):
+        read = tokens.read(start, min(end - start, shown))
+        named = f"{what}, {side}" if side else what
+        yield Sample(what=named, noun=noun, number=number, start=start, length=end - start, tokens=read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +194,8 @@ def _window(tokens: Tokens, split: Split, number: int, count: int) -> Drawn:
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:
     """Yield the same documents or examples that the UI shows."""
-    noun = "document" if family == "pretrain" else "example"
     meta = load_meta(str(directory / META_NAME))
+    noun = _noun(family, meta)
     # An example is read whole, to count its hidden targets.
     picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
     if not picked:
@@ -211,18 +224,19 @@ def examples(
     import torch
 
     meta = load_meta(str(directory / META_NAME))
-    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta))
-    total = len(stream.ends)
+    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+    total, noun = len(stream.ends), _noun("sft", meta)
     if not total:
         raise NielsCacheError(
-            f"{directory / idx_name(split)}: this split is empty (0 examples), so there is nothing to sample; choose another --split"
+            f"{directory / idx_name(split)}: this split is empty (0 {noun}s), so there is nothing to sample; choose another --split"
         )
     targets = targets_of(directory, split, meta, tokenizer)
     for example in torch.randperm(total, generator=generator)[:count].tolist():
-        start, end = stream.bounds(example)
-        tokens = stream.read(start, end - start)
-        is_target = targets.of_example(tokens, example, start)
-        yield _of_example(f"{split} example {example:,} of {total:,}", tokens, is_target, shown=length)
+        for side, start, end in stream.sides(example):
+            tokens = stream.read(start, end - start)
+            is_target = targets.of_example(tokens, example, start)
+            title = f"{split} {noun} {example:,} of {total:,}{f', {side}' if side else ''}"
+            yield _of_example(title, tokens, is_target, shown=length)
 
 
 def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:

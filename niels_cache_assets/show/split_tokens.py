@@ -16,6 +16,7 @@ import numpy as np
 from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
+    SIDES,
     Family,
     Split,
     Tokens,
@@ -30,13 +31,14 @@ from niels_cache_runtime.format.layout import (
 
 class SplitTokens:
     """The tokens of one split. `dtype`: their dtype, uint16 or uint32 (`token_dtype_of` meta.json). `shards`: the token files in order,
-    each (n,) of this dtype. Raises NielsCacheError for files that are missing or inconsistent.
+    each (n,) of this dtype. `entries`: how many entries of the index an example has, 2 for a preference pair. Raises NielsCacheError for
+    files that are missing or inconsistent.
     """
 
-    def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype) -> None:
+    def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1) -> None:
         self._folder, self._family, self._split = folder, family, split
         self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
-        self.dtype = dtype
+        self.dtype, self._entries = dtype, entries
         self.shards = MappedTokens(self._paths, dtype=dtype).shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
@@ -53,6 +55,10 @@ class SplitTokens:
         """The end of each document or example, in tokens from the start of the split."""
         if self._family == "pretrain":
             return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
+        return self._ends_of_entries[self._entries - 1 :: self._entries]
+
+    @cached_property
+    def _ends_of_entries(self) -> Offsets:
         starts = map_example_starts(self._folder / idx_name(self._split), token_count=len(self))
         return np.append(starts[1:], len(self)) if len(starts) else starts
 
@@ -66,6 +72,14 @@ class SplitTokens:
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the start and the end of a document or example, in tokens."""
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
+
+    def sides(self, number: int) -> list[tuple[str, int, int]]:
+        """Return the name, the start and the end of each side of a preference pair. Any other item is one side, whose name is empty."""
+        start, end = self.bounds(number)
+        if self._entries == 1:
+            return [("", start, end)]
+        middle = int(self._ends_of_entries[self._entries * number])
+        return [*zip(SIDES, (start, middle), (middle, end), strict=True)]
 
     def file_at(self, position: int) -> tuple[str, int]:
         """Return the file of this token, relative to the folder of the data set, and the offset of the token in this file, in tokens."""

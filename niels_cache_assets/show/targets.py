@@ -24,16 +24,21 @@ class ExampleTargets:
     """
 
     def __init__(self, directory: Path, split: Split, meta: Meta, *, token_count: int, ids: Mapping[str, int] | None = None) -> None:
-        self._spans = None
+        self._spans, self._starts = None, None
         self._ids: Mapping[str, int] = meta["special_token_ids"] if ids is None else ids
         if has_spans(meta):
-            starts = map_example_starts(directory / idx_name(split), token_count=token_count)
-            self._spans = map_targets(directory, split, starts=starts, token_count=token_count)
+            self._starts = map_example_starts(directory / idx_name(split), token_count=token_count)
+            self._spans = map_targets(directory, split, starts=self._starts, token_count=token_count)
         elif not is_count(self._ids.get("asst")):
             raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, the token before the targets; add its id there")
 
     def of_example(self, tokens: Tokens, example: int, begin: int) -> NDArray[np.bool_]:
-        """Return which of the first tokens of an example are targets, (n,) bool. begin: where the example begins in the split."""
+        """Return which of the first tokens of an example are targets, (n,) bool.
+
+        begin: where the example begins in the split. For a side of a preference pair, where the side begins.
+        """
+        if self._starts is not None:
+            example = int(np.searchsorted(self._starts, begin))  # the entry of the side in the index
         return self.mask(tokens, np.zeros(1, np.int64), first=example, begin=begin)
 
     def mask(self, tokens: Tokens, starts: NDArray[np.int64], *, first: int, begin: int) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import Family, has_pairs
 from niels_cache_runtime.format.meta import Meta
 
 _WINDOW = 256  # T of the example, or less if a split has fewer tokens
@@ -16,14 +16,20 @@ _COLUMNS = 72  # the UI cuts longer lines beside a name
 def training_code(directory: Path, family: Family, meta: Meta) -> str:
     """Return Python that reads one batch of this cache's train split. The code runs unchanged unless the split is empty."""
     window = max(1, min(_WINDOW, meta["train_tokens"] - 1)) if family == "pretrain" else _WINDOW
-    return loader_code(json.dumps(str(directory / "train"), ensure_ascii=False), family, T=window, B=_ROWS)
+    return loader_code(json.dumps(str(directory / "train"), ensure_ascii=False), family, T=window, B=_ROWS, pairs=has_pairs(meta))
 
 
-def loader_code(quoted_split: str, family: Family, *, T: int, B: int) -> str:
-    """Return Python that reads one batch of a split. `quoted_split`: the path of the split, in quotes, as it stands in Python code."""
+def loader_code(quoted_split: str, family: Family, *, T: int, B: int, pairs: bool = False) -> str:
+    """Return Python that reads one batch of a split. `quoted_split`: the path of the split, in quotes, as it stands in Python code.
+
+    pairs: whether the split has preference pairs.
+    """
     targets = "batch.y" if family == "pretrain" else "batch.y_masked"
+    read = f"batch.x, {targets}"
+    if pairs:
+        read = "chosen, rejected = batch.chosen, batch.rejected\nchosen.x, chosen.y_masked, rejected.x, rejected.y_masked"
     masked = "" if family == "pretrain" else "\n# targets are -100 except in the assistant's answers"
-    settings = f"T={T}, B={B}, seed=0"
+    settings = f"T={T}, B={B}, seed=0" + (', kind="preference"' if pairs else "")
     whole = f"loader = TokenLoader({quoted_split}, {settings})"
     split_up = f"loader = TokenLoader(\n    {quoted_split},\n    {settings},\n)"
     return f"""\
@@ -31,4 +37,4 @@ from niels_cache_runtime import TokenLoader
 
 {whole if len(whole) <= _COLUMNS else split_up}
 batch = next(iter(loader))
-batch.x, {targets}  # ({B}, {T}) int64 each{masked}"""
+{read}  # ({B}, {T}) int64 each{masked}"""

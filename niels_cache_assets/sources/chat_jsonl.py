@@ -1,4 +1,4 @@
-"""The source `chat_jsonl`, for SFT rows of the user's files, with one conversation in each row.
+"""The source `chat_jsonl`, for SFT rows of the user's files, with one conversation or preference pair in each row.
 
 This module turns rows into messages. `sources.conversations` decides which conversations are valid. One row at a time is in memory.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.sources.config_path import SENTINELS
-from niels_cache_assets.sources.conversations import conversation_problem, instruction_messages, joined, valid_batches
+from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches
+from niels_cache_assets.sources.pairs import MALFORMED, NO_PROMPT, prompt_length, sides_of
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
@@ -23,12 +24,17 @@ from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSou
 from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED = 50
-_OPTIONAL = ("input_field", "system_field")
+_OPTIONAL = ("input_field", "system_field", "prompt_field")
+_OF_CHATS = ("messages_field", "instruction_field", "input_field", "output_field", "system_field")
+_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
+_PROMPT = "prompt"  # the field that is read if `prompt_field` is not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
     "non_string_content": "the content of a message is not text",
+    MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
+    NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
 }
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
@@ -37,9 +43,11 @@ _FORMS = (
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
 _MESSAGE_KEYS = ("role", "from", "content", "value")
 
+Example = tuple[list[Message], list[Message] | None]  # the messages, and those of the rejected side of a pair
+
 
 class ChatJsonl(DecodesText, SftSource):
-    """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
+    """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
 
     Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. An empty system message is left out.
     """
@@ -54,6 +62,31 @@ class ChatJsonl(DecodesText, SftSource):
     input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
     output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
     system_field: str | None = Field(None, description="Field of a system message")
+    kind: Literal["chat", "preference"] = Field(
+        "chat", description="'preference' reads pairs: the chosen and the rejected answer to a prompt, for DPO and similar training"
+    )
+    prompt_field: str | None = Field(
+        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if the rows have it"
+    )
+    chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
+    rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
+    max_tokens: PositiveInt | None = Field(None, description="Pairs with a longer side are dropped and counted; None keeps all")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        others = _OF_CHATS if self.is_preference else _OF_PAIRS
+        if unused := [key for key in others if key in self.model_fields_set]:
+            needed = '"chat"' if self.is_preference else '"preference"'
+            raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
+        return self
+
+    @property
+    def is_preference(self) -> bool:
+        return self.kind == "preference"
+
+    @property
+    def split_unit(self) -> Literal["example", "group", "prompt"]:
+        return "prompt" if self.is_preference else "example"
 
     def missing_setting(self) -> str | None:
         if self.instruction_field and not self.output_field:
@@ -90,11 +123,13 @@ class ChatJsonl(DecodesText, SftSource):
                 )
 
     def _problem(self, values: dict[str, Any]) -> str | None:
-        messages = self.messages_of(values)
-        return "malformed_messages" if messages is None else conversation_problem(messages, self.roles)
+        made = self.example_of(values)
+        return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
 
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
+        if self.is_preference:
+            return {key: name for key in ("chosen_field", "rejected_field", "prompt_field") if (name := getattr(self, key))}
         keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
         return {key: name for key in keys if (name := getattr(self, key))}
 
@@ -109,14 +144,16 @@ class ChatJsonl(DecodesText, SftSource):
         yield from valid_batches(self._conversations(files, context), context.report, files, roles=self.roles)
 
     def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
-        field = self.instruction_field or self.messages_field
         configured = self._configured()
+        needed = {"messages_field": self.instruction_field or self.messages_field}
+        if self.is_preference:
+            needed = {key: configured[key] for key in ("chosen_field", "rejected_field")}
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row yet
         decoding = Decoding(self, context)
         unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
-        texts_of = lambda values: _contents(self.messages_of(values))  # noqa: E731
+        texts_of = lambda values: _contents(self.example_of(values))  # noqa: E731
         for file in files.files():
             for row, values in self._rows(file, files.position):
                 replaced = decoding.count_row(file.name, values, texts_of)
@@ -129,16 +166,15 @@ class ChatJsonl(DecodesText, SftSource):
                     if values.get(name) is not None and key not in wrong:
                         others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
                         wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
-                if field not in values:
-                    context.report.dropped["missing_messages_field"] += 1
+                missing = next((key for key, name in needed.items() if name not in values), None)
+                made = f"missing_{missing}" if missing else self.example_of(values)
+                if isinstance(made, str):
+                    context.report.dropped[made] += 1
                     continue
-                messages = self.messages_of(values)
-                if messages is None:
-                    context.report.dropped["malformed_messages"] += 1
+                if not decoding.admits(file.name, *_contents(made), replaced=replaced):
                     continue
-                if not decoding.admits(file.name, *_contents(messages), replaced=replaced):
-                    continue
-                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
+                messages, rejected = made
+                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected)
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])
@@ -147,17 +183,28 @@ class ChatJsonl(DecodesText, SftSource):
             )
         for key in (key for key in unproven if key in wrong and context.start is None):
             name, row, value, fields = wrong[key]
-            needed = "a list of messages" if key == "messages_field" else "text"
-            advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {needed}"
+            wanted = "a list of messages" if key == "messages_field" else "text or messages" if self.is_preference else "text"
+            advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {wanted}"
             context.report.hints.append(
-                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {needed} there; {advice}"
+                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {wanted} there; {advice}"
             )
+
+    def example_of(self, values: dict[str, Any]) -> Example | str:
+        """Return the messages of a row, and those of the rejected side or None. Return the reason if the row has none."""
+        if not self.is_preference:
+            messages = self.messages_of(values)
+            return "malformed_messages" if messages is None else (messages, None)
+        prompt = values.get(self.prompt_field or _PROMPT)
+        return sides_of(prompt, values.get(self.chosen_field), values.get(self.rejected_field), self._read)
+
+    def _read(self, value: Any) -> list[Message] | None:
+        return _messages(value, keeps_others=self.template != SENTINELS)
 
     def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
         """Return the messages of a row, or None if it has no list of messages."""
         if self.instruction_field:
             return self._mapped(values)
-        return _messages(values.get(self.messages_field), keeps_others=self.template != SENTINELS)
+        return self._read(values.get(self.messages_field))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
         extra = values.get(self.input_field) if self.input_field else None
@@ -170,11 +217,18 @@ def _is_right(key: str, value: Any) -> bool:
     """Return whether the field of this key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
+    if key in _OF_PAIRS:
+        return isinstance(value, str | dict) or _messages(value) is not None
     return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
 
 
-def _contents(messages: list[Message] | None) -> list[str]:
-    return [content for message in messages or () if isinstance(content := message["content"], str)]
+def _contents(example: Example | str) -> list[str]:
+    """Return the texts of all messages of an example. The texts of a prompt come once."""
+    if isinstance(example, str):
+        return []
+    messages, rejected = example
+    others = [] if rejected is None else rejected[prompt_length(messages, rejected) :]
+    return [content for message in (*messages, *others) if isinstance(content := message["content"], str)]
 
 
 def _messages(value: Any, *, keeps_others: bool = False) -> list[Message] | None:

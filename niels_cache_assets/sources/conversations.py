@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 
@@ -32,6 +33,14 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collectio
     return None if "assistant" in found else "no_assistant"
 
 
+def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+    """Return why this conversation or preference pair cannot be used for training, or None if it can."""
+    problem = conversation_problem(example.messages, roles)
+    if problem is not None or example.rejected is None:
+        return problem
+    return conversation_problem(example.rejected, roles) or pair_problem(example.messages, example.rejected)
+
+
 def valid_batches(
     conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None, *, roles: Collection[str] = ROLE_TO_KEY
 ) -> Iterator[list[Conversation]]:
@@ -43,7 +52,7 @@ def valid_batches(
 
     def valid() -> Iterator[Conversation]:
         for conversation in conversations:
-            if problem := conversation_problem(conversation.messages, roles):
+            if problem := example_problem(conversation, roles):
                 report.dropped[problem] += 1
             else:
                 yield conversation

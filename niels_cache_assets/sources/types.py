@@ -336,6 +336,10 @@ class PretrainSource(Source):
         """
         return documents, Counter()
 
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+        """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
+        return *self.convert(documents), []
+
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False
@@ -369,9 +373,14 @@ class SftSource(Source):
         return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
-    def split_unit(self) -> Literal["example", "group"]:
-        """The unit that val_frac counts: examples, or groups of examples that must stay in one split."""
+    def split_unit(self) -> Literal["example", "group", "prompt"]:
+        """The unit that val_frac counts: examples, or groups of examples (or prompts of pairs) that must stay in one split."""
         return "example"
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the examples are preference pairs."""
+        return False
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         if self.readable_files():

@@ -76,7 +76,7 @@ def _as_conversation(item: Any, position: int) -> Conversation:
         kind = type(item).__name__
         raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
     conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
-    if not all(isinstance(message, Mapping) for message in conversation.messages):
+    if not all(isinstance(message, Mapping) for message in [*conversation.messages, *(conversation.rejected or [])]):
         raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
     _require_lineage(conversation, position)
     return conversation

@@ -51,21 +51,22 @@ class SftSpool:
     """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `with_spans`: whether the examples have spans of targets.
+    this checkpoint. `with_spans`: whether the examples have spans of targets. `sides`: 2 if examples are preference pairs, whose groups are
+    hashes of their prompts. Then no group is in memory.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, with_spans: bool = False) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, with_spans: bool = False, sides: int = 1) -> None:
         state = state or SpoolState()
-        self._root, self._dtype = root, dtype
+        self._root, self._dtype, self._sides = root, dtype, sides
         self._scratch: Files = {}
         self._tokens = GrowingFile(root, f"{SCRATCH_NAME}/tokens.bin", resume_at=state.tokens * dtype.itemsize)
-        self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
+        self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples * sides)
         self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
-        self._spans = _SpanSpool(root, self._scratch, examples=state.examples) if with_spans else None
+        self._spans = _SpanSpool(root, self._scratch, examples=state.examples * sides) if with_spans else None
         self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
-        for rows in self._lineage.read():
+        for rows in self._lineage.read() if sides == 1 else ():
             for group in rows.column("group").to_pylist():
                 self._group_number(group)
         self.tokens = state.tokens
@@ -84,7 +85,7 @@ class SftSpool:
 
     @property
     def examples(self) -> int:
-        return self._lengths.items
+        return self._groups.items
 
     @property
     def bytes(self) -> int:
@@ -102,7 +103,8 @@ class SftSpool:
         self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray, spans: Sequence[np.ndarray] | None = None
     ) -> None:
         """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
-        spans: for each conversation, its spans of targets, (m, 2), relative to its first token.
+        spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
+        other, and each has a length and spans.
         """
         if not conversations:
             return
@@ -123,7 +125,7 @@ class SftSpool:
                 "row": [conversation.row for conversation in conversations],
                 "group": [conversation.group for conversation in conversations],
                 "category": [conversation.category for conversation in conversations],
-                "tokens": lengths,
+                "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
             }
         )
 
@@ -142,14 +144,17 @@ class SftSpool:
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
             counts[f"{split}_examples"] = int(chosen.sum())
-            counts[f"{split}_tokens"] = self._write_tokens(split, chosen, files)
+            of_sides = np.repeat(chosen, self._sides)
+            counts[f"{split}_tokens"] = self._write_tokens(split, of_sides, files)
             if self._spans is not None:
-                counts[f"{split}_targets"] = self._write_spans(split, chosen, files)
+                counts[f"{split}_targets"] = self._write_spans(split, of_sides, files)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
 
     def _group_number(self, group: str | None) -> int:
+        if group is not None and self._sides > 1:
+            return int(group, 16)  # 60 bits
         return _NO_GROUP if group is None else self._group_numbers.setdefault(group, len(self._group_numbers))
 
     def _load(self, name: str) -> np.ndarray:

@@ -22,9 +22,11 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     META_NAME,
+    SIDES,
     SPLITS,
     Split,
     Tokens,
+    has_pairs,
     has_spans,
     idx_name,
     target_ends_name,
@@ -76,8 +78,8 @@ def example_target_mask(
 class OpenedExamples(NamedTuple):
     """The open files of an SFT split, all of one build.
 
-    meta: the meta.json, or None. tokens: mapped. starts: (examples,) int64. spans: the targets, if the split was built with a chat
-    template; None if sentinels mark them.
+    meta: the meta.json, or None. tokens: mapped. starts: (examples,) int64; of preference pairs, (2 * pairs,), the chosen side of each pair
+    before the rejected one. spans: the targets, if the split was built with a chat template or has pairs; None if sentinels mark them.
     """
 
     meta: Meta | None
@@ -91,18 +93,22 @@ def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tu
     return open_examples(tokens_path, idx_path, verify=verify)[:3]
 
 
-def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> OpenedExamples:
+def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size", pairs: bool = False) -> OpenedExamples:
     """Open the files of an SFT split, all of one build of a data set.
 
     Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists. Also raises it if the data set was never
-    built, and if the cache has another tokenizer now than at the build.
+    built, if the cache has another tokenizer now than at the build, and if its examples are preference pairs and `pairs` is False, or the
+    other way round.
     """
-    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
+    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify, pairs))
 
 
-def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> OpenedExamples:
+def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) -> OpenedExamples:
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
+    if has_pairs(meta) != pairs:
+        held, reader = ("preference pairs", "kind='preference'") if not pairs else ("no preference pairs", "kind='tokens'")
+        raise NielsCacheError(f"{folder}: holds {held}; read it with TokenLoader(..., {reader}){'' if pairs else ' or PreferenceDataset'}")
     with_spans = _split_with_spans(meta, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
@@ -118,6 +124,8 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> OpenedExampl
             check_meta_count(meta, folder, f"{split}_examples", len(starts))
             check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
     spans = None if with_spans is None else map_targets(folder, with_spans, starts=starts, token_count=len(tokens))
+    if pairs and (spans is None or len(starts) % len(SIDES)):
+        raise NielsCacheError(f"{idx_path}: has {len(starts)} entries, which are no pairs with targets; rebuild this data set")
     return OpenedExamples(meta, tokens, starts, spans)
 
 

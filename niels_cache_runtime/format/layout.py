@@ -16,11 +16,13 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Split = Literal["train", "val"]
 Family = Literal["pretrain", "sft"]
+Side = Literal["chosen", "rejected"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
 
-SCHEMA_VERSION = 4  # the newest that is read; `schema_version_of` says which one a cache has
+SCHEMA_VERSION = 5  # the newest that is read; `schema_version_of` says which one a cache has
 SPLITS: tuple[Split, Split] = ("train", "val")
+SIDES: tuple[Side, Side] = ("chosen", "rejected")  # of a preference pair, in the order of the files
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
 
 TOKEN_DTYPES: dict[str, np.dtype] = {
@@ -80,10 +82,12 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
 def schema_version_of(meta: Mapping[str, Any]) -> int:
     """Return the schema_version of a cache with this meta.json.
 
-    It is 4 if its targets are spans, 3 if it was joined from parts, 2 if its tokens are uint32, otherwise 1. An older version of
-    niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, find no targets, or find the short shards
-    of parts damaged.
+    It is 5 if its examples are preference pairs, 4 if its targets are spans, 3 if it was joined from parts, 2 if its tokens are uint32,
+    otherwise 1. An older version of niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, find no
+    targets, learn rejected answers, or find the short shards of parts damaged.
     """
+    if has_pairs(meta):
+        return 5
     if has_spans(meta):
         return 4
     if meta.get("kind") == "pretrain" and "parts" in meta:
@@ -94,6 +98,16 @@ def schema_version_of(meta: Mapping[str, Any]) -> int:
 def has_spans(meta: Mapping[str, Any] | None) -> bool:
     """Return whether the targets of a cache with this meta.json are spans of tokens, in the files of `targets_name`."""
     return meta is not None and meta.get("kind") == "sft" and "targets" in meta
+
+
+def has_pairs(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether the examples of a cache with this meta.json are preference pairs. Each has two entries in `idx_name`: its sides."""
+    return meta is not None and meta.get("kind") == "sft" and "sides" in meta
+
+
+def entries_per_example(meta: Mapping[str, Any] | None) -> int:
+    """Return how many entries of `idx_name` each example has: 2 for a preference pair, otherwise 1."""
+    return len(SIDES) if has_pairs(meta) else 1
 
 
 def tokenizer_model_name(meta: Mapping[str, Any]) -> str:
@@ -158,7 +172,10 @@ def tokens_name(split: Split) -> str:
 
 
 def idx_name(split: Split) -> str:
-    """Return the name of the int64 .npy file that holds where each SFT example of the split begins, in tokens."""
+    """Return the name of the int64 .npy file that holds where each SFT example of the split begins, in tokens.
+
+    A preference pair has two entries: where its chosen side begins, and where its rejected side begins, which comes next.
+    """
     return f"{split}_idx.npy"
 
 

@@ -67,7 +67,7 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
 
 META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("kind", "text", EVERY, "The kind of the folder; for an index, `index/` and the kind of the index"),
-    MetaKey("schema_version", "a whole number", EVERY, "1; 2 with uint32 tokens; 3 with parts; 4 with spans. A reader refuses a newer one"),
+    MetaKey("schema_version", "a whole number", EVERY, "1; 2: uint32 tokens; 3: parts; 4: spans; 5: pairs. A reader refuses a newer one"),
     MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
     MetaKey("files", "a table", EVERY, "For each of the other files in the folder: its relative path, with its `bytes` and `sha256`"),
     MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`) and has no files"),
@@ -94,6 +94,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         ("pretrain",),
         "The first 50 documents that `decontaminate_against` dropped: origin, reason, the text they overlap (`because`), value",
     ),
+    MetaKey("keep", "a list of texts", ("pretrain", "corpus"), "Columns of the source that stay with the documents; missing without any"),
     # Tokens
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),
@@ -118,7 +119,13 @@ META_KEYS: tuple[MetaKey, ...] = (
         "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), and `marks`: whether "
         "it marks its targets itself",
     ),
-    MetaKey("targets", "a table of whole numbers", ("sft",), "With a template: spans of targets in `train` and `val`"),
+    MetaKey("targets", "a table of whole numbers", ("sft",), "With a template or pairs: spans of targets in `train` and `val`"),
+    MetaKey(
+        "sides",
+        "a list of texts",
+        ("sft",),
+        "If the examples are preference pairs: `chosen`, `rejected`, the two parts of each example in the order of the files",
+    ),
     MetaKey("documents", "a table of whole numbers", ("pretrain",), "Documents of `train` and `val`"),
     MetaKey("documents", "a table of whole numbers", ("corpus",), "`read` from the source, and `kept`"),
     MetaKey("characters", "a table of whole numbers", ("pretrain",), "Characters of the documents of `train` and `val`"),
@@ -169,6 +176,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("signatures", "a table or null", ("corpus",), "Settings of the MinHash signatures; null without a search for duplicates"),
     MetaKey("signatures", "a table or null", ("duplicates",), "For each data set, the sha256 of its digests and signatures"),
     MetaKey("lengths", "a table", ("corpus",), "Number of documents by length, `before` and `after` cleaning, for the report's histogram"),
+    MetaKey("masked", "a table", ("corpus",), "If places were masked: `documents`, `places` by kind, and `examples`"),
     MetaKey("splits", "a table", ("corpus",), "Number of documents by split of upstream; documents without a split are `unknown`"),
     MetaKey("splits", "a table", ("duplicates",), "`val_frac` and `seed` of each data set's split; null if upstream or budgets decide"),
     MetaKey("languages", "a table of whole numbers", ("corpus",), "Number of documents by configured language"),

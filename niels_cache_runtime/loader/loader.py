@@ -18,21 +18,18 @@ from niels_cache_runtime.cache.checks import check_choice, check_positive, check
 from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader.batch import Batch, BatchMaker
+from niels_cache_runtime.format.layout import Side
+from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.grown.caches import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
+from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources, batches_of
 from niels_cache_runtime.loader.report import MixtureReport, make_report
-from niels_cache_runtime.loader.settings import (
-    LoaderSettings,
-    check_one_tokenizer,
-    name_sources,
-    row_weights,
-)
+from niels_cache_runtime.loader.settings import LoaderSettings, check_one_tokenizer, name_sources, row_weights
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.state import (
     State,
@@ -85,6 +82,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     local_dir, limit_bytes: for a source that is an address, such as "s3://bucket/prefix/train": the folder of a local copy, and the most
         bytes that it may take. Pretrain splits need order="blocks". All processes of a machine may share the folder.
     fetch: with "windows", a pretrain split at an address needs no copy and any order is possible, but each row costs a request.
+    kind: "preference" reads SFT splits of preference pairs; each batch is then a PreferenceBatch. `loss_on` and `overflow` apply to each
+        side of a pair, and a pair always stays whole. packing: with False, each row holds one pair.
 
     Iteration starts at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None), each worker prepares
     whole batches in turn, and the order is the same for any number of workers. There, the position moves only in the workers: see
@@ -126,6 +125,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         local_dir: str | os.PathLike[str] | None = None,
         limit_bytes: float | None = None,
         fetch: Literal["shards", "windows"] = "shards",
+        kind: Literal["tokens", "preference"] = "tokens",
+        packing: bool = True,
     ) -> None:
         opener = Sources(sources, local_dir=local_dir, limit_bytes=limit_bytes, fetch=fetch, order=order)
         self._settings = settings = LoaderSettings.checked(
@@ -151,6 +152,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             lanes=lanes,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
+            kind=kind,
+            packing=packing,
         )
         self.names = tuple(opener.folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
@@ -181,7 +184,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self._iteration = 0  # number of the newest iterator; older iterators are stale
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: worker id, number of workers, batches made
         self._resumed = False  # whether `_worker` was loaded from a state
-        self._maker = self._make_maker(self.device)
+        self._maker = make_maker(self._sources, settings, self.device)
         self._maker.check_boundaries()
 
     @classmethod
@@ -293,10 +296,13 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self._resumed = worker is not None
         self._iteration += 1
 
-    def trace(self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None) -> BatchTrace | TokenOrigin:
+    def trace(
+        self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None, side: Side | None = None
+    ) -> BatchTrace | TokenOrigin:
         """Return the origin of every token in this rank's batch at `step`. With row and column (0..T), return the origin of that one token.
 
         step: any step of the run, counted as in `self.step`, with the batch size of that step. rank: a different rank, to trace its batch.
+        side: for kind="preference", the side of the pairs, "chosen" (when None) or "rejected".
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
         number = check_whole("step", step)
@@ -304,7 +310,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         samples = self._steps.find(self.position, number, rank=rank)
         if not len(samples):
             raise NielsCacheError(f"step={number}: the last batch of a pass, with no row for rank {rank}")
-        found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
+        located = self._mixture.locate(samples)
+        found = trace_samples(self.names, self._sources, step=number, samples=samples, located=located, side=side)
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def report(self, steps: int) -> MixtureReport:
@@ -328,7 +335,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             several sources, the dataset ends when the first source has been read once.
         """
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
-        return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
+        return SampleDataset(make_maker(self._sources, self._settings, torch.device("cpu")), self._mixture, length)
 
     def _iterate(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
@@ -382,15 +389,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             name: state_of_source(source) | self._mixture.described(name) for name, source in zip(self.names, self._sources, strict=True)
         }
 
-    def _make_maker(self, device: torch.device) -> BatchMaker:
-        settings = self._settings
-        return BatchMaker(
-            self._sources, T=self.T, device=device, wanted=settings.fields, mask_cross_document_targets=settings.mask_cross_document_targets
-        )
-
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_maker"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._maker = self._make_maker(self.device)
+        self._maker = make_maker(self._sources, self._settings, self.device)

@@ -3,15 +3,17 @@
 Every access reads only the requested rows; `__getitems__` reads a whole list with one gather per source.
 """
 
+from typing import Any
+
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import check_index
-from niels_cache_runtime.loader.batch import BatchMaker
+from niels_cache_runtime.loader.batch import Batch, BatchMaker
 from niels_cache_runtime.loader.mixture import Mixture
+from niels_cache_runtime.loader.preference.batch import PreferenceBatch
 
-Sample = dict[str, torch.Tensor]
+Sample = dict[str, Any]
 _BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
 
 
@@ -19,9 +21,9 @@ class SampleDataset(Dataset[Sample]):
     """A Dataset whose item k is global sample k of a loader. `TokenLoader.as_dataset` makes it.
 
     An item is a dict with one row of each field of a batch: `x` and `y`, (T,) int64, and the loader's other fields. cu_seqlens belongs to
-    whole batches and is not included. Items are already in the loader's order, so use a sequential sampler, or
-    DistributedSampler(shuffle=False). A negative index counts from the end. The object can be pickled. Raises IndexError for an index out
-    of range.
+    whole batches and is not included. For preference pairs, an item has such a dict for `chosen`, and one for `rejected`. Items are already
+    in the loader's order, so use a sequential sampler, or DistributedSampler(shuffle=False). A negative index counts from the end. The
+    object can be pickled. Raises IndexError for an index out of range.
     """
 
     def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
@@ -39,5 +41,12 @@ class SampleDataset(Dataset[Sample]):
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)
         batch = self._maker.make(self._mixture.locate(samples))
-        present = {name: rows for name in _BY_ROW if (rows := getattr(batch, name)) is not None}
-        return [{name: rows[row] for name, rows in present.items()} for row in range(len(indices))]
+        if isinstance(batch, PreferenceBatch):
+            pairs = zip(_rows(batch.chosen, len(indices)), _rows(batch.rejected, len(indices)), strict=True)
+            return [{"chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
+        return _rows(batch, len(indices))
+
+
+def _rows(batch: Batch, count: int) -> list[Sample]:
+    present = {name: rows for name in _BY_ROW if (rows := getattr(batch, name)) is not None}
+    return [{name: rows[row] for name, rows in present.items()} for row in range(count)]

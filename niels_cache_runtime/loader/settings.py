@@ -20,6 +20,7 @@ from niels_cache_runtime.loader.blocks.machines import resolve_machines
 from niels_cache_runtime.loader.blocks.order import MAX_LANES
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
+from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.windows import PretrainWindows
 
@@ -29,11 +30,13 @@ _CHOICES = {
     "loss_on": ("assistant", "last_assistant", "all"),
     "overflow": ("truncate_right", "truncate_left", "drop"),
     "weigh_by": ("tokens", "examples"),
+    "kind": ("tokens", "preference"),
 }
 _PARTS = 1 << 16
 _MOST_WEIGHT = 10**100  # so small that all later products fit into a float
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
 _OF_BLOCKS = ("order", "block_shards", "lanes")
+_OF_PAIRS = ("kind", "packing")
 _BLOCK_SHARDS = 64
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
@@ -62,6 +65,8 @@ class LoaderSettings:
     block_shards: int
     lanes: int
     machines: int
+    kind: Literal["tokens", "preference"]
+    packing: bool
 
     @classmethod
     def checked(
@@ -84,7 +89,7 @@ class LoaderSettings:
         given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
         given["seed"] = check_whole("seed", given["seed"], most=MAX_SEED)
         given["rank"] = check_whole("rank", given["rank"], most=given["world_size"] - 1)
-        for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
+        for name in ("shuffle", "drop_last", "mask_cross_document_targets", "packing"):
             if given[name] not in (True, False):
                 raise NielsCacheError(f"{name}={given[name]!r}: must be True or False")
             given[name] = bool(given[name])
@@ -99,6 +104,8 @@ class LoaderSettings:
         for name in _CHOICES:
             check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
         given |= _checked_blocks(given, ranks_per_machine)
+        if not given["packing"] and given["kind"] != "preference":
+            raise NielsCacheError("packing=False: is for kind='preference'; SFTExampleDataset has one example a row")
         if on_exhausted == "restart":
             if epochs is not None:
                 raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave out one of them")
@@ -110,11 +117,13 @@ class LoaderSettings:
         """Return the settings that decide every sample and its place in the run. A run can resume only with the same values of these
         settings.
         """
-        return {name: getattr(self, name) for name in (*_OF_SAMPLES, *(_OF_BLOCKS if self.order == "blocks" else ("order",)))}
+        names = (*_OF_SAMPLES, *(_OF_BLOCKS if self.order == "blocks" else ("order",)), *(_OF_PAIRS if self.kind == "preference" else ()))
+        return {name: getattr(self, name) for name in names}
 
     def of_constructor(self) -> dict[str, Any]:
         """Return the keyword arguments that build an equal loader, as JSON-able values, without B, rank, world_size, machines, device and
-        weights. The order is included only if it is in blocks, so that earlier releases read the states of the other order.
+        weights. The order is included only if it is in blocks, and the kind only for preference pairs, so that earlier releases read all
+        other states.
         """
         of_samples = {name: value for name, value in self.of_samples().items() if self.order == "blocks" or name != "order"}
         return of_samples | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
@@ -124,7 +133,7 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constructor's keyword arguments that `of_constructor` put into a state. Raises NielsCacheError for missing or unknown
     keys.
     """
-    expected = {*_OF_SAMPLES, *_OF_RUN, *(_OF_BLOCKS if "order" in settings else ())}
+    expected = {*_OF_SAMPLES, *_OF_RUN, *(_OF_BLOCKS if "order" in settings else ()), *(_OF_PAIRS if "kind" in settings else ())}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
@@ -208,9 +217,9 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
-    """Open a folder as a source: PretrainWindows for a pretrain split, PackedExamples for an SFT split.
+    """Open a folder as a source: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for preference pairs.
 
-    Raises NielsCacheError for the reasons that these two classes list, and for a folder that is neither kind of split.
+    Raises NielsCacheError for the reasons that these classes list, and for a folder that is no such split.
     """
     path = Path(folder)
     try:
@@ -218,18 +227,16 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     except (FileNotFoundError, NotADirectoryError):
         if splits := [split for split in SPLITS if (path / tokens_name(split)).exists()]:
             raise NielsCacheError(f"{folder}: is an SFT data set; name the split: {path / splits[0]}") from None
+        if settings.kind == "preference":
+            raise NielsCacheError(
+                f"{folder}: is no split of preference pairs; leave out kind='preference', or give cache/sft/NAME/train"
+            ) from None
         return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
-    return PackedExamples(
-        folder,
-        T=settings.T,
-        seed=settings.seed,
-        loss_on=settings.loss_on,
-        overflow=settings.overflow,
-        shuffle=settings.shuffle,
-        verify=verify,
-    )
+    of_rows: dict[str, Any] = {"T": settings.T, "seed": settings.seed, "loss_on": settings.loss_on, "overflow": settings.overflow}
+    of_rows |= {"shuffle": settings.shuffle, "verify": verify}
+    return PackedPairs(folder, pack=settings.packing, **of_rows) if settings.kind == "preference" else PackedExamples(folder, **of_rows)
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:

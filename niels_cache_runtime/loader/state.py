@@ -217,8 +217,8 @@ def read_position(state: State) -> Position:
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
     saved = state.get("settings", {})
-    for name, value in settings.items():
-        of_state = saved.get(name, "split" if name == "order" else None)
+    for name, value in {"kind": "tokens", **settings}.items():
+        of_state = saved.get(name, {"order": "split", "kind": "tokens"}.get(name))
         if of_state != value:
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 

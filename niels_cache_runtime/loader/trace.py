@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Tokens
+from niels_cache_runtime.format.layout import Side, Tokens
 from niels_cache_runtime.loader.mixture import Located
+from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.source import Source
 
 
@@ -22,7 +23,7 @@ class TokenOrigin:
 
     dataset: the name of the token's source. folder: the folder of its split.
     file, offset: the token file that holds the token, and the token's position in that file, in tokens.
-    document: the number of the token's document in the split. None for padding, and for a split without document ends.
+    document: the number of the token's document, example or pair in the split. None for padding, and for a split without document ends.
     document_offset: the token's position in the document, in tokens from the document's start. None if `document` is None.
     epoch, number: the epoch of the source, and the number of the sample within the source.
     sample: the number of the sample within the run.
@@ -94,14 +95,15 @@ class BatchTrace:
 
 
 def trace_samples(
-    names: Sequence[str], sources: Sequence[Source], *, step: int, samples: NDArray[np.int64], located: Located
+    names: Sequence[str], sources: Sequence[Source], *, step: int, samples: NDArray[np.int64], located: Located, side: Side | None = None
 ) -> BatchTrace:
-    """Return the trace of the global samples `samples` (n,). `located` has their places."""
+    """Return the trace of the global samples `samples` (n,). `located` has their places. side: see `preference.rows.side_of`."""
+    read_from = [side_of(source, side) for source in sources]
     found: list[tuple[NDArray[np.int64], tuple[NDArray[np.generic], ...]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]
-        origins = sources[source].origins(numbers, epoch=epoch)
-        tokens = sources[source].read(numbers, epoch=epoch, boundaries=False).tokens
+        origins = read_from[source].origins(numbers, epoch=epoch)
+        tokens = read_from[source].read(numbers, epoch=epoch, boundaries=False).tokens
         found.append((places, (tokens, origins.files, origins.offsets, origins.documents, origins.document_offsets)))
     order = np.argsort(np.concatenate([places for places, _ in found]))
     tokens, files, offsets, documents, document_offsets = (

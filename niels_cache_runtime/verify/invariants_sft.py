@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from niels_cache_runtime.format.layout import (
     CHAT_TEMPLATE_NAME,
     META_NAME,
+    SIDES,
     SPLITS,
     Split,
     Tokens,
+    entries_per_example,
+    has_pairs,
     has_spans,
     idx_name,
     target_ends_name,
@@ -91,10 +94,12 @@ def _template_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator
     named = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
     if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
         yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
+    if has_pairs(meta) and meta["sides"] != [*SIDES]:
+        yield META_NAME, f"sides is {meta['sides']!r:.80}, expected {', '.join(SIDES)}"
 
 
 class _SpanSplit:
-    """A split that was built with a chat template: ids in the vocabulary, and spans of targets that lie in their examples."""
+    """A split with spans, of a chat template or of pairs: ids in the vocabulary, and spans of targets that lie in their examples."""
 
     def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
         self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
@@ -121,7 +126,10 @@ class _SpanSplit:
         if not all(name in self._sizes for name in self._names):  # the comparison of files reports a missing file
             return
         starts = OffsetFile(self._folder / idx_name(self._split), "example_starts", token_count=token_count)
-        yield from total_problems(self._meta, f"{self._split}_examples", len(starts))
+        examples, half = divmod(len(starts), entries_per_example(self._meta))
+        if half:
+            yield idx_name(self._split), f"has {len(starts)} entries, an odd number, so one side of a pair is missing"
+        yield from total_problems(self._meta, f"{self._split}_examples", examples)
         spans = check_target_files(self._folder, self._split, starts, token_count=token_count)
         if self._meta["targets"].get(self._split) != spans:
             yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"

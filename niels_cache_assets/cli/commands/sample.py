@@ -199,6 +199,14 @@ def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: TextTokenize
     return rendered
 
 
+def _document_json(document: Document) -> dict[str, Any]:
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    found = document._asdict()
+    kept = kept_values(found.pop("kept"))
+    return {**found, **({"kept": kept} if kept else {})}
+
+
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """Print documents of a corpus, for --stage corpus."""
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
@@ -209,7 +217,7 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
     searched = duplicates_of(root, name, meta) is not None
     sample = sample_corpus(registry, name, root=root, count=arguments.count, seed=seed, minus_duplicates=searched)
     if arguments.json:
-        documents = [{"ordinal": ordinal, **document._asdict()} for ordinal, document in sample.documents]
+        documents = [{"ordinal": ordinal, **_document_json(document)} for ordinal, document in sample.documents]
         counts = {"documents": sample.kept, "mean_characters": sample.mean_characters, "estimated_tokens": sample.estimated_tokens}
         print_json({"name": name, "stage": "corpus", "seed": seed, **counts, "samples": documents})
         return

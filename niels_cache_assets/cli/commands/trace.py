@@ -7,6 +7,7 @@ each token in the batch. show/loader_states.py reads states; show/origins.py add
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.cli.addresses import add_copy_options, copy_folder, refuse_copy_options
-from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SIDES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that got the batch (default: 0)")
     parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its whole text")
     parser.add_argument("--column", metavar="J", type=whole_number, help="show only this token of the row: x[I, J], which is y[I, J - 1]")
+    parser.add_argument("--side", metavar="SIDE", help="for preference pairs: chosen (the default) or rejected")
     parser.add_argument(
         "--source",
         metavar="NAME=FOLDER",
@@ -95,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     state = read_loader_state(arguments.state)
     with copy_folder(arguments) as copy:
         loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
-        trace = loader.trace(arguments.step, rank=arguments.rank)
+        side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
+        trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
         assert isinstance(trace, BatchTrace)  # because no row is given
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
@@ -223,6 +227,8 @@ def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str,
 
 
 def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
+    from niels_cache_assets.sources.reading.keep import kept_values
+
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
     if segment.is_padding:
         return {**columns, "padding": True}
@@ -236,6 +242,7 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
         "source_id": lineage.source_id if lineage else None,
         "file": lineage.file if lineage else None,
         "row": lineage.row if lineage else None,
+        **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
         "text": cache.text(row, segment.first, segment.last),
     }
 
@@ -244,9 +251,11 @@ def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text
     """Return a table with one line for each segment, and the excerpts if they are given."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
     right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, *(["text"] if excerpts else []), right=right, shrinking=["source id", "file", "shard", "text"])
-    for segment, excerpt in zip_longest(segments, excerpts):
-        table.add_row(*_cells(segment, cache), *([excerpt] if excerpts else []))
+    kept = [_kept(segment, cache) for segment in segments]
+    more = [*(["kept"] if any(kept) else []), *(["text"] if excerpts else [])]
+    table = new_table(*columns, *more, right=right, shrinking=["source id", "file", "shard", "kept", "text"])
+    for segment, values, excerpt in zip_longest(segments, kept, excerpts):
+        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []), *([excerpt] if excerpts else []))
     return table
 
 
@@ -272,6 +281,8 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
         if lineage:
             table.add_row("source id", _line(lineage.source_id))
             table.add_row("file, row", f"{_line(lineage.file)}, {lineage.row:,}")
+            if lineage.kept is not None:
+                table.add_row("kept", _kept(segment, cache))
     console.print(table)
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "
@@ -299,6 +310,15 @@ def _cells(segment: Segment, cache: Cache) -> list[str]:
     origin = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
     document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
     return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
+
+
+def _kept(segment: Segment, cache: Cache) -> str:
+    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`. Empty without `keep`."""
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    lineage = cache.lineage.get(segment.document)
+    values = kept_values(lineage.kept) if lineage else {}
+    return ", ".join(f"{name}: {_line(value if isinstance(value, str) else json.dumps(value))}" for name, value in values.items())
 
 
 def _columns(segment: Segment) -> str:

@@ -90,9 +90,8 @@ def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: T
 
 
 def _shown(sample: Sample, targets: ExampleTargets | None, tokenizer: TextTokenizer) -> str:
-    noun = "document" if targets is None else "example"
     cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
-    title = f"**{sample.what}**: {noun} {sample.number:,}, {sample.length:,} tokens{cut}"
+    title = f"**{sample.what}**: {sample.noun} {sample.number:,}, {sample.length:,} tokens{cut}"
     if targets is None:
         text = "\n".join(_wrapped(as_text(sample.tokens.tolist(), tokenizer)))
         return f"{title}\n\n{fenced(text)}"

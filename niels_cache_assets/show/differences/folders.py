@@ -26,6 +26,7 @@ from niels_cache_runtime.format.layout import (
     Split,
     built_names,
     documents_name,
+    entries_per_example,
     examples_name,
     token_dtype_of,
     tokenizer_dir,
@@ -167,7 +168,10 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
     family = cast("Family", metas[0]["kind"])
     dtypes = [token_dtype_of(meta) for meta in metas]
-    streams = {split: (SplitTokens(a, family, split, dtype=dtypes[0]), SplitTokens(b, family, split, dtype=dtypes[1])) for split in SPLITS}
+    of_sides: list[dict[str, Any]] = [
+        {"dtype": dtype, "entries": entries_per_example(meta)} for dtype, meta in zip(dtypes, metas, strict=True)
+    ]
+    streams = {split: (SplitTokens(a, family, split, **of_sides[0]), SplitTokens(b, family, split, **of_sides[1])) for split in SPLITS}
     documents = compare_documents(*(_lineage(path, family) for path in (a, b)), shown=shown) if _have_lineage(metas, family) else None
     token_bytes = max(dtype.itemsize for dtype in dtypes)
     total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes

@@ -43,6 +43,7 @@ class PackingReport:
     tokens, padding: how many places in all rows hold a token of an example, and how many hold padding.
     truncated: how many of the examples in rows were cut. truncated_tokens: how many tokens were cut off in total.
     dropped: the number of examples in no row, for each reason (`too_long`, `without_target`).
+    sides: 2 for preference pairs: an example is a pair then, and each of its sides has rows of its own.
     """
 
     examples: int
@@ -52,6 +53,7 @@ class PackingReport:
     truncated: int
     truncated_tokens: int
     dropped: dict[str, int]
+    sides: int = 1
 
     @property
     def fill(self) -> float:
@@ -59,11 +61,13 @@ class PackingReport:
         return self.tokens / (self.tokens + self.padding)
 
     def __str__(self) -> str:
-        width = (self.tokens + self.padding) // self.rows
-        lines = [f"{self.examples:,} examples in {self.rows:,} rows of {width:,} tokens: {self.fill:.2%} filled, {self.padding:,} padding"]
+        width = (self.tokens + self.padding) // (self.rows * self.sides)
+        noun, part, times = ("examples", "examples", "") if self.sides == 1 else ("pairs", "sides", f"{self.sides} x ")
+        rows = f"{self.rows:,} rows of {times}{width:,} tokens"
+        lines = [f"{self.examples:,} {noun} in {rows}: {self.fill:.2%} filled, {self.padding:,} padding"]
         if self.truncated:
-            lines.append(f"{self.truncated:,} examples cut by {self.truncated_tokens:,} tokens")
-        lines += [f"{count:,} examples left out: {reason.replace('_', ' ')}" for reason, count in self.dropped.items()]
+            lines.append(f"{self.truncated:,} {part} cut by {self.truncated_tokens:,} tokens")
+        lines += [f"{count:,} {noun} left out: {reason.replace('_', ' ')}" for reason, count in self.dropped.items()]
         return "; ".join(lines)
 
 
@@ -107,6 +111,7 @@ class PackedExamples:
     """
 
     packs = True
+    sides = 1  # of each example
 
     def __init__(
         self,
@@ -140,14 +145,17 @@ class PackedExamples:
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
-        self._kept = kept = self._keep(starts)
-        self._shapes = shape_rows(kept.lengths, capacity=self.T + 1)
+        self._kept, self._room = self._keep(starts)
+        self._shapes = shape_rows(self._room, capacity=self.T + 1)
         self._plans: dict[int, Packing] = {}
-        self.examples: int | None = len(kept.lengths)
+        self.examples: int | None = len(self._room)
         self.samples = len(self._shapes.row_starts) - 1
-        # In a row without padding, the last token is a target only.
-        filled = np.add.reduceat(kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
-        self.tokens = int(np.minimum(filled, self.T).sum())
+        self.tokens = self._inputs()
+
+    def _inputs(self) -> int:
+        """Return the number of inputs that are not padding. In a row without padding, the last token is a target only."""
+        filled = np.add.reduceat(self._kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
+        return int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
         """Return the rows `numbers` (n,) of epoch `epoch`. Each number is from 0 to samples-1.
@@ -218,7 +226,9 @@ class PackedExamples:
 
     def _open(self, verify: Verify = "size") -> OpenedExamples:
         """Open or reopen the files."""
-        opened = open_examples(self.files[0], self._idx_path, verify=verify)
+        return self._use(open_examples(self.files[0], self._idx_path, verify=verify))
+
+    def _use(self, opened: OpenedExamples) -> OpenedExamples:
         self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
         return opened
 
@@ -241,12 +251,8 @@ class PackedExamples:
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
-    def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
-        """Return the examples to put into rows. Raises NielsCacheError if there are none.
-
-        One warning gives the number of examples that are left out because they have no target.
-        """
-        kept = keep_examples(
+    def _kept_of(self, starts: NDArray[np.int64]) -> KeptExamples:
+        return keep_examples(
             self._tokens,
             starts,
             T=self.T,
@@ -256,25 +262,38 @@ class PackedExamples:
             asst_id=self.asst_id,
             spans=self._spans,
         )
+
+    def _keep_all(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+        """Return the examples to put into rows, perhaps none, and the room that each takes, in tokens."""
+        kept = self._kept_of(starts)
+        return kept, kept.lengths
+
+    def _keep(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+        """Return the result of `_keep_all`. Raises NielsCacheError if no example is left.
+
+        One warning gives the number of examples that are left out because they have no target.
+        """
+        kept, room = self._keep_all(starts)
+        count = len(starts) // self.sides
         if not len(kept.ordinals):
             hint = "" if self._spans is not None else f", or check asst_id={self.asst_id} and eot_id={self.eot_id}"
             left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in kept.dropped.items())
             raise NielsCacheError(
-                f"{self.folder}: none of its {len(starts)} examples can be packed at T={self.T} ({left_out}); use a larger T{hint}"
+                f"{self.folder}: none of its {count} examples can be packed at T={self.T} ({left_out}); use a larger T{hint}"
             )
         if without_target := kept.dropped.get("without_target"):
             warnings.warn(
-                f"{self.folder}: {without_target} of {len(starts)} examples have no target (loss_on={self.loss_on!r}) in the part that is "
+                f"{self.folder}: {without_target} of {count} examples have no target (loss_on={self.loss_on!r}) in the part that is "
                 f"kept at T={self.T}, and are left out; a larger T may keep them",
                 stacklevel=3,
             )
-        return kept
+        return kept, room
 
     def _plan(self, epoch: int) -> Packing:
         """Return the plan of an epoch. The plans of the last two epochs are kept, because a batch may cross from one epoch to the next."""
         plan = self._plans.get(epoch)
         if plan is None:
-            plan = place_examples(self._shapes, self._kept.lengths, seed=self.seed, epoch=epoch)
+            plan = place_examples(self._shapes, self._room, seed=self.seed, epoch=epoch)
             # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan

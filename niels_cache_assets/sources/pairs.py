@@ -1,0 +1,106 @@
+"""Preference pairs of rows: two conversations that begin with the same messages, the prompt. One of them was preferred to the other.
+
+    prompt, chosen, rejected: messages or text --> messages of both sides --> why they are no pair, or the hash of their prompt
+
+A row may give the prompt alone, or in both sides, or both. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from niels_cache_assets.documents import Message
+from niels_cache_runtime.format.meta import sha256_text
+
+EQUAL_SIDES = "equal_sides"
+NO_REPLY = "no_assistant_at_end"
+PROMPTS_DIFFER = "prompts_differ"
+TOO_LONG = "too_long"
+NO_PROMPT = "no_prompt"
+MALFORMED = "malformed_pair"
+
+_HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such as those of Anthropic/hh-rlhf
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+Messages = Sequence[Mapping[str, Any]]
+Read = Callable[[Any], list[Message] | None]
+
+
+def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read) -> tuple[list[Message], list[Message]] | str:
+    """Return the messages of both sides, with the prompt, or the reason why the row has none.
+
+    prompt: text, messages, or None. chosen, rejected: text, a message, or messages, with the prompt or without it. read: returns the
+    messages in a list, or None. A text without a prompt must be a dialogue: turns that begin with `Human:` and `Assistant:` after an empty
+    line.
+    """
+    sides = [_side(prompt or None, side, read) for side in (chosen, rejected)]
+    for side in sides:
+        if isinstance(side, str):
+            return side
+    return cast(tuple[list[Message], list[Message]], tuple(sides))
+
+
+def _side(prompt: Any, side: Any, read: Read) -> list[Message] | str:
+    if isinstance(side, str):
+        return _of_text(prompt, side, read)
+    messages = read([side] if isinstance(side, dict) else side)
+    if messages is None:
+        return MALFORMED
+    if prompt is None:
+        return messages
+    if isinstance(prompt, str):
+        first = next((message for message in messages if message["role"] != "system"), None)
+        is_there = first is not None and first["role"] == "user" and first["content"] == prompt
+        return messages if is_there else [Message(role="user", content=prompt), *messages]
+    before = read(prompt)
+    if before is None:
+        return MALFORMED
+    return messages if messages[: len(before)] == before else [*before, *messages]
+
+
+def _of_text(prompt: Any, text: str, read: Read) -> list[Message] | str:
+    if prompt is None:
+        return dialogue(text) or NO_PROMPT
+    if isinstance(prompt, str):
+        return dialogue(prompt + text) or [Message(role="user", content=prompt), Message(role="assistant", content=text)]
+    before = read(prompt)
+    return MALFORMED if before is None else [*before, Message(role="assistant", content=text)]
+
+
+def dialogue(text: str) -> list[Message] | None:
+    """Return the messages of a dialogue in one text, or None if the text does not begin with `Human`.
+
+    One space before each message is left out.
+    """
+    before, *turns = _TURN.split(text if text.startswith("\n\n") else f"\n\n{text}")
+    if before or turns[:1] != ["Human"]:
+        return None
+    contents = (content.removeprefix(" ") for content in turns[1::2])
+    return cast(list[Message], [{"role": _SPEAKERS[name], "content": each} for name, each in zip(turns[::2], contents, strict=True)])
+
+
+def prompt_length(chosen: Messages, rejected: Messages) -> int:
+    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it."""
+    most = min(len(chosen), len(rejected)) - 1
+    return next((number for number in range(most) if chosen[number] != rejected[number]), max(0, most))
+
+
+def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
+    """Return why two usable conversations are no preference pair, as a reason for `dropped`, or None if they are one."""
+    if chosen == rejected:
+        return EQUAL_SIDES
+    if chosen[-1]["role"] != "assistant" or rejected[-1]["role"] != "assistant":
+        return NO_REPLY
+    prompt = prompt_length(chosen, rejected)
+    replies = chosen[prompt]["role"] == rejected[prompt]["role"] == "assistant"
+    return None if prompt and replies else PROMPTS_DIFFER
+
+
+def prompt_hash(chosen: Messages, rejected: Messages) -> str:
+    """Return the hash of the prompt of a pair, 15 hex digits. It is over the messages as JSON with sorted keys."""
+    prompt = [dict(message) for message in chosen[: prompt_length(chosen, rejected)]]
+    return sha256_text(json.dumps(prompt, sort_keys=True, default=str))[:_HASH_DIGITS]

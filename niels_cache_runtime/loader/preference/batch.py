@@ -1,0 +1,125 @@
+"""Batches of preference pairs: a batch of the chosen sides, and a batch of the rejected sides of the same pairs.
+
+Each side costs what a batch of SFT rows costs. `rows` decides which pairs are in a row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES
+from niels_cache_runtime.loader.batch import Batch, BatchMaker
+from niels_cache_runtime.loader.mixture import Located
+from niels_cache_runtime.loader.preference.rows import side_of
+from niels_cache_runtime.loader.settings import LoaderSettings
+from niels_cache_runtime.loader.source import Source
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreferenceBatch:
+    """B rows of the chosen sides of pairs, and B rows of their rejected sides.
+
+    chosen, rejected: a Batch each, with B rows of T tokens. Row r of both holds the same pairs in the same order: document k of the row
+        (`document_ids` == k) is one pair. Targets (`y_masked` is not -100) are the words of the assistant after the prompt.
+    """
+
+    chosen: Batch
+    rejected: Batch
+
+    @property
+    def chosen_mask(self) -> torch.Tensor:
+        """(B, T) bool, which of `chosen.y` are targets."""
+        return _mask(self.chosen)
+
+    @property
+    def rejected_mask(self) -> torch.Tensor:
+        """(B, T) bool, which of `rejected.y` are targets."""
+        return _mask(self.rejected)
+
+    @property
+    def pairs(self) -> torch.Tensor:
+        """(B,) int64, the number of pairs in each row."""
+        assert self.chosen.document_ids is not None
+        return torch.where(self.chosen_mask, self.chosen.document_ids.long() + 1, 0).amax(dim=1)  # every pair has a target
+
+    def padded_inputs(self) -> dict[str, torch.Tensor]:
+        """Return the batch as trl's DPOTrainer takes it, for rows of one pair each (`packing=False`, or PreferenceDataset).
+
+        `input_ids`, `attention_mask` and `completion_mask` are (2 * B, T + 1) int64: B rows of chosen sides, then B rows of rejected sides.
+        The completion mask is 1 at targets. Raises NielsCacheError for rows with several pairs, because trl takes one pair a row.
+        """
+        if int(self.pairs.amax(dim=0) if len(self.pairs) else 0) > 1:
+            raise NielsCacheError("padded_inputs: a row holds several pairs; give the loader packing=False")
+        ids, attention, completion = [], [], []
+        for side, mask in ((self.chosen, self.chosen_mask), (self.rejected, self.rejected_mask)):
+            assert side.document_ids is not None
+            ids.append(torch.cat([side.x[:, :1], side.y], dim=1))
+            is_token = side.document_ids == 0  # padding is a document of its own
+            attention.append(torch.cat([is_token, is_token[:, -1:]], dim=1))
+            completion.append(torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1))
+        return {
+            "input_ids": torch.cat(ids),
+            "attention_mask": torch.cat(attention).long(),
+            "completion_mask": torch.cat(completion).long(),
+        }
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "PreferenceBatch":
+        """Return the batch with every tensor on that device."""
+        return self._map(lambda side: side.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "PreferenceBatch":
+        """Return the batch in pinned memory; `DataLoader(pin_memory=True)` calls this."""
+        return self._map(Batch.pin_memory)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor of the batch."""
+        yield from self.chosen.tensors()
+        yield from self.rejected.tensors()
+
+    def _map(self, change: Callable[[Batch], Batch]) -> "PreferenceBatch":
+        return PreferenceBatch(chosen=change(self.chosen), rejected=change(self.rejected))
+
+
+class PreferenceMaker:
+    """A maker of preference batches. sources: all are PackedPairs. The other arguments are those of BatchMaker."""
+
+    def __init__(
+        self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
+    ) -> None:
+        self._chosen, self._rejected = (
+            BatchMaker(
+                [side_of(source, side) for source in sources],
+                T=T,
+                device=device,
+                wanted=wanted,
+                mask_cross_document_targets=mask_cross_document_targets,
+            )
+            for side in SIDES
+        )
+
+    def check_boundaries(self) -> None:
+        """Do nothing: pairs always have boundaries. See BatchMaker."""
+
+    def make(self, located: Located) -> PreferenceBatch:
+        """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""
+        return PreferenceBatch(chosen=self._chosen.make(located), rejected=self._rejected.make(located))
+
+
+def make_maker(sources: Sequence[Source], settings: LoaderSettings, device: torch.device) -> BatchMaker:
+    """Return the maker of the batches of a loader. For kind="preference", it is a PreferenceMaker, which has the same methods."""
+    cls = cast(type[BatchMaker], PreferenceMaker) if settings.kind == "preference" else BatchMaker
+    return cls(
+        sources,
+        T=settings.T,
+        device=device,
+        wanted=settings.fields,
+        mask_cross_document_targets=settings.mask_cross_document_targets,
+    )
+
+
+def _mask(batch: Batch) -> torch.Tensor:
+    assert batch.y_masked is not None
+    return batch.y_masked != IGNORE_INDEX

@@ -1,0 +1,150 @@
+"""Rows of preference pairs: the chosen sides of some pairs in one row, and their rejected sides in another row.
+
+    pairs       1: chosen A A A, rejected a a      2: chosen B B, rejected b b b b
+    chosen      | A A A | B B | EOT EOT EOT |
+    rejected    | a a | b b b b | EOT EOT EOT |    the same pairs, in the same order
+    documents     0     1         2                 document k of both rows is the same pair
+
+A pair takes as much room as its longer side, so the row of each side has room for it. `packing` has the method. One plan serves both sides.
+`batch` makes tensors of both rows.
+"""
+
+import hashlib
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.opening import Verify
+from niels_cache_runtime.cache.sft import OpenedExamples, open_examples
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SIDES, Side
+from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow
+from niels_cache_runtime.loader.packing.plan import Packing
+from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
+from niels_cache_runtime.loader.source import Origins, Source
+
+
+class PackedPairs(PackedExamples):
+    """A `source.Source` of rows of T+1 tokens of preference pairs. Its own rows hold the chosen sides, and those of `rejected` the others.
+
+    pack: with False, each row holds one pair.
+    The other arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is
+    left out, the other one is too. `examples` and documents count pairs. `tokens` counts the tokens of both sides.
+
+    Raises NielsCacheError for the reasons that PackedExamples lists, and for a data set without pairs.
+    """
+
+    sides = len(SIDES)
+    rejected: PackedExamples
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        T: int,
+        seed: int,
+        loss_on: LossOn = "assistant",
+        overflow: Overflow = "truncate_right",
+        pack: bool = True,
+        shuffle: bool = True,
+        verify: Verify = "size",
+    ) -> None:
+        self._pack = pack
+        super().__init__(folder, T=T, seed=seed, loss_on=loss_on, overflow=overflow, shuffle=shuffle, verify=verify)
+        self.rejected = _RejectedSides(self, self._kept_rejected)
+        self.tokens += self.rejected.tokens
+
+    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+        """Return offset and pair of every token of the chosen sides of the rows `numbers` (n,). Padding has -1."""
+        return _of_pairs(super().origins(numbers, epoch=epoch))
+
+    def report(self) -> PackingReport:
+        """Return the fill rate and the padding of the rows of both sides, and the numbers of cut sides and of dropped pairs."""
+        tokens = int(self._kept.lengths.sum() + self._kept_rejected.lengths.sum())
+        return PackingReport(
+            examples=len(self._kept.lengths),
+            rows=self.samples,
+            tokens=tokens,
+            padding=2 * self.samples * (self.T + 1) - tokens,
+            truncated=self._kept.truncated,
+            truncated_tokens=self._kept.truncated_tokens,
+            dropped=dict(self._kept.dropped),
+            sides=self.sides,
+        )
+
+    def _open(self, verify: Verify = "size") -> OpenedExamples:
+        return self._use(open_examples(self.files[0], self._idx_path, verify=verify, pairs=True))
+
+    def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
+        return hashlib.sha256(f"{super()._find_fingerprint(starts)} pairs {self._pack}".encode()).hexdigest()
+
+    def _keep_all(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+        """Return the chosen sides of those pairs of which both sides are kept, and the room that each pair takes."""
+        sides = self._kept_of(starts)
+        pairs = len(starts) // len(SIDES)
+        is_whole = np.bincount(sides.ordinals // len(SIDES), minlength=pairs) == len(SIDES)
+        lengths = np.diff(starts, append=len(self._tokens))
+        is_long = (lengths > self.T + 1).reshape(-1, len(SIDES))
+        too_long = int(is_long.any(axis=1).sum()) if self.overflow == "drop" else 0
+        counts = {"too_long": too_long, "without_target": pairs - int(is_whole.sum()) - too_long}
+        whole = np.flatnonzero(is_whole[sides.ordinals // len(SIDES)])
+        cut = lengths[sides.ordinals[whole]] - sides.lengths[whole]
+        counted: dict[str, Any] = {
+            "truncated": int(np.count_nonzero(cut)),
+            "truncated_tokens": int(cut.sum()),
+            "dropped": {reason: count for reason, count in counts.items() if count},
+        }
+        chosen, self._kept_rejected = (replace(_selected(sides, whole[side :: len(SIDES)]), **counted) for side in range(len(SIDES)))
+        longer = np.maximum(chosen.lengths, self._kept_rejected.lengths)
+        return chosen, longer if self._pack else np.full_like(longer, self.T + 1)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.rejected = _RejectedSides(self, self._kept_rejected)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "rejected"}
+
+
+class _RejectedSides(PackedExamples):
+    """The rejected sides of pairs. It reads the files that the chosen sides have open, by the same plan."""
+
+    def __init__(self, chosen: PackedPairs, kept: KeptExamples) -> None:
+        self.__dict__.update(chosen.__dict__)
+        self._chosen, self._kept = chosen, kept
+        self.tokens = self._inputs()
+
+    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+        return _of_pairs(super().origins(numbers, epoch=epoch))
+
+    def _plan(self, epoch: int) -> Packing:
+        return self._chosen._plan(epoch)
+
+
+def side_of(source: Source, side: Side | None) -> Source:
+    """Return the source whose rows are one side of the pairs of `source`. Without pairs, `side` must be None, and `source` is returned.
+
+    None means the chosen sides. Raises NielsCacheError for a side that does not exist.
+    """
+    if not isinstance(source, PackedPairs):
+        if side is not None:
+            raise NielsCacheError(f"side={side!r}: {source.folder} holds no preference pairs; leave side out")
+        return source
+    if side not in (None, *SIDES):
+        raise NielsCacheError(f"side={side!r}: must be {' or '.join(map(repr, SIDES))}")
+    return source.rejected if side == SIDES[1] else source
+
+
+def _of_pairs(origins: Origins) -> Origins:
+    """Return origins whose documents are numbers of pairs instead of numbers of sides."""
+    return replace(origins, documents=origins.documents // len(SIDES))  # -1 // 2 is -1, so padding stays
+
+
+def _selected(kept: KeptExamples, chosen: NDArray[np.int64]) -> KeptExamples:
+    """Return the kept examples with these indices."""
+    arrays: dict[str, Any] = {
+        field.name: value[chosen] for field in fields(kept) if isinstance(value := getattr(kept, field.name), np.ndarray)
+    }
+    return replace(kept, **arrays)

@@ -1,0 +1,469 @@
+"""Caches of preference pairs: their files, their splits by prompt, and everything that reads both sides."""
+
+import json
+import pickle
+import re
+import runpy
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from niels_cache_assets import to_hf_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.build_cache import Resume, build_sft_cache
+from niels_cache_assets.build_cache.pairs import paired, spans_of_mask
+from niels_cache_assets.chats.encoding import EncodedChat
+from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.own_data.recognizing import recognize
+from niels_cache_assets.publish.card import data_card
+from niels_cache_assets.show.samples import examples, notable
+from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
+from niels_cache_runtime import NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
+from niels_cache_runtime.format.layout import SCHEMA_VERSION
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.loader.preference.rows import PackedPairs
+from niels_cache_runtime.verify import verify_cache, verify_dataset
+from tests.chat_models import MARKED, chatml, model_folder, opened_model, template_of
+from tests.hand_made import rewrite_meta
+from tests.tiny import sentences
+
+IGNORED = -100
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model") / "model")
+
+
+def message(role: Any, content: str) -> Message:
+    return Message(role=role, content=content)
+
+
+def pairs(count: int, *, prompts: int = 0, seed: int = 3) -> list[Conversation]:
+    """Pairs with answers of different lengths. Every third prompt has two turns. `prompts`: the number of different prompts."""
+    lines = iter(sentences(6 * count, seed=seed, words=6))
+    made = []
+    for number in range(count):
+        asked = f"question {number % (prompts or count)}"
+        prompt = [message("user", asked)]
+        if number % 3 == 0:
+            prompt = [message("user", "first"), message("assistant", "noted"), *prompt]
+        chosen, rejected = (" ".join(next(lines) for _ in range(1 + (number + side) % 3)) for side in range(2))
+        made.append(
+            Conversation(
+                [*prompt, message("assistant", chosen)],
+                source_id=str(number),
+                row=number,
+                rejected=[*prompt, message("assistant", rejected + "!")],
+            )
+        )
+    return made
+
+
+def build(folder: Path, model: Path, items: Sequence[Conversation] | None = None, **changes: Any) -> Meta:
+    settings = {"tokenizer": opened_model(model), "val_frac": 0.2, "seed": 2, "template": chatml(), "preference": True, **changes}
+    build_sft_cache(pairs(40) if items is None else items, str(folder), **settings)
+    assert verify_dataset(folder) == []
+    return read_meta(str(folder / "meta.json"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A cache that no test changes."""
+    folder = tmp_path_factory.mktemp("pairs") / "x"
+    build(folder, model)
+    return folder
+
+
+def by_hand(folder: Path, split: str) -> list[list[tuple[list[int], list[bool]]]]:
+    """For each pair, its two sides: tokens, and which of them are targets."""
+    tokens = np.fromfile(folder / f"{split}_tokens.bin", "<u2")
+    starts = [*np.load(folder / f"{split}_idx.npy").tolist(), len(tokens)]
+    mask = np.zeros(len(tokens), dtype=bool)
+    for begin, end in np.load(folder / f"{split}_targets.npy").tolist():
+        mask[begin:end] = True
+    sides = [(tokens[begin:end].tolist(), mask[begin:end].tolist()) for begin, end in pairwise(starts)]
+    return [sides[number : number + 2] for number in range(0, len(sides), 2)]
+
+
+def text_of(model: Path, ids: Sequence[int], chosen: Sequence[bool] | None = None) -> str:
+    return opened_model(model).decode([token for token, is_in in zip(ids, chosen or [True] * len(ids), strict=True) if is_in])
+
+
+@pytest.mark.parametrize("template", [chatml(), None, template_of(MARKED)], ids=["chatml", "sentinels", "marked"])
+def test_both_sides_are_written_with_targets_after_the_prompt(tmp_path: Path, model: Path, template: Template | None) -> None:
+    meta = build(tmp_path / "x", model, template=template)
+    assert meta["schema_version"] == SCHEMA_VERSION == 5
+    assert meta["sides"] == ["chosen", "rejected"]
+    assert meta["train_examples"] + meta["val_examples"] == 40
+    expected = {pair.source_id: pair for pair in pairs(40)}
+    for split in ("train", "val"):
+        lineage = pq.read_table(tmp_path / "x" / f"{split}_examples.parquet").to_pylist()
+        found = by_hand(tmp_path / "x", split)
+        assert len(found) == len(lineage) == meta[f"{split}_examples"] > 0
+        for row, sides in zip(lineage, found, strict=True):
+            pair = expected[row["source_id"]]
+            assert row["tokens"] == sum(len(ids) for ids, _ in sides)
+            assert row["group"] == prompt_hash(pair.messages, pair.rejected or [])
+            for (ids, targets), messages in zip(sides, (pair.messages, pair.rejected or []), strict=True):
+                assert messages[0]["content"] in text_of(model, ids)
+                learned = text_of(model, ids, targets)
+                assert learned.startswith(messages[-1]["content"])
+                assert "noted" not in learned
+
+
+def test_a_prompt_is_never_in_both_splits(tmp_path: Path, model: Path) -> None:
+    meta = build(tmp_path / "x", model, pairs(60, prompts=10))
+    groups = [set(pq.read_table(tmp_path / "x" / f"{split}_examples.parquet")["group"].to_pylist()) for split in ("train", "val")]
+    assert not groups[0] & groups[1]
+    assert len(groups[1]) == round(0.2 * len(groups[0] | groups[1]))
+    assert meta["facts"]["straddling_groups"] == 0
+    again = build(tmp_path / "y", model, pairs(60, prompts=10))
+    assert again["content_sha256"] == meta["content_sha256"]
+
+
+def test_pairs_that_are_none_are_dropped_with_their_reasons(tmp_path: Path, model: Path) -> None:
+    ask, other, answer = message("user", "a"), message("user", "b"), message("assistant", "c")
+    odd = {
+        "equal_sides": ([ask, answer], [ask, answer]),
+        "special_token_collision": ([ask, answer], [ask, message("assistant", "<|im_end|>")]),
+        "no_assistant_at_end": ([ask, answer, ask], [ask, message("assistant", "d")]),
+        "prompts_differ": ([ask, answer], [other, message("assistant", "d")]),
+        "too_long": ([ask, message("assistant", "long " * 300)], [ask, answer]),
+    }
+    items = pairs(10) + [Conversation(chosen, source_id=reason, rejected=rejected) for reason, (chosen, rejected) in odd.items()]
+    meta = build(tmp_path / "x", model, items, on_invalid="drop", max_tokens=250)
+    assert meta["dropped"] == dict.fromkeys(odd, 1)
+    assert meta["train_examples"] + meta["val_examples"] == 10
+    for reason in ("equal_sides", "prompts_differ"):
+        with pytest.raises(NielsCacheError, match=f"{reason}.*{reason}"):
+            build(tmp_path / "y", model, [item for item in items if item.source_id == reason])
+    with pytest.raises(NielsCacheError, match="preference pair"):
+        build(tmp_path / "y", model, items[-1:], on_invalid="drop", max_tokens=20)
+
+
+def test_targets_of_the_prompt_are_found_by_tokens_and_places() -> None:
+    def chat(ids: list[int], spans: list[tuple[int, int]]) -> EncodedChat:
+        return EncodedChat(np.array(ids), np.array(spans))
+
+    chosen, rejected = chat([1, 2, 3, 4, 5, 9], [(1, 3), (4, 6)]), chat([1, 2, 3, 4, 5, 9, 7], [(1, 3), (4, 7)])
+    made = paired(chosen, rejected, most=None)
+    assert not isinstance(made, str)
+    assert [side.spans.tolist() for side in made] == [[[4, 6]], [[4, 7]]]
+    assert paired(chosen, chosen, most=None) == "equal_sides"
+    assert paired(chosen, rejected, most=6) == "too_long"
+    assert paired(chat([1, 2, 3], [(1, 2)]), chat([1, 2, 4], [(1, 2)]), most=None) == "no_target"
+    mask = np.array([True, False, True, True])
+    assert spans_of_mask(mask).tolist() == [[0, 1], [2, 4]]
+
+
+ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")
+FORMS: dict[str, tuple[Any, Any, Any]] = {
+    "whole conversations": (None, [ASK, GOOD], [ASK, BAD]),
+    "whole conversations and their prompt again": ("q", [ASK, GOOD], [ASK, BAD]),
+    "messages after a prompt": ([ASK], [GOOD], [BAD]),
+    "messages after a prompt of text": ("q", [GOOD], [BAD]),
+    "one message": ("q", GOOD, BAD),
+    "text": ("q", "good", "bad"),
+    "text after messages": ([ASK], "good", "bad"),
+    "dialogues": (None, "\n\nHuman: q\n\nAssistant: good", "\n\nHuman: q\n\nAssistant: bad"),
+    "the rest of a dialogue": ("\n\nHuman: q\n\nAssistant:", " good", " bad"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None:
+    def read(value: Any) -> list[Message] | None:
+        return value if isinstance(value, list) else None
+
+    assert sides_of(*FORMS[form], read) == ([ASK, GOOD], [ASK, BAD])
+    keys = ("prompt", "chosen", "rejected")
+    path = tmp_path / "pairs.jsonl"
+    rows = [{key: value for key, value in zip(keys, FORMS[form], strict=True) if value is not None}] * 3
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (proposal,) = recognize([str(path)])
+    assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", {"kind": "preference"})
+
+
+def test_text_without_a_prompt_is_no_pair() -> None:
+    assert sides_of(None, "good", "bad", lambda value: None) == "no_prompt"
+    assert sides_of("q", 3, "bad", lambda value: None) == "malformed_pair"
+    assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
+    assert dialogue("So\n\nHuman: a") is None
+
+
+def sides_in(batch: PreferenceBatch) -> list[tuple[list[int], list[int], list[int]]]:
+    """For each row and pair of a batch: its targets of both sides, and the row."""
+    found = []
+    for row, count in enumerate(batch.pairs.tolist()):
+        for number in range(count):
+            learned = []
+            for side in (batch.chosen, batch.rejected):
+                assert side.document_ids is not None
+                assert side.y_masked is not None
+                mine = side.y_masked[row][side.document_ids[row] == number]
+                learned.append(mine[mine != IGNORED].tolist())
+            found.append((learned[0], learned[1], [row]))
+    return found
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_hold_whole_pairs_on_both_sides(cache: Path, model: Path, packing: bool) -> None:
+    expected = [
+        tuple([token for token, target in zip(ids, targets, strict=True) if target] for ids, targets in pair)
+        for pair in by_hand(cache, "train")
+    ]
+    loader = TokenLoader(str(cache / "train"), T=300, B=2, seed=1, epochs=1, kind="preference", packing=packing)
+    batches: list[Any] = list(loader)
+    found = [(chosen, rejected) for batch in batches for chosen, rejected, _ in sides_in(batch)]
+    assert sorted(found) == sorted(expected)
+    counts = [count for batch in batches for count in batch.pairs.tolist()]
+    assert (max(counts) > 1) == packing
+    assert sum(counts) == len(expected) > 10
+    report = PackedPairs(str(cache / "train"), T=300, seed=1, pack=packing).report()
+    assert report.examples == len(expected)
+    assert report.tokens + report.padding == 2 * 301 * report.rows
+    for batch in batches:
+        padding = [side.x[~(side.document_ids < batch.pairs[:, None])] for side in (batch.chosen, batch.rejected)]
+        assert {token for each in padding for token in each.tolist()} <= {opened_model(model).special_token_ids()["eot"]}
+
+
+def test_a_pair_goes_if_one_side_does(cache: Path) -> None:
+    pairs_of = by_hand(cache, "train")
+    T = sorted(max(len(ids) for ids, _ in pair) for pair in pairs_of)[len(pairs_of) // 2]
+    source = PackedPairs(str(cache / "train"), T=T, seed=1, overflow="drop")
+    fitting = [number for number, pair in enumerate(pairs_of) if all(len(ids) <= T + 1 for ids, _ in pair)]
+    assert 0 < len(fitting) < len(pairs_of)
+    numbers = np.arange(source.samples)
+    for side in (source, source.rejected):
+        documents = np.unique(side.origins(numbers, epoch=0).documents)
+        assert documents[documents >= 0].tolist() == fitting
+    assert source.report().dropped == {"too_long": len(pairs_of) - len(fitting)}
+
+
+def test_resume_ranks_workers_and_pickles_give_the_same_rows(cache: Path) -> None:
+    folder = str(cache / "train")
+
+    def rows(loader: Any, count: int) -> list[Any]:
+        iterator = iter(loader)
+        return [torch.cat([*next(iterator).tensors()][:2]).tolist() for _ in range(count)]
+
+    def opened(**changes: Any) -> TokenLoader:
+        return TokenLoader(folder, T=120, B=2, seed=1, kind="preference", **changes)
+
+    whole = opened()
+    batches = [[*next(iterator).tensors()] for iterator in [iter(whole)] for _ in range(6)]
+    first = opened()
+    rows(first, 3)
+    state = json.loads(json.dumps(first.state_dict()))
+    resumed = TokenLoader.from_state(state)
+    assert rows(resumed, 3) == [torch.cat(each[:2]).tolist() for each in batches[3:]]
+    assert rows(pickle.loads(pickle.dumps(opened())), 2) == rows(opened(prefetch=2), 2)
+    ranks = [opened(rank=rank, world_size=2) for rank in range(2)]
+    halves = [next(iter(loader)) for loader in ranks]
+    both = next(iter(TokenLoader(folder, T=120, B=4, seed=1, kind="preference")))
+    for name in ("chosen", "rejected"):
+        joined = torch.cat([getattr(half, name).x for half in halves])
+        assert sorted(joined.tolist()) == sorted(getattr(both, name).x.tolist())
+    loaded = torch.utils.data.DataLoader(opened(epochs=1), batch_size=None, num_workers=2)
+    assert [torch.cat([*batch.tensors()][:2]).tolist() for batch in loaded] == rows(opened(epochs=1), len(opened(epochs=1)))
+    with pytest.raises(NielsCacheError, match="packing"):
+        opened(packing=False).load_state_dict(state)
+
+
+def test_trace_leads_from_a_token_of_each_side_to_its_pair(cache: Path) -> None:
+    expected = by_hand(cache, "train")
+    loader = TokenLoader(str(cache / "train"), T=200, B=2, seed=1, kind="preference")
+    batch: Any = next(iter(loader))
+    checked = 0
+    for place, name in enumerate(("chosen", "rejected")):
+        for column in range(0, 200, 7):
+            origin: Any = loader.trace(0, 1, column, side=name)
+            assert origin.token == getattr(batch, name).x[1, column]
+            if origin.document is not None:
+                assert origin.token == expected[origin.document][place][0][origin.document_offset]
+                checked += 1
+    assert checked > 20
+    assert np.array_equal(loader.trace(0).tokens, loader.trace(0, side="chosen").tokens)  # type: ignore[union-attr]
+    with pytest.raises(NielsCacheError, match="side"):
+        loader.trace(0, side="worse")  # type: ignore[arg-type]
+
+
+def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
+    expected = by_hand(cache, "train")
+    dataset = PreferenceDataset(str(cache / "train"), T=400)
+    assert len(dataset) == len(expected)
+    generator = torch.Generator().manual_seed(0)
+    batch = dataset.get_batch(B=16, generator=generator)
+    same = pickle.loads(pickle.dumps(dataset)).get_batch(B=16, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(one, other) for one, other in zip(batch.tensors(), same.tensors(), strict=True))
+    assert batch.pairs.tolist() == [1] * 16
+    inputs = batch.padded_inputs()
+    for number in range(32):
+        ids, attended = inputs["input_ids"][number].tolist(), inputs["attention_mask"][number].tolist()
+        pair = [each for each in expected if each[number // 16][0] == ids[: sum(attended)]]
+        assert len(pair) == 1
+        targets = pair[0][number // 16][1]
+        assert inputs["completion_mask"][number].tolist() == [*map(int, targets), *[0] * (401 - len(targets))]
+    packed: Any = next(iter(TokenLoader(str(cache / "train"), T=400, B=2, seed=0, kind="preference")))
+    with pytest.raises(NielsCacheError, match="packing=False"):
+        packed.padded_inputs()
+
+
+def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: Path, model: Path) -> None:
+    build(tmp_path / "x", model)
+    folder = tmp_path / "x"
+    with pytest.raises(NielsCacheError, match="preference pairs"):
+        TokenLoader(str(folder / "train"), T=20, B=1, seed=0)
+    with pytest.raises(NielsCacheError, match="preference pairs"):
+        SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), T=20, device="cpu", eot_id=2)
+    chats = [pair._replace(rejected=None) for pair in pairs(10)]
+    build(tmp_path / "y", model, chats, preference=False)
+    with pytest.raises(NielsCacheError, match="no preference pairs"):
+        PreferenceDataset(str(tmp_path / "y" / "train"), T=20)
+    with pytest.raises(NielsCacheError, match="packing"):
+        TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0, packing=False)
+    with pytest.raises(NielsCacheError, match="side"):
+        TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0).trace(0, side="chosen")
+
+
+def test_damage_is_found(tmp_path: Path, model: Path) -> None:
+    build(tmp_path / "x", model)
+    path = tmp_path / "x" / "train_idx.npy"
+    starts = np.load(path)
+    np.save(path, starts[:-1])
+    rewrite_meta(tmp_path / "x")
+    assert any("odd" in str(finding) for finding in verify_dataset(tmp_path / "x"))
+    with pytest.raises(NielsCacheError):
+        PreferenceDataset(str(tmp_path / "x" / "train"), T=20)
+    np.save(path, starts)
+    rewrite_meta(tmp_path / "x", sides=["rejected", "chosen"])
+    assert any("sides" in str(finding) for finding in verify_dataset(tmp_path / "x"))
+
+
+def test_hf_samples_the_catalog_and_the_card_show_both_sides(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache" / "sft" / "x"
+    folder.parent.mkdir(parents=True)
+    meta = build(folder, model)
+    expected = by_hand(folder, "train")
+    for T in (None, 30):
+        dataset = to_hf_dataset("x", cache_dir=tmp_path / "cache", T=T)
+        assert len(dataset) == len(expected)
+        for row, pair in zip(dataset.select(range(5)), expected, strict=False):
+            for (ids, targets), side in zip(pair, ("chosen", "rejected"), strict=True):
+                assert row[f"{side}_input_ids"] == ids[:T]
+                assert row[f"{side}_labels"] == [token if target else IGNORED for token, target in zip(ids, targets, strict=True)][:T]
+        assert pickle.loads(pickle.dumps(dataset))[3] == dataset[3]
+    drawn = [*notable(folder, "sft", "train", length=1000, tokenizer=opened_model(model))]
+    drawn += examples(folder, "train", count=3, length=1000, generator=torch.Generator().manual_seed(0), tokenizer=None)
+    known = [side for pair in expected for side in pair]
+    assert len(drawn) % 2 == 0
+    assert len(drawn) >= 12
+    assert all((each.tokens.tolist(), each.is_target.tolist()) in known for each in drawn)
+    assert [("chosen" in each.title, "rejected" in each.title) for each in drawn[:2]] == [(True, False), (False, True)]
+    split = open_cache(tmp_path / "cache").sft["x"].train
+    assert len(split) == split.rows == len(expected)
+    assert split[2].tolist() == expected[2][0][0] + expected[2][1][0]
+    assert isinstance(split.sampler(T=80), PreferenceDataset)
+    assert isinstance(next(iter(split.loader(T=60, B=1, seed=0))), PreferenceBatch)
+    code = data_card("hf://me/x", "sft", "x", meta).split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["batch"].chosen.x.shape == (16, 1024)
+
+
+def test_a_resumed_build_gives_the_same_bytes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
+    items = pairs(900, prompts=150)
+
+    def until(end: int) -> Iterator[Conversation]:
+        yield from items[:end]
+        if end < len(items):
+            raise RuntimeError("stopped")
+
+    def run(folder: Path, end: int, told: list[str]) -> None:
+        settings: dict[str, Any] = {"tokenizer": opened_model(model), "val_frac": 0.2, "seed": 2, "template": template_of(MARKED)}
+        resume = Resume(fingerprint="a", log=told.append)
+        build_sft_cache(until(end), str(folder), preference=True, threads=1, resume=resume, **settings)
+
+    run(tmp_path / "whole" / "x", len(items), [])
+    told: list[str] = []
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(tmp_path / "x", 700, told)
+    run(tmp_path / "x", len(items), told)
+    assert any("resuming" in line for line in told)
+    names = sorted(path.name for path in (tmp_path / "whole" / "x").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "x").iterdir())
+    assert all((tmp_path / "x" / name).read_bytes() == (tmp_path / "whole" / "x" / name).read_bytes() for name in names)
+    assert verify_dataset(tmp_path / "x") == []
+
+
+def project(folder: Path, model: Path, rows: list[dict[str, Any]], *, more: str = "") -> Registry:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tokens = 'special_tokens = { eot = "<|endoftext|>", sys = "<|sys|>", usr = "<|usr|>", asst = "<|asst|>" }'
+    config = f"[tokenizer]\nmodel = {json.dumps(str(model))}\n{tokens}\n"
+    config += f'[sft.pairs]\nsource = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\n{more}'
+    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+
+
+def rows_of(items: Sequence[Conversation]) -> list[dict[str, Any]]:
+    return [{"chosen": item.messages, "rejected": item.rejected} for item in items]
+
+
+def test_a_table_builds_pairs_once(tmp_path: Path, model: Path) -> None:
+    registry = project(
+        tmp_path, model, [*rows_of(pairs(30)), {"chosen": "a", "rejected": "b"}, {"chosen": "a"}], more='template = "chatml"\n'
+    )
+    build_tokenizer(registry, root=tmp_path / "cache")
+    outcome = build_dataset(registry, "pairs", root=tmp_path / "cache")
+    assert outcome.state == "built"
+    assert outcome.meta["dropped"] == {"no_prompt": 1, "missing_rejected_field": 1}
+    assert "prompt" in outcome.meta["split_rule"]
+    assert build_dataset(registry, "pairs", root=tmp_path / "cache").state == "cache_hit"
+    shorter = project(tmp_path, model, rows_of(pairs(30)), more='template = "chatml"\nmax_tokens = 60\n')
+    rebuilt = build_dataset(shorter, "pairs", root=tmp_path / "cache")
+    assert rebuilt.state == "built"
+    assert rebuilt.meta["dropped"]["too_long"] > 0
+    assert verify_cache(tmp_path / "cache") == []
+
+
+def test_keys_of_the_other_kind_are_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(NielsCacheError, match="messages_field"):
+        project(tmp_path, model, [], more='messages_field = "x"\n')
+
+
+@pytest.mark.walk
+def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    answers = [("yes", "no"), ("right", "wrong"), ("good", "bad")]
+    rows = [{"prompt": line, "chosen": good, "rejected": bad} for line, (good, bad) in zip(sentences(300), answers * 100, strict=True)]
+    registry = project(tmp_path, model, rows, more='template = "chatml"\n')
+    build_tokenizer(registry, root=tmp_path / "cache")
+    build_dataset(registry, "pairs", root=tmp_path / "cache")
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]
+    example(["--cache", str(tmp_path / "cache"), "--data", "pairs", "--out", str(tmp_path / "out"), "--steps", "50"])
+    found = re.search(r"^loss ([\d.]+) at the start, ([\d.]+) at the end$", capsys.readouterr().out, re.MULTILINE)
+    assert found is not None
+    assert float(found[2]) < 0.5 * float(found[1])
+
+
+@pytest.mark.walk
+def test_the_example_names_a_missing_data_set_in_one_line(tmp_path: Path, cache: Path) -> None:
+    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    (tmp_path / "sft").mkdir()
+    shutil.copytree(cache, tmp_path / "sft" / "x")
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]
+    with pytest.raises(SystemExit, match=r"^[^\n]*'y'[^\n]*$"):
+        example(["--cache", str(tmp_path), "--data", "y"])
