@@ -11,7 +11,7 @@ its process. Nothing here compares clocks: `used` counts uses. A look costs abou
 remove, and `fetcher` downloads.
 
 After a power failure, a file may have lost its content while its size is right. So the manifest also records the boot of the machine. After
-another boot, all files are `unchecked`: nobody may use one before the fetcher has hashed it again.
+another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class State:
 
     readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
     failed: why the download of a file that a reader waits for failed. etags: of objects whose first bytes were read. overhead: the bytes of
-    the ledger itself. unchecked: complete files that nobody has hashed since the machine started.
+    the ledger itself. unchecked: complete files without a hash since the machine started.
     """
 
     entries: dict[str, Entry]

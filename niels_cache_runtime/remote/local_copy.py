@@ -258,6 +258,10 @@ class LocalCopy:
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
+    def is_keeping(self) -> bool:
+        """Return whether shards of this process may stay mapped (rule 6 of `room`)."""
+        return bool(self._reader.keeps)
+
     def is_crowded(self) -> bool:
         """Return whether this process should call `need` again: it keeps files mapped, and another process needs something new.
 

@@ -1,4 +1,4 @@
-"""What a process that reads a local copy needs, and what it has mapped. `ledger` writes this to the disk."""
+"""The needs of a process that reads a local copy, and the files that it has mapped. `ledger` writes them to the disk."""
 
 from __future__ import annotations
 
