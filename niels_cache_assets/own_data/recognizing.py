@@ -18,6 +18,7 @@ from typing import Any
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, advice_for_missing, reading, walk_folder
@@ -265,9 +266,13 @@ def _pair_fields(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> dict[
 
 def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
     """Return whether these keys make a conversation or a pair from at least one row. A list of messages may be empty."""
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], **keys})
-    made = [example for row in rows if not isinstance(example := source.example_of(row), str)]
-    return any(example_problem(Conversation(each[0], rejected=each[1])) in (None, "empty_conversation") for each in made)
+    for template in (SENTINELS, "chatml"):  # a template knows more roles, and calls of tools
+        source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
+        made = [example for row in rows if not isinstance(example := source.example_of(row), str)]
+        problems = (example_problem(Conversation(each[0], rejected=each[1]), source.roles) for each in made)
+        if any(problem in (None, "empty_conversation") for problem in problems):
+            return True
+    return False
 
 
 def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
