@@ -12,6 +12,7 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.messages import template_messages, tools_of
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_runtime import NielsCacheError
 
 ASK, SAY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -115,3 +116,26 @@ def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
     path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
     (proposal,) = recognize([str(path)], family="sft", option="--chats")
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
+def test_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: str) -> None:
+    row, keys = FORMS[form]
+    path = tmp_path / "x.jsonl"
+    path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+    with pytest.raises(NielsCacheError) as raised:
+        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
+    assert all(f"{key} = {json.dumps(name)}" in str(raised.value) for key, name in keys.items())
+    ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], **keys}).check_input({})
+
+
+def test_trees_and_pairs_are_told_their_source_and_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    table = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]})
+    for row, told in [
+        ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "q"}, 'source = "oasst1"'),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, 'kind = "preference"'),
+    ]:
+        path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+        with pytest.raises(NielsCacheError, match=told):
+            table.check_input({})

@@ -6,13 +6,15 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.sources.chat_forms import advice
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches
 from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, MALFORMED_MESSAGES, plain_messages, template_messages, tools_of
@@ -25,7 +27,7 @@ from niels_cache_assets.sources.reading.rows import file_rows, kind_of, row_id, 
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
-_FIELDS_NAMED = 50
+_FIELDS_NAMED, _LOOKED_AT = 50, 20
 _OPTIONAL = ("input_field", "system_field", "prompt_field")
 _OF_CHATS = ("messages_field", "instruction_field", "input_field", "output_field", "system_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
@@ -116,21 +118,33 @@ class ChatJsonl(DecodesText, SftSource):
         stream = (row for file in files for row in self._rows(file))
         unseen, fields = self._configured(), list[str]()
         problems: Counter[str | None] = Counter()
+        looked_at: list[dict[str, Any]] = []
         for _, values in rows_of_proof(stream):
+            looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or [*values][:_FIELDS_NAMED]
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problems[self._problem(values)] += 1
             if not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys()):
                 return
         ends_here = next(stream, None) is None
+        fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
         for key, name in unseen.items():
             if problems and (ends_here or key not in _OPTIONAL):
-                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
+                wrong = f"no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}"
+                raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
-                raise NielsCacheError(
-                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {count:,} {'row' if count == 1 else 'rows'}; {_FORMS}"
-                )
+                first = f"first {count:,} {'row' if count == 1 else 'rows'}"
+                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the {first}; {_FORMS}{fitting()}")
+
+    @classmethod
+    def fits(cls, rows: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> bool:
+        """Return whether a table with these keys makes a conversation or a pair of at least one row. A list of messages may be empty."""
+        for template in (SENTINELS, "chatml"):  # a template knows more roles, and calls of tools
+            table = cls.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
+            if any(table._problem(row) in (None, "empty_conversation") for row in rows):
+                return True
+        return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         made = self.example_of(values)

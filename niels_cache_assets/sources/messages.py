@@ -85,7 +85,7 @@ def _read(value: list[dict[str, Any]], *, keeps_others: bool = False) -> list[Me
 
 def _joined(parts: list[Any]) -> str | None:
     """Return the text of a content in parts, or None if a part is not text."""
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else None
 
 
