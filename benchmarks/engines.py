@@ -168,8 +168,6 @@ def said(proof: Proof) -> str:
 
 def child(folder: Path, model: str, mode: str) -> None:
     """Build from `folder` and print the seconds. mode: auto or unchecked."""
-    import torch  # noqa: F401  # takes a second, and the shuffle would import it within the measured time
-
     tokenizer = opened(model)
     source = sources(folder)["parquet"]
     with contextlib.ExitStack() as changes:

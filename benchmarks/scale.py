@@ -1,6 +1,6 @@
 """The costs of large data sets: what was measured here, and what 1.3 T and 15 T tokens would cost by formulas.
 
-    python benchmarks/scale.py [--quick] [--only table ranges parts opening sealing] [--documents 10000000] [--ranges 16]
+    python benchmarks/scale.py [--quick] [--only table ranges parts opening sealing reading] [--documents 10000000] [--ranges 16]
 
 * `table`: the costs of 1.3 T and 15 T tokens. It measures nothing: `Costs` has a formula for each cell, from the figures in `Measured`.
 * `ranges`: the search for duplicates in ranges of hashes, on synthetic signatures, a tenth of them copies. Each step is a process of its
@@ -8,6 +8,7 @@
 * `parts`: 1, 4 and 16 parts of 10 and 40 M tokens, each part in a process of its own with one encoding thread. A line is fitted to the
   processor time of all runs but the largest, and predicts the largest.
 * `opening`, `sealing`: sparse shards of 128 MiB (see parts.py): 30,000 shards, and 1,000 parts.
+* `reading`: a meta.json of 60,000 shards, and a plan of 48,000 files in 1,000 parts.
 
 Costs are in processor time, because a busy machine makes the clock meaningless.
 """
@@ -40,8 +41,8 @@ from niels_cache_assets.dedup.signatures import Signatures
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import MOST_SHARDS
 from niels_cache_assets.parts.seal import seal
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import MOST_META_BYTES, write_meta
+from niels_cache_runtime.format.layout import META_NAME, shard_name
+from niels_cache_runtime.format.meta import MOST_META_BYTES, read_meta, write_meta
 
 BANDS, ROWS, NUM_PERM = 8, 16, 128
 _BLOCK = 16_384
@@ -92,12 +93,12 @@ def step_of_ranges(step: str, folder: Path, documents: int, ranges: int, number:
     found: dict[str, Any] = {}
     if step == "hashes":
         blocks = synthetic_signatures(documents)
-        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, scratch=folder)
+        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, folder=folder)
     elif step == "range":
         for band in range(BANDS + 1):
-            in_ranges.link_range(folder, band, number, documents=documents)
+            in_ranges.link_range(folder, folder, band, number, documents=documents)
     else:
-        buckets = in_ranges.RangedBuckets(scratch=folder, documents=documents, bands=BANDS, ranges=ranges)
+        buckets = in_ranges.RangedBuckets(scratch=folder, hashes=folder, links=[folder] * ranges, documents=documents, bands=BANDS)
         found["dropped"] = len(drop_later(buckets, verify=None))
     seconds, peak = used()
     return {**found, "seconds": seconds, "peak": peak}
@@ -218,6 +219,28 @@ def sealing_parts(work: Path, *, parts: int, shards: int) -> Iterator[Row]:
     )
 
 
+def reading_lists(work: Path, *, shards: int, files: int, parts: int) -> Iterator[Row]:
+    """Read a meta.json that lists many shards, as every reader of a cache does, and a plan of many files, as every part does."""
+    from niels_cache_assets.parts.plan import Plan, plan_parts
+    from niels_cache_assets.sources.types import ListedFile
+
+    work.mkdir()
+    entries = {f"train/{shard_name(number)}": {"bytes": 1 << 27, "sha256": f"{number:064x}"} for number in range(shards)}
+    write_meta(str(work / META_NAME), {"kind": "pretrain", "files": entries})
+    listed = [ListedFile(f"data/CC-MAIN-2026-05/{number:06d}.parquet", 5 * 10**8, f"{number:064x}", None) for number in range(files)]
+    planned = plan_parts(listed, parts, train_tokens=None, val_tokens=None)
+    meta = {"kind": "plan", "dataset_name": "web", "dataset_revision": "0" * 40, "text_field": "text", "fingerprint": "0" * 64, **planned}
+    write_meta(str(work / "plan.json"), meta)
+    rows = ((f"read a meta.json of {shards:,} shards", META_NAME), (f"read a plan of {files:,} files in {parts:,} parts", "plan.json"))
+    for what, name in rows:
+        begin = time.process_time()
+        found = read_meta(str(work / name))
+        if name != META_NAME:
+            assert len(Plan.of(found).parts) == parts
+        seconds, size = time.process_time() - begin, (work / name).stat().st_size
+        yield Row(what, f"{seconds:.2f} s of processor time, {size / 1e6:.1f} MB", "")
+
+
 # The table
 
 
@@ -233,7 +256,9 @@ class Measured:
     fast_bpe: float = 0.12  # the same with a tokenizer.json and fastokens: 4 MB of text at 30.7 to 37.8 MB a core-second
     clean_megabytes: float = 4.7  # of text that a core cleans in a second
     sign_microseconds: float = 14.5  # a document
-    dedup_microseconds: float = 3.0  # a document: hashes, jobs for ranges, and the pass
+    hash_microseconds: float = 1.3  # a document: its hashes, in one process
+    range_microseconds: float = 1.4  # a document: the jobs for all ranges
+    choose_microseconds: float = 0.3  # a document: the pass that chooses, in one process
     meta_bytes: float = 169  # of meta.json for a shard, in a cache of parts
     worker_megabytes: float = 209  # memory of a process that builds a part with one thread
 
@@ -285,7 +310,8 @@ class Costs:
         if not self.prepare:
             return self.parts * measured.part_seconds + encoding
         cleaning = self.parts * measured.part_seconds + self.text / 1e6 / measured.clean_megabytes
-        duplicates = self.documents * (measured.sign_microseconds + measured.dedup_microseconds) / 1e6
+        search = measured.hash_microseconds + measured.range_microseconds + measured.choose_microseconds
+        duplicates = self.documents * (measured.sign_microseconds + search) / 1e6
         return cleaning + duplicates + encoding
 
     @property
@@ -296,7 +322,8 @@ class Costs:
     def hours(self) -> float:
         """Hours on the clock, if all cores share the work.
 
-        With `prepare`, one process writes the cache from the corpus, and one process finds the duplicates: their hours are added.
+        With `prepare`, one process writes the cache from the corpus, and two steps of the search for duplicates are one process each: their
+        hours are added.
         """
         parallel = self.seconds
         if self.prepare:
@@ -305,8 +332,8 @@ class Costs:
 
     @property
     def alone(self) -> float:
-        """Hours of the processes that do not share their work: the search for duplicates on one core, and the encoding on eight."""
-        search = self.documents * self.measured.dedup_microseconds / 1e6
+        """Hours of the processes that do not share their work: the hashes and the pass that chooses on one core, the encoding on eight."""
+        search = self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6
         encoding = self.tokens / 1e6 * (self.measured.sentencepiece if self.engine == "SentencePiece" else self.measured.fast_bpe)
         return (search + encoding / 8) / 3600
 
@@ -404,7 +431,7 @@ def table() -> Iterator[str]:
                 yield f"| {' | '.join(cells)} |"
 
 
-CHOICES = ("table", "ranges", "parts", "opening", "sealing")
+CHOICES = ("table", "ranges", "parts", "opening", "sealing", "reading")
 
 
 def measure(chosen: list[str], *, quick: bool, documents: int, ranges: int, megabytes: tuple[int, ...], work: Path) -> Iterator[Row]:
@@ -422,6 +449,10 @@ def measure(chosen: list[str], *, quick: bool, documents: int, ranges: int, mega
             yield Row(row.what, row.measured, row.wanted)
     if "sealing" in chosen:
         yield from sealing_parts(work / "sealing", parts=20 if quick else 1_000, shards=20)
+    if "reading" in chosen:
+        yield from reading_lists(
+            work / "reading", shards=640 if quick else 60_000, files=480 if quick else 48_000, parts=10 if quick else 1_000
+        )
 
 
 def main() -> None:

@@ -1,14 +1,18 @@
 """Reading from a bucket through a bounded local copy: ours and other projects', from one server on 127.0.0.1, with one limit of bytes.
 
-    python benchmarks/stream.py [--mib 1024] [--limit-mib 256] [--seconds 10] [--rounds 3] [--files-mib 16 64]
+    python benchmarks/stream.py [--mib 1024] [--limit-mib 256] [--seconds 10] [--rounds 3] [--files-mib 16 32]
 
-The tokens are random. Each reader is a new process with an empty local copy, yields shuffled batches of x and y, and is measured for the
-seconds after its first batch. By then it has read the bucket more than once, or as far as it gets. Each peer is first tried with files of
-16 and 64 MiB, with 1 and 2 workers, and with tokens widened to int64 in the workers or in the main process. Its fastest setting then takes
-turns with ours. "plain loop" fetches, hashes and writes every object with as many streams, and makes no batch.
+The tokens are random. Each reader is a new process with an empty local copy. It yields shuffled batches of x and y, and is measured for the
+seconds after its first batch, with the starts of epochs. By then it has read the bucket more than once, or as far as it gets. The order of
+ours is shuffled in blocks of four shards. mosaicml-streaming shuffles as many samples at a time, and litdata a file.
 
-"Most on disk" is the largest sum of the files in the local copy, looked at every 50 ms. Processor seconds are those of a reader and its
-workers, without the server. They do not include the process that downloads for ours, so they show no ratio to ours.
+Each peer is tried with files of several sizes, with 1 and 2 workers, and with tokens widened to int64 in the workers or in the process that
+trains. The fastest of these settings is then tried with other options of the peer. A setting does not count if it fails, or if its files
+take more than the limit. The fastest setting that is left takes turns with ours. "plain loop" fetches, hashes and writes every object with
+as many streams as ours, and makes no batch.
+
+"On disk" is the largest sum of the files in the local copy, looked at every 50 ms. Processor seconds are those of a reader, of its workers
+and of the process that downloads for ours, without the server. Other work on the machine disturbs them less than the time.
 peers/compare.py says how the peers are installed. Needs six times the cache's size on disk.
 """
 
@@ -22,24 +26,26 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from peers.compare import LOADERS, SETTINGS, PeersMissing, command_of
+from peers.compare import LOADERS, PeersMissing, command_of
 from peers.serve import endless, stream
 from remote import BUCKET, object_server, plain_pull, plain_push, timed
 from verify import write_cache
 
 B, T = 64, 2048
-SHARD_MIB = 16
 BLOCK_SHARDS = 4
 STREAMS = 4
-MOST_SECONDS = 300  # for one run, with its start
+MOST_SECONDS = 120  # for one run, with its start
+WANTED = 3.0
+ALLOWED = 1.02  # of the limit: the sizes on disk are multiples of 4 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,36 @@ class Run:
     @property
     def by_processor(self) -> float:
         """M tokens for each second of a processor."""
-        return self.tokens / self.processor_seconds / 1e6
+        return self.tokens / max(self.processor_seconds, 0.01) / 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a peer reads. mib: of a file. mode: the process that widens, `main` or `worker`. options: arguments of the peer."""
+
+    mib: int
+    workers: int
+    mode: str
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        words = f"{self.mib} MiB a file, {self.workers} worker{'s' * (self.workers != 1)}, widened in the {self.mode} process"
+        return ", ".join([words, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+def block_samples(shard_mib: int) -> int:
+    """Return the windows in a block of ours."""
+    return BLOCK_SHARDS * (shard_mib << 20) // (2 * (T + 1))
+
+
+def options_of(name: str, shard_mib: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the arguments that a peer is first tried with, and those that its fastest setting is then tried with."""
+    if name == "litdata":
+        return {}, [{"max_pre_download": 4}, {"max_pre_download": 8}, {"prefetch_factor": 8}]
+    # Its default shuffles 262,144 or more samples at a time, so that it needs all shards at once.
+    shuffled = block_samples(shard_mib)
+    more = [{"shuffle_algo": "py1br"}, {"predownload": 2 * shuffled}, {"predownload": 8 * B}, {"prefetch_factor": 8}]
+    return {"shuffle_algo": "py1e", "shuffle_block_size": shuffled, "predownload": shuffled}, more
 
 
 def read_ours(address: str, local: str, limit: int, seconds: float) -> None:
@@ -74,11 +109,11 @@ def read_ours(address: str, local: str, limit: int, seconds: float) -> None:
     from niels_cache_runtime import TokenLoader
 
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    began = perf_counter()
     loader = TokenLoader(
         f"{address}/train", T=T, B=B, seed=0, order="blocks", block_shards=BLOCK_SHARDS, local_dir=local, limit_bytes=limit
     )
-    stream(endless(((batch.x, batch.y) for batch in loader), (B, T)), began=began, seconds=seconds)
+    stream(endless(((batch.x, batch.y) for batch in loader), (B, T)), began=began, seconds=seconds, beside=local)
 
 
 @contextmanager
@@ -113,11 +148,11 @@ def measure(command: list[str], local: Path) -> Run:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise PeersMissing(f"no result after {MOST_SECONDS} seconds: {' '.join(command[1:])}") from error
-    shutil.rmtree(local)
+            raise PeersMissing(f"no result after {MOST_SECONDS} seconds") from error
+    shutil.rmtree(local, ignore_errors=True)  # the process that downloads for ours ends a second later
     results = [line.removeprefix("result ") for line in done.stdout.splitlines() if line.startswith("result ")]
-    if done.returncode or not results:
-        raise PeersMissing((done.stderr or done.stdout or "no message").strip().splitlines()[-1])
+    if not results:
+        raise PeersMissing((done.stderr or done.stdout or f"exit status {done.returncode}").strip().splitlines()[-1])
     found: dict[str, Any] = json.loads(results[-1])
     return Run(tokens=found.pop("batches") * B * T, most_bytes=max(sizes), **found)
 
@@ -130,55 +165,75 @@ def measure_plain(prefix: str, out: Path, tokens: int) -> Run:
     return Run(first=0, tokens=tokens, seconds=seconds, processor_seconds=cpu, most_bytes=size)
 
 
-def publish_for_peers(cache: Path, files: Sequence[int], work: Path) -> None:
-    """Write the tokens in each peer's format and with each size of files, and put them into the bucket."""
-    for name in LOADERS:
-        for mib in files:
-            folder = work / "formats" / name
-            written = subprocess.run(
-                [*command_of(name), "write", str(cache / "train"), str(folder), str(T), "--mib", str(mib)], capture_output=True, text=True
-            )
-            if written.returncode:
-                raise PeersMissing(f"{name}: {(written.stderr or written.stdout).strip().splitlines()[-1]}")
-            plain_push(folder, f"{name}/{mib}", STREAMS)
-            shutil.rmtree(folder)
-
-
-def fastest_settings(name: str, files: Sequence[int], local: Path, limit: int, seconds: float) -> tuple[str, list[str]]:
-    """Try a peer's settings. Return the words for the best one, and its command without the seconds."""
-    tried: dict[str, tuple[float, list[str]]] = {}
+def publish_for_peer(name: str, cache: Path, files: Sequence[int], work: Path) -> None:
+    """Write the tokens in a peer's format with each size of files, and put them into the bucket."""
     for mib in files:
-        for workers, mode in SETTINGS:
-            if workers == "0":
-                continue  # a worker fetches beside the training
-            words = f"{mib} MiB a file, {workers} worker{'s' * (workers != '1')}, widened in the {mode}{' process' * (mode == 'main')}"
-            address = f"s3://{BUCKET}/{name}/{mib}"
-            command = [*command_of(name), "stream", str(local), str(T), str(B), workers, mode, address, str(limit)]
-            try:
-                run = measure([*command, str(seconds)], local)
-            except PeersMissing as error:
-                print(f"  {name}, {words}: failed: {error}", flush=True)
-                continue
-            tried[words] = run.speed, command
-            print(f"  {name}, {words}: {run.speed:.1f} M tokens/s", flush=True)
+        folder = work / "formats" / name
+        command = [*command_of(name), "write", str(cache / "train"), str(folder), str(T), "--mib", str(mib)]
+        written = subprocess.run(command, capture_output=True, text=True)
+        if written.returncode:
+            raise PeersMissing(f"{name}: {(written.stderr or written.stdout).strip().splitlines()[-1]}")
+        plain_push(folder, f"{name}/{mib}", STREAMS)
+        shutil.rmtree(folder)
+
+
+def peer_command(name: str, setting: Setting, local: Path, limit: int, seconds: float) -> list[str]:
+    given = [local, T, B, setting.workers, setting.mode, f"s3://{BUCKET}/{name}/{setting.mib}", limit, seconds]
+    return [*command_of(name), "stream", *map(str, given), "--options", json.dumps(setting.options)]
+
+
+def fastest_setting(name: str, files: Sequence[int], local: Path, limit: int, seconds: float, shard_mib: int) -> Setting:
+    """Try a peer's settings, and return the best one. Raises PeersMissing if none gives a batch below the limit."""
+    tried: list[tuple[float, Setting]] = []
+
+    def attempt(setting: Setting) -> None:
+        try:
+            run = measure(peer_command(name, setting, local, limit, seconds), local)
+        except PeersMissing as error:
+            return print(f"  {name}, {setting}: failed: {error}", flush=True)
+        told = f"{run.speed:.1f} M tokens/s, {run.by_processor:.1f} M a processor second, {run.most_bytes >> 20} MiB on disk"
+        is_below = run.most_bytes <= ALLOWED * limit
+        print(f"  {name}, {setting}: {told}{'' if is_below else ', above the limit'}", flush=True)
+        if is_below:
+            tried.append((run.speed, setting))
+        return None
+
+    first, more = options_of(name, shard_mib)
+    for mib, workers, mode in product(files, (1, 2), ("worker", "main")):
+        attempt(Setting(mib=mib, workers=workers, mode=mode, options=first))
     if not tried:
-        raise PeersMissing(f"{name}: no setting gave a batch")
-    best = max(tried, key=lambda words: tried[words][0])
-    return best, tried[best][1]
+        raise PeersMissing(f"{name}: no setting gave a batch below the limit")
+    _, best = max(tried, key=lambda each: each[0])
+    for options in more:
+        attempt(Setting(mib=best.mib, workers=best.workers, mode=best.mode, options={**best.options, **options}))
+    return max(tried, key=lambda each: each[0])[1]
 
 
 def shown(values: list[float]) -> str:
     return f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
 
 
+def print_table(runs: dict[str, list[Run]], told: dict[str, str]) -> None:
+    print("| reader | M tokens/s | ours / it | M tokens a processor second | ours / it | s to first batch | MiB on disk | settings |")
+    print("|---|---|---|---|---|---|---|---|")
+    middle = {name: statistics.median(run.speed for run in found) for name, found in runs.items()}
+    cores = {name: statistics.median(run.by_processor for run in found) for name, found in runs.items()}
+    for name, found in runs.items():
+        speeds, by_processor = shown([run.speed for run in found]), shown([run.by_processor for run in found])
+        first, most = statistics.median(run.first for run in found), max(run.most_bytes for run in found) >> 20
+        ratios = [f"{figures['niels-cache'] / figures[name]:.2g}x" for figures in (middle, cores)]
+        print(f"| {name} | {speeds} | {ratios[0]} | {by_processor} | {ratios[1]} | {first:.2f} | {most} | {told[name]} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=1024, help="tokens in the bucket (default: 1024)")
+    parser.add_argument("--shard-mib", type=int, default=16, help="our shards (default: 16)")
     parser.add_argument("--limit-mib", type=int, default=256, help="of the local copy (default: 256)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of reading in each round (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--files-mib", type=int, nargs="+", default=[16, 64], help="sizes of the peers' files (default: 16 64)")
-    parser.add_argument("--no-peers", action="store_true", help="measure only ours and the plain loop")
+    parser.add_argument("--files-mib", type=int, nargs="+", default=[16, 32], help="sizes of the peers' files (default: 16 32)")
+    parser.add_argument("--peers", nargs="*", choices=LOADERS, default=list(LOADERS), help="default: all; none measures only ours")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.child:
@@ -186,48 +241,46 @@ def main() -> None:
         return read_ours(address, folder, int(limit), float(seconds))
     from niels_cache_assets.publish.push import local_build, push
 
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         work = Path(temporary)
         cache, objects, local = work / "caches/pretrain/random", work / "objects", work / "local"
         objects.mkdir()
-        write_cache(cache, mib=settings.mib, shards=max(1, settings.mib // SHARD_MIB))
+        write_cache(cache, mib=settings.mib, shards=max(1, settings.mib // settings.shard_mib))
         address, limit, tokens = f"s3://{BUCKET}/ours", settings.limit_mib << 20, settings.mib << 19
         with object_server(objects):
             push(local_build(cache), address)
-            ours = [sys.executable, __file__, "--child", address, str(local), str(limit)]
+            ours = [sys.executable, __file__, "--child", address, str(local), str(limit), str(settings.seconds)]
             readers: dict[str, Callable[[], Run]] = {
-                "niels-cache": lambda: measure([*ours, str(settings.seconds)], local),
-                "plain loop": lambda: measure_plain("ours", work / "plain", tokens),
+                "niels-cache": partial(measure, ours, local),
+                "plain loop": partial(measure_plain, "ours", work / "plain", tokens),
             }
-            told = {"niels-cache": f"{SHARD_MIB} MiB a shard, {BLOCK_SHARDS} shards a block, no worker", "plain loop": f"{STREAMS} streams"}
-            if not settings.no_peers:
-                publish_for_peers(cache, settings.files_mib, work)
-                for name in LOADERS:
-                    try:
-                        told[name], command = fastest_settings(name, settings.files_mib, local, limit, settings.seconds / 2)
-                    except PeersMissing as error:
-                        print(error, flush=True)
-                        continue
-                    readers[name] = partial(measure, [*command, str(settings.seconds)], local)
+            told = {
+                "niels-cache": f"{settings.shard_mib} MiB a shard, {BLOCK_SHARDS} shards a block, no worker",
+                "plain loop": f"{STREAMS} streams",
+            }
+            for name in settings.peers:
+                try:
+                    publish_for_peer(name, cache, settings.files_mib, work)
+                    best = fastest_setting(name, settings.files_mib, local, limit, settings.seconds / 2, settings.shard_mib)
+                except PeersMissing as error:
+                    print(f"{name} is missing or failed: {error}", flush=True)
+                    continue
+                told[name] = str(best)
+                readers[name] = partial(measure, peer_command(name, best, local, limit, settings.seconds), local)
             runs: dict[str, list[Run]] = {name: [] for name in readers}
-            for _ in range(settings.rounds):
-                for name, read in readers.items():
+            for number, (name, read) in product(range(settings.rounds), readers.items()):
+                try:
                     runs[name].append(read())
-    print(f"{settings.mib} MiB of tokens, a local copy of at most {settings.limit_mib} MiB, batches of ({B}, {T})")
-    print("| reader | M tokens/s | ours / it | M tokens a processor second | ours / it | s to first batch | most MiB on disk | settings |")
-    print("|---|---|---|---|---|---|---|---|")
-    middle = {name: statistics.median(run.speed for run in found) for name, found in runs.items()}
-    cores = {name: statistics.median(run.by_processor for run in found) for name, found in runs.items()}
-    for name, found in runs.items():
-        speeds, by_processor = shown([run.speed for run in found]), shown([run.by_processor for run in found])
-        first, most = statistics.median(run.first for run in found), max(run.most_bytes for run in found) / 2**20
-        ratios = [f"{figures['niels-cache'] / figures[name]:.1f}x" for figures in (middle, cores)]
-        print(f"| {name} | {speeds} | {ratios[0]} | {by_processor} | {ratios[1]} | {first:.2f} | {most:.0f} | {told[name]} |")
-    return None
+                except PeersMissing as error:
+                    if name not in LOADERS:
+                        raise
+                    print(f"{name} failed in round {number + 1}: {error}", flush=True)
+    print(f"{settings.mib} MiB of tokens, a local copy of at most {settings.limit_mib} MiB, batches of ({B}, {T}); wanted: {WANTED}x")
+    return print_table({name: found for name, found in runs.items() if found}, told)
 
 
 if __name__ == "__main__":
     try:
         main()
     except PeersMissing as error:
-        raise SystemExit(f"a peer is missing or failed: {error}") from error
+        raise SystemExit(f"ours failed: {error}") from error

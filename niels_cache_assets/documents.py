@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.strings import Objects, Strings, as_objects, join_strings
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 NO_SPLIT = -1
-Objects = NDArray[np.object_]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -38,7 +38,8 @@ class Document(NamedTuple):
 
     `source_id` is the id that the source gives to the text, or `file#row`. `file` is relative to the source's root, and `row` is the number
     of the row in that file, from 0. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide
-    the split. `redirect` is True if upstream marks this page as a redirect to another page.
+    the split. `redirect` is True if upstream marks this page as a redirect to another page. `kept`: the values of the columns in `keep`, as
+    a JSON object; None without this key.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Document(NamedTuple):
     title: str | None = None
     split: Split | None = None
     redirect: bool = False
+    kept: str | None = None
 
 
 def object_array(values: Iterable[Any], count: int) -> Objects:
@@ -62,21 +64,23 @@ def object_array(values: Iterable[Any], count: int) -> Objects:
 class DocumentBatch:
     """A batch of documents by column, in stream order. Iteration yields a Document for each row.
 
-    text, source_id, file: (n,) object arrays of str. row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT. characters: (n,)
-    int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a title. redirect:
-    (n,) bool; None instead of the array if no document is a redirect.
+    text, source_id, file: columns of n strings (strings.py). row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT.
+    characters: (n,) int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a
+    title. redirect: (n,) bool; None instead of the array if no document is a redirect. kept: (n,) object array of str or None, the kept
+    values as JSON; None instead of the array if no document has any.
 
     The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
     """
 
-    text: Objects
-    source_id: Objects
-    file: Objects
+    text: Strings | Objects
+    source_id: Strings | Objects
+    file: Strings | Objects
     row: NDArray[np.int64]
     split: NDArray[np.int8]
     characters: NDArray[np.int64]
     title: Objects | None = None
     redirect: NDArray[np.bool_] | None = None
+    kept: Objects | None = None
 
     @classmethod
     def of(cls, documents: Sequence[Document] | DocumentBatch) -> DocumentBatch:
@@ -84,7 +88,7 @@ class DocumentBatch:
         if isinstance(documents, DocumentBatch):
             return documents
         count = len(documents)
-        texts, source_ids, files, rows, titles, splits, redirects = zip(*documents, strict=True) if count else [()] * 7
+        texts, source_ids, files, rows, titles, splits, redirects, kept = zip(*documents, strict=True) if count else [()] * 8
         return cls(
             text=object_array(texts, count),
             source_id=object_array(source_ids, count),
@@ -94,6 +98,7 @@ class DocumentBatch:
             characters=np.fromiter(map(len, texts), np.int64, count),
             title=object_array(titles, count) if any(title is not None for title in titles) else None,
             redirect=np.array(redirects, dtype=bool) if any(redirects) else None,
+            kept=object_array(kept, count) if any(each is not None for each in kept) else None,
         )
 
     @classmethod
@@ -102,25 +107,31 @@ class DocumentBatch:
         if len(batches) == 1:
             return batches[0]
         return cls(
-            text=np.concatenate([batch.text for batch in batches]),
-            source_id=np.concatenate([batch.source_id for batch in batches]),
-            file=np.concatenate([batch.file for batch in batches]),
+            text=join_strings([batch.text for batch in batches]),
+            source_id=join_strings([batch.source_id for batch in batches]),
+            file=join_strings([batch.file for batch in batches]),
             row=np.concatenate([batch.row for batch in batches]),
             split=np.concatenate([batch.split for batch in batches]),
             characters=np.concatenate([batch.characters for batch in batches]),
             title=_joined_column([batch.title for batch in batches], batches, None),
             redirect=_joined_column([batch.redirect for batch in batches], batches, False),
+            kept=_joined_column([batch.kept for batch in batches], batches, None),
         )
 
+    def with_objects(self) -> DocumentBatch:
+        """Return the batch with an object array of str for each column of strings."""
+        return replace(self, text=as_objects(self.text), source_id=as_objects(self.source_id), file=as_objects(self.file))
+
     def __len__(self) -> int:
-        return len(self.text)
+        return len(self.row)
 
     def __iter__(self) -> Iterator[Document]:
         count = len(self)
         titles = [None] * count if self.title is None else self.title.tolist()
         redirects = [False] * count if self.redirect is None else self.redirect.tolist()
+        kept = [None] * count if self.kept is None else self.kept.tolist()
         splits = [None if split == NO_SPLIT else SPLITS[split] for split in self.split.tolist()]
-        columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, redirects)
+        columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, redirects, kept)
         return map(Document._make, zip(*columns, strict=True))
 
     def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
@@ -134,6 +145,7 @@ class DocumentBatch:
             characters=self.characters[index],
             title=None if self.title is None else self.title[index],
             redirect=None if self.redirect is None else self.redirect[index],
+            kept=None if self.kept is None else self.kept[index],
         )
 
 

@@ -23,6 +23,20 @@ def test_the_page_shows_the_table_of_the_formulas(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.walk
+@pytest.mark.parametrize("step", ["queue", "page"])
+def test_a_quick_run_of_dagsters_costs_prints_its_row(step: str) -> None:
+    if step == "page":
+        pytest.importorskip("playwright.sync_api")
+        from tests.ui.browser import browser_path
+
+        if browser_path() is None:
+            pytest.skip("no Chromium or Chrome on this machine")
+    done = programs.run(str(BENCHMARKS / "scale_dagster.py"), "--quick", "--only", step, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert {"queue": "queue 10 runs", "page": "40 partitions in Chromium"}[step] in done.stdout
+
+
+@pytest.mark.walk
 def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NIELS_CACHE_REAL_DATA", raising=False)
     done = programs.run(str(BENCHMARKS / "scale.py"), "--quick", timeout=600)

@@ -20,7 +20,7 @@ from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
+from niels_cache_assets.corpus.layout import DOCUMENTS, KEPT, REJECTED, corpus_dir
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming import encode
@@ -186,7 +186,7 @@ def test_row_groups_of_short_texts_end_by_rows(tmp_path: Path, monkeypatch: pyte
 
 
 def test_rows_have_the_columns_of_the_layout() -> None:
-    assert ("ordinal", *store.DocumentRow._fields) == tuple(DOCUMENTS)
+    assert ("ordinal", *store.DocumentRow._fields) == (*DOCUMENTS, *KEPT)
 
 
 def test_token_budgets_do_not_end_what_is_prepared_and_the_log_says_so(tmp_path: Path) -> None:

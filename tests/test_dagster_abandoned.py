@@ -5,6 +5,7 @@ ended.
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ import pytest
 from dagster._core.execution.retries import RetryMode
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._daemon.monitoring import concurrency
 
 from niels_cache_assets import processes
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
@@ -337,3 +340,18 @@ def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance
     instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "deleted", "step")
     end_abandoned_runs(instance)
     assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_run_ids == {runs[0]}
+
+
+def test_the_daemon_gives_back_the_place_of_a_run_that_somebody_has_ended(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the run of a machine that is lost. No home and no daemon ends it, so it holds its place until then."""
+    lost, ended = begun_run(instance), begun_run(instance)
+    run = instance.get_run_by_id(ended)
+    assert run is not None
+    instance.report_run_canceled(run)
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    monkeypatch.setattr(concurrency, "get_current_datetime", lambda: later)
+    context: Any = SimpleNamespace(instance=instance)
+    assert list(concurrency.execute_concurrency_slots_iteration(context, logging.getLogger())) == [None]
+    assert states(instance, lost, ended) == [("STARTED", True), ("CANCELED", False)]

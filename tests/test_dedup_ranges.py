@@ -1,11 +1,9 @@
 """Duplicates found range by range. The dropped documents are those of one range, whatever the ranges, the windows and the interruptions."""
 
 import importlib
-import json
 import os
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.builds import find_duplicates
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.layout import duplicates_dir
 from niels_cache_assets.dedup import greedy, ranges
 from niels_cache_assets.dedup.buckets import MAX_BUCKETS, RANGES_OF_MANY, fitting_ranges
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer
-from niels_cache_assets.disk.journal import Journal, partial_directory, read_journal
-from tests.dedup_steps import recorded_steps
-from tests.messages import missing
-from tests.test_corpus_resume import afresh, contents, prepared
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
@@ -35,6 +26,21 @@ COUNTS = (2, 4, 16)
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "LEAST_WINDOW", 23)
+
+
+def search(blocks: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, ranges: int, verify: Verify | None = None) -> Dropped:
+    """Return the dropped documents, found in one piece or in ranges."""
+    if ranges == 1:
+        return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify)
+    return greedy.drop_later(linked(blocks, bands=bands, rows=rows, folder=scratch, count=ranges), verify=verify)
+
+
+def linked(blocks: Iterable[Signatures], *, bands: int, rows: int, folder: Path, count: int) -> ranges.RangedBuckets:
+    documents = ranges.write_ranged_hashes(blocks, bands=bands, rows=rows, ranges=count, folder=folder)
+    for each in range(count):
+        for band in range(bands + 1):
+            ranges.link_range(folder, folder, band, each, documents=documents)
+    return ranges.RangedBuckets(scratch=folder, hashes=folder, links=[folder] * count, documents=documents, bands=bands)
 
 
 def values(dropped: Dropped) -> list[Any]:
@@ -63,7 +69,7 @@ def test_any_documents_give_what_one_range_gives(
     signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])
     for verify in (None, VERIFY):
         found = [
-            keep_first(
+            search(
                 in_blocks(signatures, block),
                 bands=2,
                 rows=2,
@@ -85,7 +91,7 @@ def test_clusters_over_many_windows(tmp_path: Path, verify: Verify | None, count
     for each in (1, count):
         folder = tmp_path / str(each)
         folder.mkdir()
-        found.append(keep_first(in_blocks(signatures, 170), bands=8, rows=16, ranges=each, scratch=folder, verify=verify))
+        found.append(search(in_blocks(signatures, 170), bands=8, rows=16, ranges=each, scratch=folder, verify=verify))
     assert len(found[0]) > 120
     assert values(found[0]) == values(found[1])
 
@@ -102,7 +108,7 @@ def test_real_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample:
     found = []
     for each in (1, 4, 16):
         (tmp_path / str(each)).mkdir()
-        found.append(values(keep_first([signatures], bands=25, rows=5, ranges=each, scratch=tmp_path / str(each))))
+        found.append(values(search([signatures], bands=25, rows=5, ranges=each, scratch=tmp_path / str(each))))
     assert len(found[0][1]) > 3
     assert found[0] == found[1] == found[2]
 
@@ -119,7 +125,7 @@ def test_a_bucket_passes_on_its_first_members_only(tmp_path: Path) -> None:
         return 0.0
 
     verify = Verify(similarity=lambda _: similarity, threshold=0.5)
-    assert len(keep_first([signatures], bands=2, rows=2, ranges=4, scratch=tmp_path, verify=verify)) == 0
+    assert len(search([signatures], bands=2, rows=2, ranges=4, scratch=tmp_path, verify=verify)) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
@@ -129,9 +135,9 @@ def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pyte
     signatures = Signer().sign(clustered_texts(200, bases=20, edits=3))
     (tmp_path / "32").mkdir()
     (tmp_path / "64").mkdir()
-    expected = keep_first([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "32", verify=verify)
+    expected = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "32", verify=verify)
     monkeypatch.setattr(greedy, "_MOST_DOCUMENTS_OF_32_BITS", 100)
-    wide = keep_first([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "64", verify=verify)
+    wide = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "64", verify=verify)
     assert (expected.ordinals.dtype, wide.ordinals.dtype, wide.because.dtype) == (np.uint32, np.uint64, np.uint64)
     assert values(wide) == values(expected)
     assert len(wide) > 50
@@ -139,7 +145,7 @@ def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("blocks", [[], [Signer().sign([])], [Signer().sign(["one text"])]], ids=["nothing", "no document", "one document"])
 def test_few_documents_in_many_ranges(tmp_path: Path, blocks: list[Signatures]) -> None:
-    dropped = keep_first(blocks, bands=8, rows=16, ranges=16, scratch=tmp_path)
+    dropped = search(blocks, bands=8, rows=16, ranges=16, scratch=tmp_path)
     assert (dropped.documents, len(dropped)) == (sum(map(len, blocks)), 0)
 
 
@@ -148,20 +154,6 @@ def test_more_documents_than_one_range_can_number_get_more_ranges() -> None:
     assert fitting_ranges(most, bands=8, ranges=1) == 1
     assert fitting_ranges(most + 1, bands=8, ranges=1) == RANGES_OF_MANY
     assert fitting_ranges(most + 1, bands=8, ranges=64) == 64
-
-
-@WAYS
-def test_a_search_resumes_from_every_step_that_was_recorded(tmp_path: Path, verify: Verify | None) -> None:
-    signatures = Signer().sign(clustered_texts(300, bases=40, edits=3))
-    steps, record = recorded_steps(tmp_path)
-    (tmp_path / "whole").mkdir()
-    expected = keep_first([signatures], bands=8, rows=16, ranges=3, scratch=tmp_path / "whole", verify=verify, record=record)
-    assert len(expected) > 50
-    assert [done.bands for done in steps] == list(range(3 * 9 + 1))
-    assert not list((tmp_path / "whole").glob("hashes_*"))
-    for number, done in enumerate(steps):
-        again = keep_first([], bands=8, rows=16, ranges=3, scratch=tmp_path / str(number), verify=verify, done=done)
-        assert values(again) == values(expected)
 
 
 def test_a_job_takes_the_memory_of_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +167,7 @@ def test_a_job_takes_the_memory_of_its_range(tmp_path: Path, monkeypatch: pytest
         pairs = np.stack([np.arange(documents, dtype=np.uint64), of_documents], axis=1)
         (folder / "hashes_1_0").write_bytes(pairs.tobytes())
         tracemalloc.start()
-        ranges.link_range(folder, 1, 0, documents=documents)
+        ranges.link_range(folder, folder, 1, 0, documents=documents)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert 10 * documents < peak < 60 * documents
@@ -192,9 +184,7 @@ def test_a_window_takes_memory_for_its_own_documents_only(tmp_path: Path, monkey
         digests = np.zeros((count, 20), dtype=np.uint8)
         digests[:, :4] = np.arange(count, dtype=np.uint32)[:, None].view(np.uint8)
         slots = np.stack([rows] * 4, axis=1)
-        buckets = ranges.number_ranges(
-            [Signatures(digests=digests, slots=slots)], bands=2, rows=2, ranges=4, scratch=folder, done=None, record=lambda *_: False
-        )
+        buckets = linked([Signatures(digests=digests, slots=slots)], bands=2, rows=2, folder=folder, count=4)
         greedy.drop_later(buckets, verify=None)  # compiles
         tracemalloc.start()
         dropped = greedy.drop_later(buckets, verify=None)
@@ -202,67 +192,3 @@ def test_a_window_takes_memory_for_its_own_documents_only(tmp_path: Path, monkey
         tracemalloc.stop()
         assert len(dropped) == count // 2
     assert peaks[1] < 1.5 * peaks[0]
-
-
-# drop lists
-
-
-def in_ranges(registry: Registry, count: int) -> Registry:
-    return replace(registry, dedup=registry.dedup.model_copy(update={"ranges": count}))
-
-
-@pytest.mark.parametrize("verify", ["none", "jaccard"])
-def test_drop_lists_have_the_same_bytes_for_any_number_of_ranges(tmp_path: Path, verify: str) -> None:
-    registry = prepared(tmp_path, verify)
-    whole = contents(find_duplicates(registry, root=tmp_path).directory)
-    assert sum(counts["near"] for counts in json.loads(whole["meta.json"])["datasets"].values()) > 10
-    for count in (4, 16):
-        other = in_ranges(registry, count)
-        assert find_duplicates(other, root=tmp_path).state == "cache_hit"
-        assert contents(find_duplicates(other, root=tmp_path, force=True).directory) == whole
-
-
-def stop_at_job(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    link_range, begun = ranges.link_range, [0]
-
-    def stopping(*arguments: Any, **options: Any) -> None:
-        if begun[0] == number:
-            raise KeyboardInterrupt
-        begun[0] += 1
-        link_range(*arguments, **options)
-
-    monkeypatch.setattr(ranges, "link_range", stopping)
-
-
-def test_a_search_that_was_stopped_at_any_job_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "BYTES", 0)
-    monkeypatch.setattr(Journal, "REST", 0)
-    registry = in_ranges(prepared(tmp_path, "none"), 4)
-    whole = contents(find_duplicates(registry, root=tmp_path).directory)
-    for job in (0, 9, 20, 35):
-        for path in duplicates_dir(tmp_path).iterdir():
-            path.unlink()
-        with monkeypatch.context() as patch:
-            stop_at_job(patch, job)
-            with pytest.raises(KeyboardInterrupt):
-                find_duplicates(registry, root=tmp_path)
-        recorded = read_journal(partial_directory(duplicates_dir(tmp_path)))
-        assert recorded is not None
-        assert recorded.state["bands"] == job
-        log: list[str] = []
-        assert contents(find_duplicates(registry, root=tmp_path, log=log.append).directory) == whole
-        assert any(line.startswith(f"{job} of 36 bands in 4 ranges") for line in log)
-    assert not partial_directory(duplicates_dir(tmp_path)).exists()
-
-
-def test_another_number_of_ranges_starts_afresh_and_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "BYTES", 0)
-    registry = prepared(tmp_path, "none")
-    with monkeypatch.context() as patch:
-        stop_at_job(patch, 12)
-        with pytest.raises(KeyboardInterrupt):
-            find_duplicates(in_ranges(registry, 4), root=tmp_path)
-    log: list[str] = []
-    outcome = find_duplicates(in_ranges(registry, 2), root=tmp_path, log=log.append)
-    assert missing(afresh(log), "other settings") == []
-    assert contents(outcome.directory) == contents(find_duplicates(registry, root=tmp_path, force=True).directory)

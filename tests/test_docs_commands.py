@@ -59,6 +59,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "sbatch": "Slurm's own",
         "touch": "a part that is being built; tests/test_attempts.py",
         "storage:": "a Postgres server; tests/cluster",
+        "run_monitoring:": "settings of Dagster; tests/cluster/test_engines.py",
     },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",

@@ -1,6 +1,7 @@
 """Pages that are made from code are current and complete."""
 
 import inspect
+import json
 import re
 import runpy
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
+from niels_cache_assets.artifacts.builds import build_tokenizer, prepare_corpus
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.config.registry import load_registry
@@ -22,6 +23,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
 from tests.chat_models import UNMARKED, template_of
+from tests.corpora import articles, corpus_registry
 from tests.golden.imports import described_names
 from tests.parts_project import NAME, PartsProject, build
 from tests.small_project import small_project
@@ -63,7 +65,8 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     apart = str(dataset_dir(project.root, "pretrain", "apart"))
     build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
     against = ReferenceTexts(identity={}, texts=lambda: iter([(Place("", "quiz", 0), sentences(1)[0])]), threshold=0.8, share=0.5, run=50)
-    PretrainBuild(items=sentences(100), out_dir=f"{apart}_2", tokenizer=tokenizer, references=against, **settings).build(None)
+    settings |= {"references": against, "keep": ("url",)}
+    PretrainBuild(items=sentences(100), out_dir=f"{apart}_2", tokenizer=tokenizer, **settings).build(None)
     prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
     import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
     tokenizers = [tiny_model.parent / META_NAME, *tokenizers_of_others(tmp_path_factory.mktemp("tokenizers"))]
@@ -72,6 +75,10 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     build(pages.graph(2, "val_tokens = 50"))
     build(pages.graph(2, 'prepare = ["dedup"]', root="prepared"), [f"corpus/{NAME}"])
     chats = tmp_path_factory.mktemp("chats")
+    table = 'prepare = ["clean"]\nkeep = ["url"]\ncleaning = { mask = ["email"], skip = ["not_english", "language_error"] }\n'
+    masked = corpus_registry(chats, {"masked": []}, table=table)
+    (chats / "masked.jsonl").write_text(json.dumps({"text": f"{articles(1)[0]} ann@web.org", "url": "https://web.org"}) + "\n")
+    prepare_corpus(masked, "masked", root=chats, processes=1)
     turns: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ha"}]
     pair = Conversation(turns, rejected=[turns[0], {"role": "assistant", "content": "No"}])
     options: dict[str, Any] = {"tokenizer": open_model(tiny_model), "val_frac": 0, "seed": 0}

@@ -26,7 +26,15 @@ ONE_FILE_EACH = {
 }  # folders of many things of one kind: as many files as there are things
 MOST_LINES = 400
 
-ANYWHERE = {"documents", "processes", "errors", "old_paths", "scripts"}  # of a package's root: what every room may import
+ANYWHERE = {
+    "documents",
+    "processes",
+    "errors",
+    "old_paths",
+    "random_numbers",
+    "scripts",
+    "strings",
+}  # of a package's root: what every room may import
 ROOMS = {  # what each room may import of its own package
     "niels_cache_runtime": {
         "format": "",
@@ -56,7 +64,7 @@ ROOMS = {  # what each room may import of its own package
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
         "own_data": "config show sources tokenizer",
-        "artifacts": "build_cache chats cleaning config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
+        "artifacts": "build_cache chats config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
         "defs": "artifacts build_cache chats cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",
     },

@@ -141,8 +141,8 @@ def test_the_part_of_a_frozen_process_is_taken_over(
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
-@pytest.mark.parametrize("key", [f"plan/{NAME}", f"pretrain/{NAME}"])
-def test_a_process_that_was_overtaken_replaces_neither_plan_nor_seal(
+@pytest.mark.parametrize("key", ["tokenizer", f"plan/{NAME}", f"pretrain/{NAME}"])
+def test_a_process_that_was_overtaken_replaces_neither_tokenizer_nor_plan_nor_seal(
     project: PartsProject, monkeypatch: pytest.MonkeyPatch, key: str, is_checked: bool
 ) -> None:
     """It was frozen before its last check of the lease, or just after this check."""

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import signal
+import threading
 import time
 from contextlib import suppress
 from itertools import islice
@@ -19,12 +20,14 @@ from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
-from niels_cache_runtime.remote import fetcher
-from niels_cache_runtime.remote.ledger import Ledger, Reader
+from niels_cache_runtime.remote import fetcher, local_copy
+from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.store import RemoteError
 from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, copied, only_shards, room, rows, write_notes
 from tests.loopback_s3 import BUCKET
@@ -104,7 +107,7 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
 
 
 def test_other_reads_between_two_batches_change_no_batch(published: Published) -> None:
-    local, remote = published.local(), published.remote()
+    local, remote = published.local(), published.remote(limit_bytes=room(4))
     expected, found = rows(local, 80), []
     for number, batch in enumerate(islice(remote, 80)):
         found += rows([batch])
@@ -384,3 +387,52 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -
                     os.utime(path, (time.time() + (3600 if number % 2 else -3600),) * 2)
     assert found == rows(published.local(epochs=1))
     assert copied(remote).copy.counts()["files"] == SHARDS + 1
+
+
+def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.0)
+    remote, local = published.remote(limit_bytes=room(8)), published.local()
+    ours, theirs = iter(remote), iter(local)
+    batches = remote.samples_per_epoch["notes"] // remote.B + 40
+    for _ in range(2):  # in the first epoch, the shards come; in the second one, they are mapped once more
+        assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    (reader,) = readers(published)
+    assert next(iter(reader.keeps.values())).files == SHARDS
+    assert not any("/shard_" in path for path in reader.maps)
+    mapped: list[int] = []
+    take = SlotTokens.map
+    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path: (mapped.append(shard), take(self, shard, path))[1])
+    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    assert mapped == []
+    small = LocalCopy(published.copy, limit_bytes=room(3))
+    small.open(ADDRESS)
+    assert bytes_of(published.copy) > room(3)
+    assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
+    assert bytes_of(published.copy) <= room(3)
+    assert not any(reader.keeps for reader in readers(published))
+    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    assert len(mapped) > 0
+
+
+def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.0)
+    other = f"s3://{BUCKET}/at/other"
+    push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
+    limit = room(8)
+    remote, local = published.remote(limit_bytes=limit), published.local()
+    ours, theirs = iter(remote), iter(local)
+    batches = remote.samples_per_epoch["notes"] // remote.B + 40
+    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    assert [len(reader.keeps) for reader in readers(published)] == [1]
+    done = threading.Event()
+    folders: list[Path] = []
+
+    def fetch() -> None:
+        folders.append(LocalCopy(published.copy, limit_bytes=limit).fetch_split(f"{other}/train"))
+        done.set()
+
+    threading.Thread(target=fetch, daemon=True).start()
+    while not done.wait(0.01):
+        assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
+    assert len(list(folders[0].iterdir())) == SHARDS + 1
+    assert bytes_of(published.copy) <= limit

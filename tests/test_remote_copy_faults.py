@@ -13,14 +13,15 @@ import pytest
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.remote import local_copy
+from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.remote import ledger, local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.published import read_published
-from niels_cache_runtime.remote.store import open_store
+from niels_cache_runtime.remote.store import RemoteError, open_store
 from tests.chat_models import chatml, model_folder, opened_model
-from tests.copied_caches import ADDRESS, Published, room, rows
+from tests.copied_caches import ADDRESS, Published, only_shards, room, rows
 from tests.hand_made import rewrite_meta
 from tests.loopback_s3 import BUCKET, LoopbackS3
 
@@ -34,10 +35,10 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
     dropped: list[Any] = [remote, iterator]
     dropped.append(dropped)  # a cycle, so that only the collector frees it
     del remote, iterator
-    ledger, done = Ledger(published.copy), threading.Event()
+    record, done = Ledger(published.copy), threading.Event()
 
     def collect() -> None:
-        with ledger.changing() as state:
+        with record.changing() as state:
             assert len(state.readers) == 1
             dropped.clear()
             gc.collect()
@@ -46,16 +47,16 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(20)
     gc.collect()
-    with ledger.changing() as state:
+    with record.changing() as state:
         assert state.readers == {}
 
 
 def test_calls_wait_until_the_lock_is_free(tmp_path: Path) -> None:
-    ledger, other, seen = Ledger(tmp_path / "a"), Ledger(tmp_path / "b"), []
-    ledger.make()
+    record, other, seen = Ledger(tmp_path / "a"), Ledger(tmp_path / "b"), []
+    record.make()
     other.make()
     once_unlocked(lambda: seen.append("at once"))
-    with ledger.changing():
+    with record.changing():
         with other.changing():
             once_unlocked(lambda: seen.append("later"))
         assert seen == ["at once"]
@@ -163,3 +164,68 @@ def test_the_targets_of_a_chat_template_come_with_the_split(s3: LoopbackS3, tmp_
         masked = [batch.y_masked.tolist() for batch in remote if batch.y_masked is not None]
         assert masked == [batch.y_masked.tolist() for batch in TokenLoader(str(folder / split), **settings) if batch.y_masked is not None]
         assert len(masked) > 0
+
+
+@pytest.mark.parametrize("damaged", ["shard_00003.bin", "00002-*.bin", ""])
+def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    files = list(published.copy.rglob(damaged)) if damaged else []
+    assert len(files) == bool(damaged)
+    for path in files:
+        path.write_bytes(bytes(path.stat().st_size))
+    monkeypatch.setattr(ledger, "boot", lambda: "another")
+    published.s3.requests.clear()
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert sum(published.shards_sent().values()) == int(damaged.startswith("shard"))  # a tail comes from its shard, which is there
+    with Ledger(published.copy).changing() as state:
+        assert state.counts["again"] == len(files)
+        assert state.unchecked == set()
+
+
+def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    monkeypatch.setattr(ledger, "boot", lambda: "another")
+    published.s3.decide = lambda method, key: "expired"
+    with pytest.warns(RuntimeWarning, match="expired"):
+        assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+
+
+def test_a_damaged_meta_json_is_read_again(published: Published) -> None:
+    build, _ = LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    place = published.copy / build.place("meta.json")
+    place.write_bytes(bytes(place.stat().st_size))
+    LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    assert place.read_bytes() == build.published.meta_content
+
+
+def test_a_tail_of_a_damaged_object_does_not_outlive_its_repair(published: Published) -> None:
+    expected = rows(published.local(epochs=1, shuffle=False))
+    published.s3.decide = only_shards("flip", name="/train/shard_00002")
+    with pytest.raises(RemoteError, match=r"shard_00002\.bin.*sha256"):
+        rows(published.remote(epochs=1, shuffle=False))
+    assert len(list(published.copy.rglob("00002-*.bin"))) == 1
+    gc.collect()
+    published.s3.decide = lambda method, key: None
+    assert rows(published.remote(epochs=1, shuffle=False)) == expected
+
+
+def test_a_tail_that_differs_from_its_shard_is_told_and_fetched_again(published: Published, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = rows(published.local(epochs=1, shuffle=False))
+    remote = published.remote(epochs=1, shuffle=False, limit_bytes=room(8))
+    assert rows(remote) == expected
+    (tail,) = published.copy.rglob("00002-*.bin")
+    place = str(tail.relative_to(published.copy))
+    del remote
+    gc.collect()
+    tail.write_bytes(bytes(tail.stat().st_size))
+    with Ledger(published.copy).changing() as state:
+        state.entries[place].sha256 = sha256_file(str(tail))
+        Ledger(published.copy).remove(state, next(path for path in state.entries if path.endswith("/shard_00002.bin")))
+    found = rows(published.remote(epochs=1, shuffle=False, limit_bytes=room(8)))
+    assert sum(ours != theirs for ours, theirs in zip(found, expected, strict=True)) == 1
+    assert "00002-" in capfd.readouterr().err
+    assert rows(published.remote(epochs=1, shuffle=False, limit_bytes=room(8))) == expected

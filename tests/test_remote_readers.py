@@ -153,6 +153,7 @@ def test_sample_fetches_only_the_shards_that_it_shows(s3: LoopbackS3, published:
     assert len(printed(capfd, "sample", ADDRESS, "-n", "1", "--json")["samples"]) == 1
     shards = {key for method, key in s3.requests if method == "GET" and "/train/shard_" in key}
     assert len(shards) == 1 < len(list((published.letters / "train").iterdir()))
+    assert len(s3.requests) == len(set(s3.requests))  # also the record is read once
 
 
 def test_show_prints_the_meta_of_an_address(s3: LoopbackS3, published: Caches, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want
+from niels_cache_runtime.remote.ledger import Entry, State
+from niels_cache_runtime.remote.needs import Reader, Want
 from niels_cache_runtime.remote.room import first_needs, make_room, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"

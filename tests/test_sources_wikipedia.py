@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
+from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
 from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
@@ -452,7 +452,7 @@ HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- 
 def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scan is linear by design (bounded repeats, a bounded stack). This test counts the text that the parser gets."""
     given_to_parser = []
-    parse = wikipedia_markup._parse
+    parse = wikipedia_nodes._parse
 
     def counting(text: str) -> Any:
         given_to_parser.append(len(text))
@@ -460,7 +460,7 @@ def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monk
         assert text.count("[[") == text.count("]]"), "only what closes"
         return parse(text)
 
-    monkeypatch.setattr(wikipedia_markup, "_parse", counting)
+    monkeypatch.setattr(wikipedia_nodes, "_parse", counting)
     hostile = (unit.replace("~", " ").replace(";", "\n") * 30_000)[:60_000]
     made = plain_text(hostile)
     assert sum(given_to_parser) <= len(hostile)

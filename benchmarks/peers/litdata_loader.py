@@ -48,8 +48,19 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
     return StreamingDataLoader(dataset, batch_size=B, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
 
 
-def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int, workers: int, collate: Any) -> StreamingDataLoader:
-    """Read from a bucket, with its copy in `folder`.
+def make_remote_loader(
+    folder: Path,
+    *,
+    address: str,
+    limit: int,
+    T: int,
+    B: int,
+    workers: int,
+    collate: Any,
+    prefetch_factor: int = 2,
+    **options: Any,
+) -> StreamingDataLoader:
+    """Read from a bucket, with its copy in `folder`. options: of StreamingDataset.
 
     litdata gives obstore options that hide AWS_ALLOW_HTTP, so an endpoint without encryption is allowed here.
     """
@@ -63,8 +74,16 @@ def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int
         seed=0,
         max_cache_size=limit,
         storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
+        **options,
     )
-    return StreamingDataLoader(dataset, batch_size=B, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
+    return StreamingDataLoader(
+        dataset,
+        batch_size=B,
+        num_workers=workers,
+        collate_fn=collate,
+        persistent_workers=True,
+        prefetch_factor=prefetch_factor,
+    )
 
 
 if __name__ == "__main__":

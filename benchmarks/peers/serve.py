@@ -3,7 +3,7 @@
     python PEER.py tokenize TOKENIZER TARGET T INPUT...   files of JSON lines, tokenized by the peer's own writer on two cores
     python PEER.py write SOURCE TARGET T [--mib N]        the shards of SOURCE in the peer's own format, N MiB a file
     python PEER.py read TARGET T B WORKERS MODE
-    python PEER.py stream TARGET T B WORKERS MODE ADDRESS LIMIT SECONDS   from a bucket through a copy of LIMIT bytes in TARGET
+    python PEER.py stream TARGET T B WORKERS MODE ADDRESS LIMIT SECONDS [--options JSON]   through a copy of LIMIT bytes in TARGET
 
 `tokenize` prints a line "result N", the seconds that it took after the imports. `read` prints "result ready" after the warm-up. Then every
 line on its input is a number of seconds to measure for and a number of torch's threads, answered by a line "result N", tokens per second of
@@ -11,14 +11,13 @@ x and y. MODE says where tokens are widened to int64: `worker` or `main`, the pr
 shuffles, is not measured.
 
 `stream` takes batches for SECONDS after the first one, with the starts of epochs, and prints "result" and JSON: the seconds to the first
-batch, and the batches, the seconds and the processor seconds of all processes after it. The endpoint comes from the environment.
+batch, and the batches, the seconds and the processor seconds of all processes after it. The endpoint comes from the environment. JSON has
+arguments of the peer.
 """
 
 import argparse
-import gc
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +91,10 @@ def main(
     write: Callable[[Path, Path, int, int], None] | None = None,
     make_remote_loader: Callable[..., Iterable[torch.Tensor | Pair]] | None = None,
 ) -> None:
-    """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader. make_remote_loader also takes address= and limit=, in bytes."""
+    """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader.
+
+    make_remote_loader also takes address=, limit=, in bytes, and the arguments of --options.
+    """
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
     tokenizing, writing, reading, streaming = (commands.add_parser(name) for name in ("tokenize", "write", "read", "stream"))
@@ -110,6 +112,7 @@ def main(
     streaming.add_argument("address")
     streaming.add_argument("limit", type=int)
     streaming.add_argument("seconds", type=float)
+    streaming.add_argument("--options", type=json.loads, default={})
     given = parser.parse_args()
     if given.command == "tokenize":
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # two processes share two cores
@@ -125,22 +128,24 @@ def main(
         assert make_remote_loader is not None
         torch.set_num_threads(1)
         began = time.perf_counter()
-        loader = make_remote_loader(given.target, address=given.address, limit=given.limit, **settings)
+        loader = make_remote_loader(given.target, address=given.address, limit=given.limit, **settings, **given.options)
         return stream(endless(loader, (given.B, given.T)), began=began, seconds=given.seconds)
     loader = make_loader(given.target, **settings)
     _serve(loader, tokens_per_batch=given.B * given.T, shape=(given.B, given.T))
 
 
-def stream(batches: Iterator[Pair], *, began: float, seconds: float) -> None:
-    """Take batches, and print what `stream` prints. `began`: the perf_counter before the loader was made."""
+def stream(batches: Iterator[Pair], *, began: float, seconds: float, beside: str = "") -> None:
+    """Take batches, and print what `stream` prints.
+
+    began: the perf_counter before the loader was made. beside: see `processor_seconds`.
+    """
     next(batches)
-    first, cpu, taken = time.perf_counter(), _processor_seconds(), 0
+    cpu, first, taken = processor_seconds(beside), time.perf_counter(), 0
     while (now := time.perf_counter()) - first < seconds:
         next(batches)
         taken += 1
-    del batches
-    gc.collect()  # ends the workers, so that their processor seconds count
-    found = {"first": first - began, "batches": taken, "seconds": now - first, "processor_seconds": _processor_seconds() - cpu}
+    cpu = processor_seconds(beside) - cpu
+    found = {"first": first - began, "batches": taken, "seconds": now - first, "processor_seconds": cpu}
     print(f"\nresult {json.dumps(found)}", flush=True)
 
 
@@ -154,9 +159,27 @@ def endless(loader: Iterable[torch.Tensor | Pair], shape: tuple[int, int]) -> It
                 yield x, y
 
 
-def _processor_seconds() -> float:
-    """Return the processor seconds of this process and of its ended children."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+def processor_seconds(beside: str = "") -> float:
+    """Return the processor seconds of this process, of all below it, and of those with the argument `beside` in their command lines.
+
+    They are read from /proc, in steps of 10 ms. An ended process counts if its parent has waited for it.
+    """
+    parents, ticks, counted = {}, {}, {os.getpid()}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it ended meanwhile
+            continue
+        number = int(folder.name)
+        parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))  # user and system, its own and of its ended children
+        if beside and beside.encode() in words:
+            counted.add(number)
+    before = 0
+    while len(counted) > before:
+        before = len(counted)
+        counted |= {number for number, parent in parents.items() if parent in counted}
+    return sum(ticks.get(number, 0) for number in counted) / os.sysconf("SC_CLK_TCK")
 
 
 def _serve(loader: Iterable[torch.Tensor | Pair], *, tokens_per_batch: int, shape: tuple[int, int]) -> None:

@@ -78,23 +78,33 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
     return _loader(StreamingDataset(local=str(folder), batch_size=B, shuffle=True, shuffle_seed=0), B, workers, collate)
 
 
-def make_remote_loader(folder: Path, *, address: str, limit: int, T: int, B: int, workers: int, collate: Any) -> Any:
-    """Read from a bucket, with its copy in `folder`."""
+def make_remote_loader(
+    folder: Path,
+    *,
+    address: str,
+    limit: int,
+    T: int,
+    B: int,
+    workers: int,
+    collate: Any,
+    prefetch_factor: int = 2,
+    **options: Any,
+) -> Any:
+    """Read from a bucket, with its copy in `folder`. options: of StreamingDataset."""
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
-    dataset = StreamingDataset(
-        remote=address, local=str(folder), cache_limit=limit, batch_size=B, shuffle=True, shuffle_seed=0, num_canonical_nodes=1
-    )
-    return _loader(dataset, B, workers, collate)
+    fixed = {"batch_size": B, "shuffle": True, "shuffle_seed": 0, "num_canonical_nodes": 1}
+    dataset = StreamingDataset(remote=address, local=str(folder), cache_limit=limit, **fixed, **options)
+    return _loader(dataset, B, workers, collate, prefetch_factor=prefetch_factor)
 
 
-def _loader(dataset: Any, B: int, workers: int, collate: Any) -> Any:
+def _loader(dataset: Any, B: int, workers: int, collate: Any, **options: Any) -> Any:
     from streaming import StreamingDataLoader
 
     return StreamingDataLoader(
-        dataset, batch_size=B, num_workers=workers, collate_fn=Collate(collate), drop_last=True, persistent_workers=workers > 0
+        dataset, batch_size=B, num_workers=workers, collate_fn=Collate(collate), drop_last=True, persistent_workers=workers > 0, **options
     )
 
 

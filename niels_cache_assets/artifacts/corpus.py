@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache.resuming import Reached
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     corpus_made_of,
@@ -32,7 +32,7 @@ from niels_cache_assets.corpus.identity import (
 )
 from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir
 from niels_cache_assets.corpus.source_chunks import SourceChunks
-from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_rejected
+from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
@@ -40,6 +40,7 @@ from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.documents import Documents, SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
@@ -89,6 +90,11 @@ class Corpus(Artifact):
     def source(self) -> PretrainSource:
         """The table of the data set."""
         return self.registry.pretrain[self.name]
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """The columns whose values stay with the documents."""
+        return kept_columns(self.source, self.registry.pretrain)
 
     @cached_property
     def _siblings(self) -> Mapping[str, PretrainSource]:
@@ -169,6 +175,7 @@ class Corpus(Artifact):
             "prepare": sorted(self.source.prepare),
             "cleaning": cleaning_identity(self.registry, self.name),
             "signatures": signature_identity(self.registry, self.name),
+            **({"keep": list(self.keep)} if self.keep else {}),
             **counts.meta(),
             "dropped": dict(counts.report.dropped + dropped_by_source),
             "dropped_by_source": dict(+dropped_by_source),
@@ -221,8 +228,6 @@ class _Done:
 
 
 def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -> Written:
-    from niels_cache_assets.cleaning.counting import CleaningReport
-
     registry, name, source = corpus.registry, corpus.name, corpus.source
     signatures = signature_identity(registry, name) or {}
     cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
@@ -232,14 +237,19 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
     journal = work.open_journal(name, state=_Done)
     done: _Done | None = journal.state
     there = done.written if done else None
-    counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
+    counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
     resumed_characters = counts.before.characters
     recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
     chunks = SourceChunks(corpus.stream, context, done.reached if done else None)
     doing = f"preparing {name}"
     with (
         CorpusWriter(
-            work.directory, num_perm=signatures.get("num_perm"), there=there, files=journal.finished, hashes_stay=corpus.is_part
+            work.directory,
+            num_perm=signatures.get("num_perm"),
+            there=there,
+            files=journal.finished,
+            hashes_stay=corpus.is_part,
+            keeps=bool(corpus.keep),
         ) as writer,
         closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
     ):
@@ -262,6 +272,7 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
             raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, dropped_by_source, context.report))
         writer.seal()
         write_rejected(work.directory, counts.report.rows(), writer.files)
+        write_measures(work.directory, counts.report, writer.files)
         if corpus.is_part:
             write_counts(work.directory, counts.state(), writer.files)
         meta = corpus.meta_of(

@@ -7,40 +7,39 @@ both splits is dropped from train. In a split, documents are in input order.
 
 Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
 "jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search resumes
-after the last band on disk.
+after the last band on disk. With several `ranges`, it uses the ranges that are there (artifacts/parts/ranges.py), makes the missing ones,
+and removes all of them at its end.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
-from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange, WantedDropLists, remove_ranges
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
     dedup_order,
-    drop_lists_identity,
-    require_unchanged,
     split_identity,
     what_is_otherwise,
 )
-from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.near_val import drop_near_val
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
-from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.journal import SCRATCH_NAME, clear_directory
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, work_on
 from niels_cache_assets.disk.table_file import TableFile, closing_table
@@ -52,31 +51,22 @@ from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.buckets import Steps
+    from niels_cache_assets.dedup.greedy import Dropped, Verify
 
 _ROWS_PER_GROUP = 65_536
 _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedDropLists:
-    """The drop lists that the configuration and the corpora on disk require.
-
-    corpora: the meta.json of each corpus, by data set, in the order of comparison.
-    missing: the data sets without a current corpus, and the reason for each.
-    identity: everything that decides the drop lists. Their meta.json stores it.
-    """
-
-    corpora: dict[str, Meta]
-    missing: dict[str, str]
-    identity: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Duplicates(Artifact):
-    """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus."""
+    """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus.
+
+    forces_ranges: whether `force` also makes the hashes and ranges again.
+    """
 
     registry: Registry
     root: Path
+    forces_ranges: bool = field(default=True, compare=False)
 
     version = DROP_LISTS_VERSION
     resumable = True
@@ -92,36 +82,23 @@ class Duplicates(Artifact):
 
     @cached_property
     def wanted(self) -> WantedDropLists:
-        """The drop lists that are required now. This costs one small read for each data set. No document and no signature is read."""
-        corpora: dict[str, Meta] = {}
-        missing: dict[str, str] = {}
-        for name in dedup_order(self.registry):
-            try:
-                corpora[name] = Corpus(registry=self.registry, root=self.root, name=name).current()
-            except NielsCacheError as error:
-                missing[name] = str(error)
-        return WantedDropLists(corpora=corpora, missing=missing, identity=drop_lists_identity(self.registry, corpora, missing))
-
-    @property
-    def documents(self) -> int:
-        """The number of documents that are compared."""
-        return sum(meta["documents"]["kept"] for meta in self.wanted.corpora.values())
+        """The drop lists that are required now."""
+        return WantedDropLists.of(self.registry, self.root)
 
     @property
     def ranges(self) -> int:
         """The number of ranges into which the hashes of a band are cut."""
         from niels_cache_assets.dedup.buckets import fitting_ranges
 
-        return fitting_ranges(self.documents, bands=self.wanted.identity["bands"], ranges=self.registry.dedup.ranges)
+        return fitting_ranges(self.wanted.documents, bands=self.wanted.identity["bands"], ranges=self.registry.dedup.ranges)
 
-    @property
-    def of_journal(self) -> dict[str, Any]:
-        """The values that decide the files of an unfinished search, but not its result."""
-        return {} if self.ranges == 1 else {"ranges": self.ranges}
+    def hashes(self) -> Hashes:
+        """Return the artifact of the hashes that a search in ranges reads."""
+        return Hashes(registry=self.registry, root=self.root, ranges=self.ranges)
 
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        made_of = self.identity(revision)
-        return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), self.of_journal)
+    def range(self, number: int) -> HashRange:
+        """Return the artifact of a range."""
+        return HashRange(registry=self.registry, root=self.root, ranges=self.ranges, number=number)
 
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
@@ -140,8 +117,7 @@ class Duplicates(Artifact):
         return {**self.wanted.identity, "code_version": DROP_LISTS_VERSION}
 
     def warning(self) -> str | None:
-        missing = self.wanted.missing
-        return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
+        return self.wanted.warning
 
     def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
         """Return the meta.json of the drop lists if they are current for the data set `name`.
@@ -167,17 +143,29 @@ class Duplicates(Artifact):
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.endswith(".parquet")
 
-    def need(self) -> Need:
-        """Return the disk space of a search from its beginning. A resumed search needs less."""
+    def need(self) -> Need | None:
+        """Return the disk space of a search from its beginning. A resumed search needs less. With ranges, the hashes ask for their room."""
         from niels_cache_assets.dedup.buckets import hashes_bytes
-        from niels_cache_assets.dedup.ranges import ranged_hashes_bytes
 
-        documents, bands = self.documents, self.wanted.identity["bands"]
+        if self.ranges > 1:
+            return None
+        documents, bands = self.wanted.documents, self.wanted.identity["bands"]
         return Need(
-            bytes=(hashes_bytes if self.ranges == 1 else ranged_hashes_bytes)(documents, bands=bands),
+            bytes=hashes_bytes(documents, bands=bands),
             why=f"the hashes of {documents:,} documents in {bands} bands",
             certain=not work_on(self.directory).is_resumable,
         )
+
+    @contextmanager
+    def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
+        with super().stage(held, log=log) as staging:
+            yield staging
+        remove_ranges(self.registry, self.root, log=log)
+
+    def sweep(self, *, resumable: bool) -> None:
+        super().sweep(resumable=resumable)
+        if not resumable:
+            remove_ranges(self.registry, self.root)
 
     def write(self, work: Work) -> Written:
         work.log(f"looking for duplicates in {', '.join(self.wanted.corpora)}")
@@ -185,41 +173,13 @@ class Duplicates(Artifact):
 
 
 def _write(duplicates: Duplicates, work: Work) -> Written:
-    from niels_cache_assets.dedup.buckets import Steps
-    from niels_cache_assets.dedup.greedy import Verify, keep_first
+    from niels_cache_assets.dedup.greedy import Verify
 
     registry, wanted = duplicates.registry, duplicates.wanted
-    dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
-    ranges = duplicates.ranges
-    jobs, of_ranges = (bands + 1) * ranges, "" if ranges == 1 else f" in {ranges} ranges"
+    dedup = registry.dedup
     files: Files = {}
-    with (
-        _unchanged(duplicates.root, wanted.corpora) as require_same,
-        ExitStack() as opened,
-    ):
-        journal = work.open_journal("duplicates", state=Steps, identity=duplicates.of_journal)
-        done: Steps | None = journal.state
-        if done is not None:
-            work.log(f"{done.bands} of {jobs} bands{of_ranges} of {done.documents:,} documents are kept")
-        inputs = Inputs(registry, duplicates.root, wanted.corpora)
+    with wanted.unchanged(duplicates.root) as require_same, ExitStack() as opened:
         scratch = work.directory / SCRATCH_NAME
-        scratch.mkdir(exist_ok=True)
-        written: dict[str, int] = {}
-
-        def record(steps: Steps, needed: list[Path]) -> bool:
-            sizes = {file.relative_to(work.directory).as_posix(): file.stat().st_size for file in needed}
-            written.update(sizes)
-            if not journal.due(sum(written.values())):
-                return False
-            require_same()  # the fingerprint must match the corpora that were read
-            for path in needed:
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-            share = (steps.bands + ranges) / (
-                jobs + 2 * ranges
-            )  # reading the signatures and the final pass each take about as long as a band
-            journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
-            return True
 
         def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
             work.log(f"comparing the texts of {len(compared):,} documents")
@@ -227,8 +187,13 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
             return shingles.similarity
 
         verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
-        blocks = (block for each in inputs.all for block in each.signatures())
-        dropped = keep_first(blocks, bands=bands, rows=rows, scratch=scratch, ranges=ranges, verify=verify, done=done, record=record)
+        if duplicates.ranges == 1:
+            inputs = Inputs(registry, duplicates.root, wanted.corpora)
+            dropped = _found_at_once(wanted, inputs, verify, scratch, work, require_same)
+        else:
+            _make_ranges(duplicates, work)
+            inputs = Inputs(registry, duplicates.root, wanted.corpora)
+            dropped = _found_in_ranges(duplicates, verify, scratch, work)
         if verify is None:
             dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
         drops = inputs.drops(dropped)
@@ -249,24 +214,71 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
     return Written(meta=meta)
 
 
-@contextmanager
-def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[], None]]:
-    """Check that these corpora stay the same while the block reads them.
+def _found_at_once(
+    wanted: WantedDropLists, inputs: Inputs, verify: Verify | None, scratch: Path, work: Work, require_same: Callable[[], None]
+) -> Dropped:
+    """Return the dropped documents, with all hashes of a band in memory. A killed search resumes after the last band on the disk."""
+    from niels_cache_assets.dedup.buckets import Steps
+    from niels_cache_assets.dedup.greedy import keep_first
 
-    If a corpus was replaced, raises an error that says so, even if the block has already raised a different error. Yields a function that
-    makes the same check. The block calls this function before it uses a result.
+    bands, rows = wanted.identity["bands"], wanted.identity["rows"]
+    journal = work.open_journal("duplicates", state=Steps)
+    done: Steps | None = journal.state
+    if done is not None:
+        work.log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
+    scratch.mkdir(exist_ok=True)
+    written: dict[str, int] = {}
+
+    def record(steps: Steps, needed: list[Path]) -> bool:
+        sizes = {file.relative_to(work.directory).as_posix(): file.stat().st_size for file in needed}
+        written.update(sizes)
+        if not journal.due(sum(written.values())):
+            return False
+        require_same()  # the fingerprint must match the corpora that were read
+        for path in needed:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        share = (steps.bands + 1) / (bands + 3)  # reading the signatures and the final pass each take about as long as a band
+        journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
+        return True
+
+    blocks = (block for each in inputs.all for block in each.signatures())
+    return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify, done=done, record=record)
+
+
+def _make_ranges(duplicates: Duplicates, work: Work) -> None:
+    """Make the hashes and the ranges that are missing. Those that other processes make come last. Raises NielsCacheError if they are of
+    other corpora.
     """
+    clear_directory(work.directory)  # of a search that was not in ranges
+    force = work.force and duplicates.forces_ranges
 
-    def require_same() -> None:
-        for name, meta in corpora.items():
-            require_unchanged(corpus_dir(root, name), meta)
+    def build(step: HashRange | Hashes, waits: bool) -> None:
+        meta = materialize(step, wait=waits, force=force, log=work.log, tells=False).meta
+        vars(step).update(wanted=duplicates.wanted)  # its cached property
+        if not step.is_made_of(meta, step.identity(None)):
+            raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
 
-    try:
-        yield require_same
-    except Exception:
-        require_same()
-        raise
-    require_same()
+    build(duplicates.hashes(), True)
+    build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], passing_over(build, log=work.log))
+
+
+def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Path, work: Work) -> Dropped:
+    """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must be there."""
+    from niels_cache_assets.dedup.greedy import drop_later
+    from niels_cache_assets.dedup.ranges import RangedBuckets
+
+    wanted = duplicates.wanted
+    work.log(f"choosing among {wanted.documents:,} documents by {duplicates.ranges} ranges")
+    scratch.mkdir(exist_ok=True)
+    buckets = RangedBuckets(
+        scratch=scratch,
+        hashes=duplicates.hashes().directory,
+        links=[duplicates.range(number).directory for number in range(duplicates.ranges)],
+        documents=wanted.documents,
+        bands=wanted.identity["bands"],
+    )
+    return drop_later(buckets, verify=verify)
 
 
 def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:

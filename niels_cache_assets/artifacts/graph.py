@@ -2,7 +2,8 @@
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
-A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017.
+A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017. If it has a corpus, this corpus is
+in parts instead: plan/NAME and corpus_part/NAME/part-00017. A search for duplicates in ranges also has hashes and range/range-00003.
 
 A published cache (`published`) is not in a root. So it is not in `keys`, and builds leave it out.
 
@@ -23,9 +24,12 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.shared_tokenizer import SharedTokenizer
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.published import PublishedCache
 from niels_cache_assets.artifacts.sft import Sft
@@ -34,8 +38,9 @@ from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
+from niels_cache_assets.corpus.layout import HASHES, range_name
 from niels_cache_assets.corpus.reading import with_prepared
-from niels_cache_assets.parts.layout import PART_KINDS, part_name
+from niels_cache_assets.parts.layout import PART_KINDS, number_in
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -55,8 +60,9 @@ class Graph:
     root: Path
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return Tokenizer(registry=self.registry, root=self.root)
+        """Return the tokenizer. Machines share it if they share a data set."""
+        kind = SharedTokenizer if self.registry.has_parts else Tokenizer
+        return kind(registry=self.registry, root=self.root)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set. It is joined from its parts if the data set has several."""
@@ -64,6 +70,28 @@ class Graph:
         source = self.registry.pretrain.get(name)
         kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
         return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+
+    def joined_corpus(self, name: str) -> JoinedCorpus:
+        """Return the corpus of a data set whose corpus is in parts. Raises NielsCacheError for other data sets."""
+        corpus = self.corpus(name)
+        if not isinstance(corpus, JoinedCorpus):
+            raise NielsCacheError(f"{self.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
+        return corpus
+
+    def corpus_part(self, name: str) -> CorpusPart:
+        """Return a part of a corpus by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
+        dataset, _, member = name.rpartition("/")
+        joined = self.joined_corpus(dataset)
+        return joined.part(self._number(member, "part", joined.source.corpus_parts, f"the corpus of {dataset} has no part"))
+
+    def plan(self, name: str) -> PartsPlan:
+        """Return the plan of a data set in parts. Raises NielsCacheError for other data sets."""
+        return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).parts_plan
+
+    def hash_range(self, name: str) -> HashRange:
+        """Return a range of the search for duplicates by its name, range-00003. Raises NielsCacheError for an unknown name."""
+        count = self.registry.search_ranges
+        return self.duplicates().range(self._number(name, "range", count, "the search for duplicates has no range"))
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
@@ -108,10 +136,14 @@ class Graph:
         """Return a part by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
         dataset, _, member = name.rpartition("/")
         sealed = self.sealed(dataset)
-        names = [part_name(number) for number in range(sealed.source.total_parts)]
-        if member not in names:
-            refuse_choice(self.registry.origin, f"{dataset} has no part", member, names)
-        return sealed.part(names.index(member))
+        return sealed.part(self._number(member, "part", sealed.source.total_parts, f"{dataset} has no part"))
+
+    def _number(self, name: str, prefix: str, count: int, problem: str) -> int:
+        """Return the number in a name such as part-00017. Raises NielsCacheError with `problem` for an unknown name."""
+        number = number_in(name, prefix, count)
+        if number is None:
+            refuse_choice(self.registry.origin, problem, name, [f"{prefix}-{each:05d}" for each in range(count)])
+        return number
 
     def index(self, name: str) -> BlendIndex:
         """Return the indices of [blend.NAME]."""
@@ -130,13 +162,33 @@ class Graph:
         registry = self.registry
         return [
             "tokenizer",
+            *(step.key for name in registry.corpora_in_parts() for step in self.joined_corpus(name).steps()),
             *(f"corpus/{name}" for name in registry.prepared()),
+            *([HASHES] if registry.search_ranges else []),
+            *(f"range/{range_name(number)}" for number in range(registry.search_ranges)),
             *(["corpus/duplicates"] if registry.prepared("dedup") else []),
             *(f"report/{name}" for name in registry.prepared()),
             *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
             *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
             *(f"index/{name}" for name in registry.blend),
         ]
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.keys)
+
+    def is_done(self, key: str) -> bool:
+        """Return whether nothing needs this step any more: a part of a joined corpus that is current, or a step of such drop lists."""
+        kind, _, name = key.partition("/")
+        if kind in (HASHES, "range"):
+            return self.state("corpus/duplicates").state == "in sync"
+        if kind != "corpus_part":
+            return False
+        joined = self.joined_corpus(name.rpartition("/")[0])
+        try:
+            return bool(joined.current()["dataset_revision"] == joined.parts_plan.read().revision)
+        except NielsCacheError:
+            return False
 
     def readers(self, above: str, below: str) -> dict[str, list[str]]:
         """Return a mapping from each input of kind `above` to the artifacts of kind `below` that are built from this input.
@@ -160,14 +212,17 @@ class Graph:
             "tokenizer": lambda name: self.tokenizer(),
             "corpus": self.corpus,
             "report": self.report,
-            "plan": lambda name: self.sealed(name).parts_plan,
+            "corpus_part": self.corpus_part,
+            HASHES: lambda name: self.duplicates().hashes(),
+            "range": self.hash_range,
+            "plan": self.plan,
             "val_part": lambda name: self.sealed(name).val_part(),
             "part": self.part,
             "pretrain": self.cache,
             "sft": self.cache,
             "index": self.index,
         }
-        if kind not in kinds or key not in self.keys:
+        if kind not in kinds or key not in self._known:
             refuse_choice(self.registry.origin, "no artifact", key, self.keys)
         return kinds[kind](name)
 
@@ -211,14 +266,19 @@ class Graph:
         tokenizer = self.tokenizer()
         corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
+        prepared = [each for key in self._in_order(steps) for each in (*self.before(key), key)]
         reports = [f"report/{key.removeprefix('corpus/')}" for key in corpora if key != "corpus/duplicates"]
         blends = [f"index/{name}" for name in registry.blend if only is None or name in only]
         built = [each for key in caches for each in (*self.before(key), key)]
-        return [*self._in_order(steps), *reports, *built, *blends]
+        return [*prepared, *reports, *built, *blends]
 
     def before(self, key: str) -> list[str]:
-        """Return the plan, the val part and the parts of a cache, in build order. The list is empty if the cache is not in parts."""
-        return [each for each in self[key].inputs() if each.partition("/")[0] in PART_KINDS]
+        """Return the steps that only this artifact needs, in build order. They are the plan, the val part and the parts of a cache or of a
+        corpus, and the hashes and ranges of the drop lists. The list is empty if the artifact is made in one piece.
+        """
+        if key == "corpus/duplicates":
+            return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
+        return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
 
     def _read_by(self, keys: Collection[str]) -> set[str]:
         """Return the inputs of these artifacts, the inputs of those inputs, and so on.

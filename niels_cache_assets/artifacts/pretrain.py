@@ -13,6 +13,7 @@ from niels_cache_assets.corpus.cache_identity import val_may_come_late
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.held_out import HeldOut, reference_texts
@@ -75,9 +76,15 @@ class Pretrain(Dataset):
             decontaminate_threshold=source.decontaminate_threshold,
             val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
             references=self._references(context),
+            keep=self.keep,
             provenance=provenance,
             progress=progress,
         )
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """The columns whose values stay in lineage."""
+        return kept_columns(self.source, self.registry.pretrain)
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:
         """Return the texts of `decontaminate_against`, or None without this key."""

@@ -18,9 +18,10 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -36,7 +37,9 @@ from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 
-Kind = Literal["tokenizer", "corpus", "report", "plan", "val_part", "part", "pretrain", "sft", "index"]
+Kind = Literal[
+    "tokenizer", "corpus", "corpus_part", "hashes", "range", "report", "plan", "val_part", "part", "pretrain", "sft", "index"
+]  # fmt: skip
 State = Literal[
     "in sync",
     "built",  # complete, but made by another configuration, so there are no settings to compare
@@ -218,6 +221,17 @@ def _(corpus: Corpus) -> Judgement:
         corpus.current()
     except NielsCacheError as error:
         return "other settings", f"{error}{so_far}"
+    return "in sync", ""
+
+
+@_judge.register
+def _(part: CorpusPart | Hashes | HashRange) -> Judgement:
+    if not (part.directory / META_NAME).exists():
+        return "missing", "build it"
+    try:
+        part.current()
+    except NielsCacheError as error:
+        return "other settings", str(error)
     return "in sync", ""
 
 

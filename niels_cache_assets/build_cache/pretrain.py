@@ -144,6 +144,7 @@ class PretrainBuild(CacheBuild):
     val_texts: Iterable[str | Document] | None = None
     references: "ReferenceTexts | None" = None
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
+    keep: tuple[str, ...] = ()  # columns whose values stay in lineage
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -185,7 +186,8 @@ class PretrainBuild(CacheBuild):
     @cached_property
     def _meta(self) -> Meta:
         split_rule = f"val until {self.max_val_tokens} tokens, then train until {self.max_train_tokens}"
-        return {**self.meta(split_rule), "append_eot": self.append_eot, "shard_bytes": self.shard_bytes, **self._decontamination}
+        keep = {"keep": list(self.keep)} if self.keep else {}
+        return {**self.meta(split_rule), "append_eot": self.append_eot, "shard_bytes": self.shard_bytes, **self._decontamination, **keep}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -198,7 +200,12 @@ class PretrainBuild(CacheBuild):
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
             PretrainWriter(
-                partial, dtype=self.dtype, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished
+                partial,
+                dtype=self.dtype,
+                shard_bytes=self.shard_bytes,
+                state=state.writer if state else None,
+                files=finished,
+                keeps=bool(self.keep),
             ) as writer,
             open_guard(
                 self.decontaminate,

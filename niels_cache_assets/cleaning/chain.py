@@ -12,6 +12,7 @@ from collections.abc import Set
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cleaning.measures import measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
 from niels_cache_assets.cleaning.proofs import certain
@@ -50,6 +51,11 @@ class Cleaner:
         proven = certain(facts.text, self.settings, BULLETS) if compiled else set()
         result = self._judged(facts, self._skip | proven)
         if report is not None:
+            if report.measures is not None:
+                weight, bits = report.measured_weight()
+                if weight:
+                    whole = Facts(facts.document)  # because the language decides about stop words only if it was asked before
+                    report.measures.add(measure(whole, self.settings, self._skip), whole, weight=weight, bits=bits)
             language = None
             if facts.language_asked is not None:
                 language = facts.language_asked.code or UNKNOWN_LANGUAGE

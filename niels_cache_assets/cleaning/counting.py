@@ -12,6 +12,8 @@ from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
 from niels_cache_assets.cleaning.filters import REASONS
+from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
+from niels_cache_assets.cleaning.measures import Measures, weight_of
 from niels_cache_assets.documents import Document
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
-UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
 
 class CleaningReport:
@@ -28,10 +29,11 @@ class CleaningReport:
 
     `documents` and `kept` are the numbers of documents that were read and kept. `dropped` counts dropped documents by reason. `languages`
     counts the results of the language identifier, for the documents that were passed to it ("und": not identified). `masked` counts masked
-    places of the documents that stay, by kind, and `masked_documents` counts these documents. A report can be pickled.
+    places of the documents that stay, by kind, and `masked_documents` counts these documents. `measures`: histograms of what the filters
+    measure, or None if nothing is measured. A report can be pickled.
     """
 
-    def __init__(self, seed: int, first: int = 0) -> None:
+    def __init__(self, seed: int, first: int = 0, *, measures: "Measures | None" = None) -> None:
         self.seed = seed
         self.documents = 0
         self.kept = 0
@@ -39,10 +41,17 @@ class CleaningReport:
         self.languages: Counter[str] = Counter()
         self.masked: Counter[str] = Counter()
         self.masked_documents = 0
+        self.measures = measures
         self._first = first
         # Heaps by reason; the largest hash is on top, as a negative number.
         self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
         self._mask_examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+
+    def measured_weight(self) -> tuple[int, int]:
+        """Return for how many documents the next one counts in `measures` (0: it is not measured), and its random bits."""
+        ordinal = self._first + self.documents
+        bits = _keyed_hash(self.seed, ordinal)
+        return weight_of(ordinal, bits), bits
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
         """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
@@ -54,10 +63,17 @@ class CleaningReport:
             self.kept += 1
             return
         self.dropped[result.reason] += 1
-        heap = self._examples.setdefault(result.reason, [])
+        self._add_example(result, ordinal)
+
+    def add_example(self, dropped: "Rejected", *, place: int) -> None:
+        """Make a document an example that the source has dropped and counted. `place`: its place in the chunk."""
+        self._add_example(dropped, self._first + place)
+
+    def _add_example(self, dropped: "Rejected", ordinal: int) -> None:
+        heap = self._examples.setdefault(dropped.reason, [])
         key = -_keyed_hash(self.seed, ordinal)
         if len(heap) < EXAMPLES or key > heap[0][0]:
-            _keep(heap, (key, -ordinal, _row(result)), most=EXAMPLES)
+            _keep(heap, (key, -ordinal, _row(dropped)), most=EXAMPLES)
 
     def add_masked(self, places: Counter[str], examples: Sequence[dict[str, str]]) -> None:
         """Count the masked places, by kind, of the document that was added last and stays. examples: one for each kind."""
@@ -82,6 +98,10 @@ class CleaningReport:
         self.languages += later.languages
         self.masked += later.masked
         self.masked_documents += later.masked_documents
+        if self.measures is not None and later.measures is not None:
+            self.measures.merge(later.measures)
+        else:
+            self.measures = None  # an earlier release cleaned a part of the input
         for kind, examples in later._mask_examples.items():
             for example in examples:
                 _keep(self._mask_examples.setdefault(kind, []), example, most=MASK_EXAMPLES)
@@ -108,12 +128,20 @@ class CleaningReport:
         """Return everything that was counted, as JSON values for `from_state`."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
-        return {"seed": self.seed, "first": self._first, **counts, "examples": self._examples, **(masked if self.masked else {})}
+        return {
+            "seed": self.seed,
+            "first": self._first,
+            **counts,
+            "examples": self._examples,
+            **(masked if self.masked else {}),
+            **({} if self.measures is None else {"measures": self.measures.state()}),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the report that `state` describes."""
-        report = cls(state["seed"], state["first"])
+        measures = Measures.from_state(state["measures"]) if "measures" in state else None
+        report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
         report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
         report._examples = {reason: [(key, ordinal, row) for key, ordinal, row in heap] for reason, heap in state["examples"].items()}

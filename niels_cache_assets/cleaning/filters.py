@@ -137,49 +137,37 @@ def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank."""
-    return _above("list_page", sum(line.startswith(BULLETS) for line in facts.lines), len(facts.lines), settings.max_bullet_share)
+    return _above("list_page", bullet_share(facts), settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the share of words that contain a letter. In a script without blanks, punctuation separates words, too."""
-    if facts.is_unspaced:
-        runs = _RUN_OF_LETTERS.findall(facts.text)
-        share = sum(any(map(str.isalpha, run)) for run in runs) / max(len(runs), 1)
-        return Rejection(reason="low_alpha_ratio", value=share) if share < settings.min_alpha_word_share else None
-    words = len(facts.words)
-    # Words with an ASCII letter are quick to count. Usually they are enough to pass.
-    at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
-    if not words or at_least / words >= settings.min_alpha_word_share:
-        return None
-    share = sum(any(map(str.isalpha, word)) for word in facts.words) / words
-    return Rejection(reason="low_alpha_ratio", value=share) if share < settings.min_alpha_word_share else None
+    if not facts.is_unspaced:
+        # Words with an ASCII letter are quick to count. Usually they are enough to pass.
+        at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
+        if not facts.words or at_least / len(facts.words) >= settings.min_alpha_word_share:
+            return None
+    return _below("low_alpha_ratio", alpha_share(facts), settings.min_alpha_word_share)
 
 
 def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the mean number of characters per word, without white space. A text in a script without blanks is not rejected."""
-    if not facts.words or facts.is_unspaced:
-        return None
-    mean = sum(map(len, facts.words)) / len(facts.words)
-    outside = not settings.min_mean_word_length <= mean <= settings.max_mean_word_length
-    return Rejection(reason="bad_mean_word_len", value=mean) if outside else None
+    mean = mean_word_length(facts)
+    return _below("bad_mean_word_len", mean, settings.min_mean_word_length) or _above(
+        "bad_mean_word_len", mean, settings.max_mean_word_length
+    )
 
 
 def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
-    symbols = facts.text.count("#") + facts.text.count("...") + facts.text.count("…")
-    return _above("high_symbol_ratio", symbols, facts.word_count, settings.max_symbols_per_word)
+    return _above("high_symbol_ratio", symbols_per_word(facts), settings.max_symbols_per_word)
 
 
 def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject by the number of different STOP_WORDS of the text's language that occur, in upper or lower case. If the language is unknown,
     the language of `languages` with the most stop words counts. A language without a list of stop words is not judged.
     """
-    asked = facts.language_asked
-    codes = (asked.code,) if asked is not None and asked.code in settings.languages else settings.languages
-    if any(code not in STOP_WORDS for code in codes):
-        return None
-    found = max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None)
-    return Rejection(reason="no_stopwords", value=float(found)) if found < settings.min_stopwords else None
+    return _below("no_stopwords", stop_words_found(facts, settings), settings.min_stopwords)
 
 
 def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
@@ -189,22 +177,11 @@ def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
     """
-    pairs = len(facts.units) - 1
-    found = _above("repetitive", _most_frequent_pair(facts.units, settings.max_bigram_share), pairs, settings.max_bigram_share)
-    if found:
-        return found
-    for size, limit in (
-        (2, settings.max_top_2gram_characters),
-        (3, settings.max_top_3gram_characters),
-        (4, settings.max_top_4gram_characters),
-    ):
-        if limit is not None and (found := _above("repetitive", *_top_ngram_characters(facts.units, size), limit)):
-            return found
-    if settings.max_duplicate_lines is not None:
-        found = _above("repetitive", *_repeated(facts.lines), settings.max_duplicate_lines)
-    if not found and settings.max_duplicate_paragraphs is not None:
-        paragraphs = [paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]
-        found = _above("repetitive", *_repeated(paragraphs), settings.max_duplicate_paragraphs)
+    found = _above("repetitive", pair_share(facts, above=settings.max_bigram_share), settings.max_bigram_share)
+    for key, share in REPEATED.items():
+        limit = getattr(settings, key)
+        if not found and limit is not None:
+            found = _above("repetitive", share(facts), limit)
     return found
 
 
@@ -244,25 +221,97 @@ def _is_followed_by_list(text: str, place: int) -> bool:
     return line.startswith(BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
-def _above(reason: str, count: float, total: int, limit: float) -> Rejection | None:
-    """Return a rejection if count / total is above the limit. A total of 0 is not rejected."""
-    return Rejection(reason=reason, value=count / total) if total > 0 and count / total > limit else None
+def bullet_share(facts: Facts) -> float | None:
+    """Return the share of lines that begin with a bullet. None without lines."""
+    return _ratio(sum(line.startswith(BULLETS) for line in facts.lines), len(facts.lines))
 
 
-def _most_frequent_pair(words: list[str], limit: float) -> int:
-    """Return how often the most frequent pair of neighbouring words occurs.
+def alpha_share(facts: Facts) -> float | None:
+    """Return the share of words that contain a letter. None without words."""
+    if facts.is_unspaced:
+        runs = _RUN_OF_LETTERS.findall(facts.text)
+        return sum(any(map(str.isalpha, run)) for run in runs) / max(len(runs), 1)
+    return _ratio(sum(any(map(str.isalpha, word)) for word in facts.words), len(facts.words))
 
-    The result is 0 if no pair can be above the limit, or if no pair occurs twice. A pair is at most as frequent as each of its two words,
-    and few words are frequent enough. So only pairs of two such words are counted.
+
+def mean_word_length(facts: Facts) -> float | None:
+    """Return the mean number of characters of a word. None without words, and in a script without blanks."""
+    return None if facts.is_unspaced else _ratio(sum(map(len, facts.words)), len(facts.words))
+
+
+def symbols_per_word(facts: Facts) -> float | None:
+    """Return the number of `#` and ellipses for each word. None without words."""
+    return _ratio(facts.text.count("#") + facts.text.count("...") + facts.text.count("…"), facts.word_count)
+
+
+def stop_words_found(facts: Facts, settings: CleaningSettings) -> float | None:
+    """Return the number of different stop words. None for a language without a list of them."""
+    asked = facts.language_asked
+    codes = (asked.code,) if asked is not None and asked.code in settings.languages else settings.languages
+    if any(code not in STOP_WORDS for code in codes):
+        return None
+    return float(max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None))
+
+
+def pair_share(facts: Facts, *, above: float = 0.0) -> float | None:
+    """Return the share of the most frequent pair of words among all pairs. None without pairs.
+
+    The result is 0 if no pair occurs twice, and may be 0 if the share is not over `above`.
+    """
+    return _ratio(_most_frequent_pair(facts.units, above)[1], len(facts.units) - 1)
+
+
+def most_frequent_pair(facts: Facts) -> str | None:
+    """Return the most frequent pair of words, or None if no pair occurs twice. Of several, the first in the alphabet."""
+    return _most_frequent_pair(facts.units, 0.0)[0]
+
+
+def _top_characters(size: int) -> Callable[[Facts], float | None]:
+    return lambda facts: _ratio(*_top_ngram_characters(facts.units, size))
+
+
+def _repeated_paragraphs(facts: Facts) -> float | None:
+    return _ratio(*_repeated([paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]))
+
+
+# Further measures of `repetitive`, by the setting that limits them. A limit of None switches the rule off.
+REPEATED: dict[str, Callable[[Facts], float | None]] = {
+    **{f"max_top_{size}gram_characters": _top_characters(size) for size in (2, 3, 4)},
+    "max_duplicate_lines": lambda facts: _ratio(*_repeated(facts.lines)),
+    "max_duplicate_paragraphs": _repeated_paragraphs,
+}
+
+
+def _ratio(count: float, total: int) -> float | None:
+    return count / total if total > 0 else None
+
+
+def _above(reason: str, value: float | None, limit: float) -> Rejection | None:
+    """Return a rejection if the value is above the limit. None, which means that there is nothing to measure, is not rejected."""
+    return Rejection(reason=reason, value=value) if value is not None and value > limit else None
+
+
+def _below(reason: str, value: float | None, limit: float) -> Rejection | None:
+    """Return a rejection if the value is below the limit. None is not rejected."""
+    return Rejection(reason=reason, value=value) if value is not None and value < limit else None
+
+
+def _most_frequent_pair(words: list[str], limit: float) -> tuple[str | None, int]:
+    """Return the most frequent pair of neighbouring words, and how often it occurs.
+
+    The result is (None, 0) if no pair can be above the limit, or if no pair occurs twice. A pair is at most as frequent as each of its two
+    words, and few words are frequent enough. So only pairs of two such words are counted.
     """
     pairs = len(words) - 1
     frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
     if not frequent:
-        return 0
+        return None, 0
     flags = list(map(frequent.__contains__, words))
     counts = Counter(compress(pairwise(words), map(and_, flags, flags[1:])))
     most = max(counts.values(), default=0)
-    return most if most > 1 else 0
+    if most < 2:
+        return None, 0
+    return min(" ".join(pair) for pair, count in counts.items() if count == most), most
 
 
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:

@@ -48,6 +48,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "clean text": {
         "clean": "run the cleaning chain on files, and show what it drops and why",
         "rejected": "show the documents that cleaning dropped",
+        "tune": "write a page that helps to choose limits of cleaning and of duplicates",
         "duplicates": "show pairs of duplicates side by side",
     },
     "choose a tokenizer": {

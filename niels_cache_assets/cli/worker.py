@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
+from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.processes import Interrupted, stop_on_signals
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
+    from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.cli.progress import Listener
     from niels_cache_assets.config.registry import Registry
+    from niels_cache_runtime.format.meta import Meta
 
 _SECONDS = 1.0  # between two lines of progress
 
@@ -82,8 +85,8 @@ class Lines:
         from niels_cache_runtime.format.layout import SPLITS
 
         meta = outcome.meta
-        counts: dict[str, Any] = {"documents": meta["documents"]}
-        if meta["kind"] != "corpus":
+        counts: dict[str, Any] = {"documents": _documents(meta)}
+        if meta["kind"] == "pretrain":
             tokens = {split: meta[f"{split}_tokens"] for split in SPLITS}
             short = meta["part"]["short"] if "part" in meta else sum(part["short"] for part in meta["parts"])
             counts = {"tokens": tokens, **counts, "short": short}
@@ -201,18 +204,45 @@ def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
 
     Raises the errors of `ready`.
     """
-    from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
-
     _require_switched_on(found.registry, name)
-    corpus = found.corpus(name)
-    corpus.unavailable()
-    if not isinstance(corpus, JoinedCorpus):
-        raise NielsCacheError(f"{found.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
+    found.corpus(name).unavailable()
+    corpus = found.joined_corpus(name)
     if corpus.parts_plan.finished() is None:
         lines.started(corpus.parts_plan.key)
         _built(corpus.parts_plan, lines, wait=True)
     corpus.parts_plan.read()
     return corpus
+
+
+def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
+    """Return the search for duplicates, whose hashes exist unless its drop lists are current. Make the hashes if they are missing.
+
+    name: a data set that is searched. Raises NielsCacheError if it has no current corpus, and if the search is not in ranges. Raises Failed
+    if the hashes cannot be made.
+    """
+    _require_switched_on(found.registry, name)
+    origin, duplicates = found.registry.origin, found.duplicates()
+    if name not in found.registry.prepared("dedup"):
+        raise NielsCacheError(f'{origin}: {name} is not searched for duplicates; add "dedup" to prepare in [pretrain.{name}]')
+    if name in duplicates.wanted.missing:
+        raise NielsCacheError(duplicates.wanted.missing[name])
+    if duplicates.ranges == 1:
+        raise NielsCacheError(f"{origin}: the search for duplicates is not in ranges; set ranges in [dedup]")
+    if not found.is_done(HASHES):
+        if (warning := duplicates.warning()) is not None:
+            lines.log(f"WARNING: {warning}")
+        lines.started(HASHES)
+        _built(duplicates.hashes(), lines, wait=True, progress=lines.progress)
+    return duplicates
+
+
+def _documents(meta: Meta) -> dict[str, int]:
+    """Return the counts of documents for the line of a result."""
+    if meta["kind"] != "duplicates":
+        counts: dict[str, int] = meta["documents"]
+        return counts
+    found = meta["datasets"].values()
+    return {"searched": sum(each["documents"] for each in found), "dropped": sum(each["exact"] + each["near"] for each in found)}
 
 
 def _require_switched_on(registry: Registry, name: str) -> None:
@@ -223,13 +253,18 @@ def _require_switched_on(registry: Registry, name: str) -> None:
 
 
 def seal(arguments: argparse.Namespace) -> int:
-    """Join the finished parts of the data set `arguments.name`, and return the exit code."""
+    """Join the finished parts of the data set `arguments.name`, or of its corpus, and return the exit code."""
 
     def chosen(lines: Lines) -> Artifact:
         from niels_cache_assets.artifacts.graph import graph
         from niels_cache_assets.cli.context import open_registry
 
         registry, root = open_registry(arguments)
-        return ready(graph(registry, root), arguments.name, lines)
+        found = graph(registry, root)
+        if arguments.name not in registry.corpora_in_parts():
+            return ready(found, arguments.name, lines)
+        corpus = ready_corpus(found, arguments.name, lines)
+        corpus.require_parts()
+        return corpus
 
     return work(chosen, wait=True)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome
-from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.command import Apart, PartCommand
 from niels_cache_assets.parts.lease import Stopped, builder_of, request_stop, stopped
 from niels_cache_assets.parts.lease_files import mark_of_stop
 from niels_cache_runtime.errors import NielsCacheError
@@ -54,7 +53,7 @@ class LostChildError(NielsCacheError):
 
 
 def build_apart(
-    part: Part,
+    part: Apart,
     command: Callable[[], PartCommand],
     *,
     on_progress: Callable[[Any], None],
@@ -101,7 +100,7 @@ def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
         time.sleep(min(left, _POLL_SECONDS))
 
 
-def _try(part: Part, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]) -> Outcome:
+def _try(part: Apart, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]) -> Outcome:
     began, stop_before = time.monotonic(), mark_of_stop(part.directory)
     heard = _Heard(on_progress, log)
     with _started(command) as process:
@@ -154,12 +153,12 @@ def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
         os.close(write_end)
 
 
-def _request_stop(part: Part, launch: str) -> None:
+def _request_stop(part: Apart, launch: str) -> None:
     with suppress(NielsCacheError, OSError):
         request_stop(part.directory, launch)
 
 
-def _stop(part: Part, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
+def _stop(part: Apart, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
     """Ask the worker of a child to stop, wherever it runs, and end the child."""
     if command.launch is not None:
         _request_stop(part, command.launch)
@@ -244,7 +243,7 @@ class _Lines:
         return bool(found)
 
 
-def _outcome(part: Part, result: Mapping[str, Any], *, seconds: float) -> Outcome:
+def _outcome(part: Apart, result: Mapping[str, Any], *, seconds: float) -> Outcome:
     """Return the outcome that the child reports, with the meta.json that it wrote."""
     meta = _seen(part.directory, result.get("meta_sha256"))
     return Outcome(

@@ -1,4 +1,4 @@
-"""The command that builds one part, as [cluster] wants it started."""
+"""The command that builds one part of a data set or of a corpus, or one range, as [cluster] wants it started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart
+from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.running import HOST
 from niels_cache_runtime.format.reading import available_threads
@@ -16,12 +20,15 @@ _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 _ATTENDED = f"{_PACKAGE}.processes"
 
+Apart = Part | CorpusPart | HashRange  # what one command builds
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartCommand:
     """The command of one part.
 
-    name, number: the data set and the part. host: what `{host}` stands for; None if no machine is named.
+    name, number: the data set and the part. option: `--corpus` for a part of its corpus, `--range` for a range.
+    host: what `{host}` stands for; None if no machine is named.
     launch: the name by which the process that starts the command can stop it (lease.request_stop). waits: wait for another build of the
     part, instead of ending with exit code 75.
     """
@@ -30,9 +37,15 @@ class PartCommand:
     root: Path
     name: str
     number: int
+    option: str | None = None
     host: str | None = None
     launch: str | None = None
     waits: bool = True
+
+    @classmethod
+    def of(cls, part: Apart, **settings: Any) -> PartCommand:
+        """Return the command for a part or a range. settings: `host` and `waits`."""
+        return cls(registry=part.registry, root=part.root, name=part.name, number=part.number, option=part.option, **settings)
 
     @property
     def threads(self) -> int | None:
@@ -65,7 +78,8 @@ class PartCommand:
         return [
             "part",
             self.name,
-            str(self.number),
+            *((self.option, str(self.number)) if self.option == "--range" else (str(self.number),)),
+            *((self.option,) if self.option == "--corpus" else ()),
             "--quiet",
             "--no-notify",
             *(() if self.waits else ("--no-wait",)),

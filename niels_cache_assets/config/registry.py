@@ -158,6 +158,20 @@ class Registry:
         """Return the pretrain data sets that can be built and have several parts, in order."""
         return [name for name in self.partition_keys("pretrain") if self.pretrain[name].is_in_parts]
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the cache or the corpus of a data set is built in parts, so that several machines can build it."""
+        return any(source.is_in_parts or source.corpus_parts > 1 for source in self.pretrain.values())
+
+    def corpora_in_parts(self) -> list[str]:
+        """Return the pretrain data sets that can be built and whose corpus has several parts, in order."""
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].corpus_parts > 1]
+
+    @property
+    def search_ranges(self) -> int:
+        """The number of ranges of the search for duplicates that the file asks for. It is 0 if the search is made in one piece."""
+        return self.dedup.ranges if self.dedup.ranges > 1 and self.prepared("dedup") else 0
+
     def blend_keys(self) -> list[str]:
         """Return the blends whose members can all be built, in order."""
         buildable = set(self.partition_keys("pretrain"))

@@ -103,10 +103,13 @@ class ChunkWork:
     ngram: int | None
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
-        from niels_cache_assets.cleaning.counting import CleaningReport
+        from niels_cache_assets.cleaning.filters import Rejected
 
-        report = CleaningReport(self.seed, chunk.first)
-        given, dropped_by_source = self.source.convert(chunk.documents)
+        report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
+        given, dropped_by_source, examples = self.source.convert_all(chunk.documents)
+        for number, (reason, document) in enumerate(examples):
+            named = _with_writable_names(document)
+            report.add_example(Rejected(named._replace(text=writable(document.text)), reason, None), place=number)
         results = [self._clean(document, report) for document in given]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
@@ -216,6 +219,14 @@ class CorpusCounts:
         )
 
 
+def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) -> CleaningReport:
+    """Return an empty report of the documents from number `first` on. With `cleaning`, it has measures."""
+    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cleaning.measures import Measures, limits_of
+
+    return CleaningReport(seed, first, measures=Measures(limits_of(cleaning)) if cleaning is not None else None)
+
+
 @lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
 def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -231,8 +242,8 @@ def _signer(num_perm: int, ngram: int) -> Signer:
 
 
 def _row(document: Document) -> DocumentRow:
-    text, source_id, file, row, title, split, _ = document
-    return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text))
+    text, source_id, file, row, title, split, _, kept = document
+    return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text), kept)
 
 
 def _with_writable_names(document: Document) -> Document:

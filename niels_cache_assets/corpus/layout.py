@@ -15,6 +15,7 @@ DOCUMENTS = {
     "characters": "int64",
     "bytes": "int64",  # number of bytes of the text in UTF-8
 }
+KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 REJECTED = {
     "reason": "string",
     "title": "string",
@@ -36,9 +37,11 @@ DUPLICATES = {
 REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
+MEASURES_NAME = "measures.json"  # what the filters measured (cleaning/measures.py); missing without cleaning, and in old corpora
 REPORT_NAME = "report.json"
 HASHES_NAME = "hashes"  # of a part: the sha256 of each document, back to back
 COUNTS_NAME = "counts.json"  # of a part: the counts that the joined corpus adds up
+HASHES = "hashes"  # the folder of the hashes of a search for duplicates in ranges
 TEXT_BYTES_PER_FILE = 128_000_000
 TEXT_BYTES_PER_RECORD = (
     8_000_000  # for each worker; a killed build repeats this and what its workers had begun, together at most 16 MB each
@@ -65,6 +68,18 @@ def corpus_parts_dir(root: str | Path, name: str) -> Path:
     from niels_cache_runtime.format.layout import parts_root  # imports numpy, and commands read this module when they start
 
     return parts_root(root, "corpus") / name
+
+
+def ranges_dir(root: str | Path) -> Path:
+    """Return the folder of a search for duplicates in ranges, while it lasts. No data set has this name."""
+    from niels_cache_runtime.format.layout import parts_root
+
+    return parts_root(root, "corpus") / ".ranges"
+
+
+def range_name(number: int) -> str:
+    """Return the name of the folder of a range."""
+    return f"range-{number:05d}"
 
 
 def duplicates_dir(root: str | Path) -> Path:

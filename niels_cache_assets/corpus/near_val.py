@@ -5,8 +5,8 @@ documents of train does little harm, but one of train and val does. So each kept
 documents of val: by bands that miss few pairs, then by the estimate of their signatures, and then by their texts. The later document of a
 pair in the order of comparison is dropped, as in the search itself.
 
-The cost is one more pass over the signatures of train, and the texts of the few documents that seem to be near. The memory is about 700
-bytes for each document of val.
+The cost is one more pass over the signatures of train for each million documents of val, and the texts of the few documents that seem to
+be near. The memory is 2 bytes for each document, at most about 700 MB for documents of val, and 16 bytes for each pair that seems near.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from niels_cache_runtime.format.layout import SPLITS
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import Dropped
 
-_MOST_COMPARED = 64  # documents of val that share a band with one document of train
+_MOST_COMPARED = 64  # documents of val, of those compared at once, that share a band with one document of train
+_VAL_AT_ONCE = 1 << 20
 _SIGMAS = 4  # an estimate so many standard deviations below the threshold decides without the texts
 
 
@@ -40,19 +41,24 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
     later, earlier = _candidates(inputs, dropped, settings)
     if not len(later):
         return dropped
-    positions = np.unique(np.concatenate([later, earlier])).astype(np.uint32)
+    dtype = dropped.ordinals.dtype
+    positions = np.unique(np.concatenate([later, earlier])).astype(dtype)
     log(f"comparing the texts of {len(positions):,} documents of train and val")
     because: dict[int, tuple[int, float]] = {}
     with ShingleFile(inputs, positions, ngram=settings.ngram, path=path) as shingles:
         for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
             if one not in because and other not in because and (measured := shingles.similarity(other, one)) >= settings.threshold:
                 because[one] = (other, measured)
-    moved = np.array([at in because for at in dropped.because.tolist()], dtype=bool)
-    reasons = [because.get(at, (at, 0.0))[0] for at in dropped.because.tolist()]
+    if not because:
+        return dropped
+    ones, others = np.array([*because], dtype=dtype), np.array([other for other, _ in because.values()], dtype=dtype)
+    order = np.argsort(ones)
+    place = np.minimum(np.searchsorted(ones[order], dropped.because), len(ones) - 1)
+    moved = ones[order][place] == dropped.because
     return Dropped(
         documents=dropped.documents,
-        ordinals=np.concatenate([dropped.ordinals, np.array([*because], dtype=np.uint32)]),
-        because=np.concatenate([np.array(reasons, dtype=np.uint32), np.array([other for other, _ in because.values()], dtype=np.uint32)]),
+        ordinals=np.concatenate([dropped.ordinals, ones]),
+        because=np.concatenate([np.where(moved, others[order][place], dropped.because), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
         similarity=np.concatenate(
             [
@@ -65,17 +71,29 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
 
 def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tuple[np.ndarray, np.ndarray]:
     """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n,) int64 each, sorted."""
-    from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
-    from niels_cache_assets.dedup.signatures import estimated_jaccard
-
-    bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
-    least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     stays = np.ones(dropped.documents, dtype=bool)
     stays[dropped.ordinals] = False
     is_val = np.concatenate([each.splits[each.order] == SPLITS.index("val") for each in inputs.all])
     chosen = np.flatnonzero(is_val & stays)
     if not len(chosen) or not (stays & ~is_val).any():
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    found = [
+        _pairs(inputs, chosen[first : first + _VAL_AT_ONCE], stays & ~is_val, settings) for first in range(0, len(chosen), _VAL_AT_ONCE)
+    ]
+    later, earlier = np.unique(np.concatenate(found), axis=0).T
+    return later, earlier
+
+
+def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
+    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n, 2) int64.
+
+    chosen: the positions of the documents of val. is_train: for each position, whether its document is one of train that stays.
+    """
+    from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
+    from niels_cache_assets.dedup.signatures import estimated_jaccard
+
+    bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
+    least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     slots = _slots_at(inputs, chosen)
     hashes = band_hashes(slots, bands, rows)
     orders = np.argsort(hashes, axis=0, kind="stable")
@@ -85,7 +103,7 @@ def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tu
     for block in (block for each in inputs.all for block in each.signatures()):
         positions = np.arange(start, start + len(block))
         start += len(block)
-        train = np.flatnonzero(stays[positions] & ~is_val[positions])
+        train = np.flatnonzero(is_train[positions])
         own = band_hashes(block.slots[train], bands, rows)
         pairs = []
         for band in range(bands):
@@ -99,8 +117,7 @@ def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tu
         near = estimated_jaccard(block.slots[train[unique[:, 0]]], slots[unique[:, 1]]) >= least
         ours, theirs = positions[train[unique[near, 0]]], chosen[unique[near, 1]]
         found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)], axis=1))
-    later, earlier = np.unique(np.concatenate(found), axis=0).T
-    return later, earlier
+    return np.concatenate(found)
 
 
 def _slots_at(inputs: Inputs, positions: np.ndarray) -> np.ndarray:

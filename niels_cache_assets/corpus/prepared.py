@@ -59,6 +59,11 @@ class PreparedCorpus:
         return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
+    def keep(self) -> tuple[str, ...]:
+        """The columns whose values stay with the documents."""
+        return tuple(self.meta.get("keep", ()))
+
+    @property
     def kept(self) -> int:
         """The number of documents that stay."""
         return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
@@ -161,6 +166,7 @@ class PreparedCorpus:
             split=self.splits[first : first + count],
             characters=np.fromiter(map(len, texts), np.int64, count),
             title=object_array(titles, count),
+            kept=object_array(column_values(table["kept"]), count) if self.keep else None,
         )
 
     def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
@@ -176,7 +182,7 @@ class PreparedCorpus:
                     if first < start < end:
                         raise NielsCacheError(f"{path}: no row group begins at document {start}; build the data set again with force")
                     if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
-                        yield first, parquet.read_row_group(group, columns=_COLUMNS)
+                        yield first, parquet.read_row_group(group, columns=[*_COLUMNS, *(["kept"] if self.keep else [])])
                     first = end
         documents = self.meta["documents"]["kept"]
         if first != documents:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from niels_cache_assets.corpus.layout import (
     DIGESTS_NAME,
     DOCUMENTS,
     HASHES_NAME,
+    KEPT,
+    MEASURES_NAME,
     REJECTED,
     REJECTED_NAME,
     SIGNATURES_NAME,
@@ -36,6 +38,9 @@ from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes
 from niels_cache_runtime.format.layout import META_NAME
 
+if TYPE_CHECKING:
+    from niels_cache_assets.cleaning.counting import CleaningReport
+
 TEXT_BYTES_PER_GROUP = 2_000_000  # small, because reading one document decompresses its whole row group
 ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text
 
@@ -43,11 +48,11 @@ _HASHES_NAME = f"{SCRATCH_NAME}/{HASHES_NAME}"  # hashes of the documents, back 
 _HASH_BYTES = 32
 _SPOOLS = "rows_*"
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
-_FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME, HASHES_NAME, COUNTS_NAME}
+_FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME, HASHES_NAME, COUNTS_NAME, MEASURES_NAME}
 
 
 class DocumentRow(NamedTuple):
-    """A row of DOCUMENTS without its ordinal."""
+    """A row of DOCUMENTS without its ordinal, and the kept values."""
 
     text: str
     title: str | None
@@ -57,6 +62,7 @@ class DocumentRow(NamedTuple):
     split: str | None
     characters: int
     bytes: int
+    kept: str | None = None
 
 
 def _spool_name(table: int) -> str:
@@ -86,15 +92,23 @@ class CorpusWriter:
     """
 
     def __init__(
-        self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None, hashes_stay: bool = False
+        self,
+        root: Path,
+        *,
+        num_perm: int | None,
+        there: Written | None = None,
+        files: Files | None = None,
+        hashes_stay: bool = False,
+        keeps: bool = False,
     ) -> None:
         """Open the files to write.
 
         `num_perm`: the number of slots (numbers) of a signature. With None, no digests and signatures are written. `there`: the state of
         `root` if a build resumes. `files`: the finished files in `root`. `hashes_stay`: whether the hashes of the documents are a file of
-        the result.
+        the result. `keeps`: whether documents have kept values.
         """
         self._root = root
+        self._columns = DOCUMENTS | KEPT if keeps else DOCUMENTS
         there = there or Written()
         self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
         self._table: TableFile | None = None
@@ -143,17 +157,18 @@ class CorpusWriter:
             self.documents += 1
         if rows:
             self._spool = self._spool or HashedFile(self._root, _spool_name(self._finished_tables), {})
-            self._spool.append("".join(f"{json.dumps(row)}\n" for row in rows).encode())
+            width = len(self._columns) - 1  # without the ordinal
+            self._spool.append("".join(f"{json.dumps(row[:width])}\n" for row in rows).encode())
         if self._text_bytes < TEXT_BYTES_PER_FILE:
             return False
         self._flush()
         self._seal_table()
         return True
 
-    def _add(self, ordinal: int, row: Sequence[Any]) -> None:
+    def _add(self, ordinal: int, row: DocumentRow) -> None:
         """Append a row to the open file of documents."""
-        self._waiting.append((ordinal, *row))
-        self._waiting_bytes += row[-1]
+        self._waiting.append((ordinal, *row)[: len(self._columns)])
+        self._waiting_bytes += row.bytes
         self._open_rows += 1
         if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
             self._flush()
@@ -163,7 +178,7 @@ class CorpusWriter:
         name = _spool_name(there.tables)
         with open(self._root / name, encoding="ascii") as lines:
             for ordinal, line in enumerate(lines, start=there.documents - there.open_rows):
-                self._add(ordinal, json.loads(line))
+                self._add(ordinal, DocumentRow(*json.loads(line)))
         self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
 
     @property
@@ -203,7 +218,7 @@ class CorpusWriter:
         if not self._waiting:
             return
         if self._table is None:
-            self._table = TableFile(self._root, documents_file(self._tables), DOCUMENTS, self.files)
+            self._table = TableFile(self._root, documents_file(self._tables), self._columns, self.files)
             self._tables += 1
         self._table.write_group(zip(*self._waiting, strict=True))
         self._text_bytes += self._waiting_bytes
@@ -227,22 +242,33 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
 
 def write_counts(root: Path, state: Mapping[str, Any], files: Files) -> None:
     """Write the counts of a part (CorpusCounts.state)."""
-    counts = HashedFile(root, COUNTS_NAME, files)
+    _write_json(root, COUNTS_NAME, state, files)
+
+
+def write_measures(root: Path, report: CleaningReport, files: Files) -> None:
+    """Write what the filters measured, if the report has it. No fingerprint and no `content_sha256` depends on this file."""
+    if report.measures is not None:
+        _write_json(root, MEASURES_NAME, report.measures.state(), files)
+
+
+def _write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:
+    written = HashedFile(root, name, files)
     try:
-        counts.append(json.dumps(state, sort_keys=True).encode())
+        written.append(json.dumps(value, sort_keys=True).encode())
     except BaseException:
-        counts.abandon()
+        written.abandon()
         raise
-    counts.seal()
+    written.seal()
 
 
 def document_hash(row: DocumentRow) -> bytes:
     """Return the sha256 of one row.
 
     For each field, the length of the value is hashed first, and then its UTF-8 bytes. Null and the empty string give different hashes.
+    A row without kept values has no such field.
     """
     digest = hashlib.sha256()
-    for value in row:
+    for value in row if row.kept is not None else row[:-1]:
         data = b"" if value is None else str(value).encode()
         digest.update(f"{'null' if value is None else len(data)}:".encode())
         digest.update(data)

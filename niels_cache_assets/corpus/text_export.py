@@ -2,7 +2,8 @@
 
 There is one file of the export for each file of the corpus, so a file holds up to 128 MB of text. Finished files wait in a staging folder
 beside their places, and the state there lists them. So an export that was killed continues after the last finished file, and gives the same
-bytes. One row group of the corpus (2 MB of text) is in memory. The result has a manifest, `NAME.json`, which is placed last.
+bytes. One row group of the corpus (2 MB of text) is in memory. The result has a manifest, `NAME.json`, which is placed last. The columns of
+`keep` are columns of the export, too.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from niels_cache_assets.corpus.kept_types import Kinds, as_kind, kinds_of_kept, stored_as
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.disk.space import naming, refusal
 from niels_cache_assets.disk.table_file import arrow_schema
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync, try_lock
@@ -102,13 +105,14 @@ class TextExport:
     def _files(self, stage: Path, done: Sequence[dict[str, Any]], progress: Callable[[int, int], None] | None) -> Iterator[dict[str, Any]]:
         """Write the files after those that are done, and yield the manifest's entry of each."""
         ends = _ends(self._sources())
+        kinds = self._kinds()
         first = ends[len(done) - 1] if done else 0
         context = StreamContext(seed=self.prepared.seed, start={"row": first})
         batches = self.prepared.stream(context)
         waiting: tuple[int, DocumentBatch] | None = None
         before = sum(entry["documents"] for entry in done)
         for number, name in [*enumerate(self.names())][len(done) :]:
-            with _Output(stage / name, self.file_type) as output:
+            with _Output(stage / name, self.file_type, kinds) as output:
                 while True:
                     if waiting is None:
                         batch = next(batches, None)
@@ -136,6 +140,12 @@ class TextExport:
             (self.folder / name).unlink(missing_ok=True)
         _write_json(self.manifest, manifest)
         sync(self.folder)
+
+    def _kinds(self) -> Kinds:
+        """Return the kind of each kept column. JSON Lines need no kinds, so only Parquet reads the kept values of all documents before."""
+        if self.file_type != "parquet" or not self.prepared.keep:
+            return dict.fromkeys(self.prepared.keep, "any")
+        return kinds_of_kept(self._sources(), self.prepared.keep)
 
     def _sources(self) -> list[Path]:
         return document_files(self.prepared.directory, self.prepared.meta)
@@ -194,7 +204,7 @@ class _Writer(Protocol):
 
 
 class _JsonLines:
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], kinds: Kinds) -> None:
         import zstandard
 
         self._compressed = zstandard.ZstdCompressor(level=_LEVEL).stream_writer(file, closefd=False)
@@ -208,22 +218,24 @@ class _JsonLines:
 
 
 class _Parquet:
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], kinds: Kinds) -> None:
         import pyarrow.parquet
 
-        self._schema = arrow_schema(COLUMNS)
+        self._kinds = kinds
+        self._schema = arrow_schema({**COLUMNS, **{name: stored_as(kind) for name, kind in kinds.items()}})
         self._writer = pyarrow.parquet.ParquetWriter(file, self._schema, compression="zstd")
 
     def write(self, rows: dict[str, list[Any]]) -> None:
         import pyarrow as pa
 
-        self._writer.write_table(pa.Table.from_pydict(rows, schema=self._schema))
+        kept = {name: [as_kind(value, kind) for value in rows[name]] for name, kind in self._kinds.items()}
+        self._writer.write_table(pa.Table.from_pydict({**rows, **kept}, schema=self._schema))
 
     def close(self) -> None:
         self._writer.close()
 
 
-_WRITERS: dict[FileType, Callable[[IO[bytes]], _Writer]] = {"jsonl.zst": _JsonLines, "parquet": _Parquet}
+_WRITERS: dict[FileType, Callable[[IO[bytes], Kinds], _Writer]] = {"jsonl.zst": _JsonLines, "parquet": _Parquet}
 
 
 class _Output:
@@ -232,11 +244,11 @@ class _Output:
     `documents`: the number of documents so far. `entry`: what the manifest says of the file, after the end of the block.
     """
 
-    def __init__(self, path: Path, file_type: FileType) -> None:
-        self._path = path
+    def __init__(self, path: Path, file_type: FileType, kinds: Kinds) -> None:
+        self._path, self._keep = path, [*kinds]
         self._file = open(path, "wb")  # noqa: SIM115  (closed by __exit__)
         self._hashed = _Hashed(self._file)
-        self._writer = _WRITERS[file_type](self._hashed)  # type: ignore[arg-type]
+        self._writer = _WRITERS[file_type](self._hashed, kinds)  # type: ignore[arg-type]
         self.documents = self._characters = 0
 
     def __enter__(self) -> _Output:
@@ -252,6 +264,9 @@ class _Output:
             "row": [each.row for each in documents],
             "split": [each.split for each in documents],
         }
+        if self._keep:
+            kept = [kept_values(each.kept) for each in documents]
+            rows |= {name: [values.get(name) for values in kept] for name in self._keep}
         with naming(self._path):
             self._writer.write(rows)
         self.documents += len(documents)

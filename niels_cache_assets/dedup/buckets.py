@@ -129,7 +129,7 @@ class Buckets:
 
 def fitting_ranges(documents: int, *, bands: int, ranges: int) -> int:
     """Return the number of ranges of hashes for so many documents. One range cannot number the buckets of 2^32 / (bands + 1) documents."""
-    return ranges if documents * (bands + 1) < MAX_BUCKETS else max(ranges, RANGES_OF_MANY)
+    return RANGES_OF_MANY if ranges == 1 and documents * (bands + 1) >= MAX_BUCKETS else ranges
 
 
 def read_digests(scratch: Path) -> NDArray[np.uint8]:

@@ -6,12 +6,12 @@ documents share a hash, in files. Then one pass reads the bucket numbers of all 
 first kept document of each bucket. With `verify`, it remembers the first 64. The order of `signatures` decides which document is first.
 
 The cost is that of the buckets, and one pass. No step is quadratic, even if many documents are equal. This module reads no texts: the
-caller defines the similarity. The memory, after that of buckets.py, depends on `ranges`:
+caller defines the similarity. The memory depends on the buckets:
 
-* With one range, the pass takes 4 bytes a bucket. `verify` takes 17 bytes a bucket, 4 bytes for each document that may be compared, and the
-  memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes a document and
-  band).
-* With several ranges, the pass holds one window of documents (ranges.py) and its buckets, so its memory is bounded, whatever the number of
+* With those of buckets.py, the pass takes 4 bytes a bucket. `verify` takes 17 bytes a bucket, 4 bytes for each document that may be
+  compared, and the memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes
+  a document and band).
+* With those of ranges.py, the pass holds one window of documents and its buckets, so its memory is bounded, whatever the number of
   documents and buckets. Digests are compared in a memory map.
 
 In addition, each dropped document takes 13 bytes (21 bytes if there are 2^32 documents or more).
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.buckets import Buckets, Kept, Record, Steps, Window, number_buckets
-from niels_cache_assets.dedup.ranges import RangedBuckets, number_ranges
+from niels_cache_assets.dedup.ranges import RangedBuckets
 from niels_cache_assets.dedup.signatures import Signatures, compiled
 from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
@@ -74,24 +74,17 @@ def keep_first(
     bands: int,
     rows: int,
     scratch: Path,
-    ranges: int = 1,
     verify: Verify | None = None,
     done: Steps | None = None,
     record: Record = lambda steps, files: False,
 ) -> Dropped:
     """Return the documents to drop. The order of the signatures decides which copy is kept; `ordinals` count from 0 in this order.
 
-    `scratch` is an existing folder; the caller removes its content. `ranges`: into how many ranges the hashes of a band are cut. It changes
-    the memory and not the result. If an earlier kept document has the same digest, a document is dropped even without the condition of
-    `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated. Raises the errors of
-    `number_buckets`.
+    `scratch` is an existing folder; the caller removes its content. If an earlier kept document has the same digest, a document is dropped
+    even without the condition of `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated.
+    Raises the errors of `number_buckets`.
     """
-    buckets: Buckets | RangedBuckets
-    if ranges == 1:
-        buckets = number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record)
-    else:
-        buckets = number_ranges(signatures, bands=bands, rows=rows, ranges=ranges, scratch=scratch, done=done, record=record)
-    return drop_later(buckets, verify=verify)
+    return drop_later(number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
 
 
 def drop_later(buckets: Buckets | RangedBuckets, *, verify: Verify | None) -> Dropped:

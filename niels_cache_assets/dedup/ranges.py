@@ -13,10 +13,10 @@ at most about 100 bytes for each of its documents and bands, and usually a tenth
 131,072 documents, or a 4,096th of all documents if that is more. It does not depend on the number of buckets. Disk: 20 + 16 x (bands + 1)
 bytes a document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
 
-As in buckets.py, `record` is called after each step, and a killed run resumes after the last recorded step.
+The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/parts/ranges.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
-from niels_cache_assets.dedup.buckets import DIGESTS, Kept, Record, Steps, first_eight_bytes, in_blocks, read_digests
+from niels_cache_assets.dedup.buckets import DIGESTS, Kept, first_eight_bytes, in_blocks, read_digests
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 
 LEAST_WINDOW = 1 << 17  # documents
@@ -36,19 +36,27 @@ _BYTES = 8
 _NONE = _U64(np.iinfo(_U64).max)  # no next document
 _HEADER = 2  # numbers before the columns of a file of rows: how many windows and rows there are
 
+Wrote = Callable[[str, Any], None]
+"""A function that takes the name of a file, and the bytes that were written to its end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RangedBuckets:
-    """The buckets of `documents` in the bands 0 (the digests) to `bands`, in files for each range of hashes."""
+    """The buckets of `documents` in the bands 0 (the digests) to `bands`, in files for each range of hashes.
+
+    scratch: a folder for the files that windows pass on. hashes: the folder with the digests. links: for each range, the folder with its
+    rows.
+    """
 
     scratch: Path
+    hashes: Path
+    links: Sequence[Path]
     documents: int
     bands: int
-    ranges: int
 
     def digests(self) -> NDArray[np.uint8]:
         """Return the digests, (documents, 20) uint8, as a memory map."""
-        return read_digests(self.scratch)
+        return read_digests(self.hashes)
 
     def windows(self) -> Iterator["RangedWindow"]:
         """Yield the windows in the order of the documents."""
@@ -69,7 +77,7 @@ class RangedWindow:
         self._scratch, self._number, self._start, self._end = buckets.scratch, number, start, end
         self._bands, self._size = buckets.bands + 1, _window_size(buckets.documents)
         self._numbers = np.zeros((self._bands, end - start), dtype=np.uint32)
-        keys, places, following = self._rows(buckets.ranges)
+        keys, places, following = self._rows(buckets.links)
         self._keys, of_row = np.unique(keys, return_inverse=True)  # of bucket i + 1
         self._numbers[keys % _U64(self._bands), places] = of_row + 1
         self._members = np.bincount(of_row + 1, minlength=self.count).astype(np.uint32)
@@ -77,12 +85,12 @@ class RangedWindow:
         self._leaving = of_row[leaves].astype(np.uint32) + np.uint32(1)
         self._to = (following[leaves] // _U64(self._size)).astype(np.int64)
 
-    def _rows(self, ranges: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+    def _rows(self, links: Sequence[Path]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """Return the key of the bucket, the place in the window, and the next document of each row, (n,) uint64."""
         keys, places, following = [], [], []
         for band in range(self._bands):
-            for each in range(ranges):
-                documents, buckets, then = _read_rows(self._scratch / _links(band, each), self._number)
+            for each, folder in enumerate(links):
+                documents, buckets, then = _read_rows(folder / links_name(band, each), self._number)
                 keys.append(buckets * _U64(self._bands) + _U64(band))
                 places.append(documents - _U64(self._start))
                 following.append(then)
@@ -139,52 +147,34 @@ def ranged_hashes_bytes(documents: int, *, bands: int) -> int:
     return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
 
 
-def number_ranges(
-    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, scratch: Path, done: Steps | None, record: Record
-) -> RangedBuckets:
-    """Run both steps (hashes, then buckets range by range), and return the buckets. The arguments are those of `number_buckets`.
-
-    `Steps.bands` counts the finished jobs. There is one for each range and band; those of the first range come first.
-    """
-    jobs = [(band, each) for each in range(ranges) for band in range(bands + 1)]
-
-    def after(steps: Steps) -> bool:
-        left = [*(_links(*job) for job in jobs[: steps.bands]), *(_hashes(*job) for job in jobs[steps.bands :])]
-        return record(steps, [scratch / name for name in (DIGESTS, *left)])
-
-    if done is None:
-        done = Steps(documents=write_ranged_hashes(signatures, bands=bands, rows=rows, ranges=ranges, scratch=scratch), bands=0)
-        after(done)
-    for number, (band, each) in enumerate(jobs[done.bands :], start=done.bands + 1):
-        link_range(scratch, band, each, documents=done.documents)
-        if after(Steps(documents=done.documents, bands=number)):
-            for job in jobs[:number]:
-                (scratch / _hashes(*job)).unlink(missing_ok=True)
-    return RangedBuckets(scratch=scratch, documents=done.documents, bands=bands, ranges=ranges)
-
-
-def write_ranged_hashes(signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, scratch: Path) -> int:
+def write_ranged_hashes(
+    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: Wrote = lambda name, data: None
+) -> int:
     """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64. Return the number of documents.
 
-    Band 0 is that of the digests. Documents without shingles have no hash in the other bands.
+    Band 0 is that of the digests. Documents without shingles have no hash in the other bands. `wrote`: called for everything that was
+    written.
     """
     for band in range(bands + 1):
         for each in range(ranges):
-            (scratch / _hashes(band, each)).write_bytes(b"")
+            (folder / hashes_name(band, each)).write_bytes(b"")
+            wrote(hashes_name(band, each), b"")
+    wrote(DIGESTS, b"")
     documents = 0
-    with open(scratch / DIGESTS, "wb") as digests_file:
+    with open(folder / DIGESTS, "wb") as digests_file:
         for digests, slots in in_blocks(signatures):
             digests_file.write(digests.data)
+            wrote(DIGESTS, digests.data)
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
-            _append(scratch, 0, ranges, ordinals, first_eight_bytes(digests))
+            _append(folder, 0, ranges, ordinals, first_eight_bytes(digests), wrote)
             for band, hashes in enumerate(band_hashes(slots, bands, rows).T, start=1):
                 has_bucket = hashes != NO_BUCKET
-                _append(scratch, band, ranges, ordinals[has_bucket], hashes[has_bucket])
+                _append(folder, band, ranges, ordinals[has_bucket], hashes[has_bucket], wrote)
             documents += len(digests)
     return documents
 
 
-def _append(scratch: Path, band: int, ranges: int, ordinals: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
+def _append(folder: Path, band: int, ranges: int, ordinals: NDArray[np.uint64], hashes: NDArray[np.uint64], wrote: Wrote) -> None:
     """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
     numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
     order = np.argsort(numbers, kind="stable")
@@ -192,23 +182,25 @@ def _append(scratch: Path, band: int, ranges: int, ordinals: NDArray[np.uint64],
     ends = np.searchsorted(numbers[order], np.arange(1, ranges + 1, dtype=_U64)).tolist()
     for each, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if end > begin:
-            with open(scratch / _hashes(band, each), "ab") as file:
+            with open(folder / hashes_name(band, each), "ab") as file:
                 file.write(pairs[begin:end].data)
+            wrote(hashes_name(band, each), pairs[begin:end].data)
 
 
-def link_range(scratch: Path, band: int, each: int, *, documents: int) -> None:
-    """Write the rows of one range of one band, sorted by document. This is the job for a range.
+def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
+    """Write the rows of one range of one band, sorted by document. A job for a range does this for each band.
 
-    The file has numbers of 64 bits: how many windows and rows there are, the end of the rows of each window, and three columns with the
-    document, the bucket and the next document of each row. Memory: at most 50 bytes a document of the range.
+    `hashes`: the folder of `write_ranged_hashes`. `links`: the folder of the rows. The file has numbers of 64 bits: how many windows and
+    rows there are, the end of the rows of each window, and three columns with the document, the bucket and the next document of each row.
+    Memory: at most 50 bytes a document of the range.
     """
-    pairs = np.fromfile(scratch / _hashes(band, each), dtype=_U64).reshape(-1, 2)
-    hashes, ordinals = pairs[:, 1].copy(), pairs[:, 0].copy()
+    pairs = np.fromfile(hashes / hashes_name(band, each), dtype=_U64).reshape(-1, 2)
+    values, ordinals = pairs[:, 1].copy(), pairs[:, 0].copy()
     del pairs
-    order = np.argsort(hashes, kind="stable")  # so the documents of a hash stay in order
-    hashes = hashes[order]
-    equal = hashes[1:] == hashes[:-1]
-    del hashes
+    order = np.argsort(values, kind="stable")  # so the documents of a hash stay in order
+    values = values[order]
+    equal = values[1:] == values[:-1]
+    del values
     ordinals = ordinals[order]
     del order
     follows, goes_on = np.zeros((2, len(ordinals)), dtype=np.bool_)  # whether the row before, and the row after, has the same hash
@@ -223,7 +215,7 @@ def link_range(scratch: Path, band: int, each: int, *, documents: int) -> None:
     order = np.argsort(ordinals)
     size = _window_size(documents)
     windows = np.arange(size, documents + size, size, dtype=_U64)  # the end of each window
-    with open(scratch / _links(band, each), "wb") as file:
+    with open(links / links_name(band, each), "wb") as file:
         ordinals = ordinals[order]
         file.write(np.array([len(windows), len(order), *np.searchsorted(ordinals, windows)], dtype=_U64).data)
         file.write(ordinals.data)
@@ -249,11 +241,13 @@ def _window_size(documents: int) -> int:
     return max(LEAST_WINDOW, -(-documents // MOST_WINDOWS))
 
 
-def _hashes(band: int, each: int) -> str:
+def hashes_name(band: int, each: int) -> str:
+    """Return the name of the file with the hashes of a band in a range."""
     return f"hashes_{band}_{each}"
 
 
-def _links(band: int, each: int) -> str:
+def links_name(band: int, each: int) -> str:
+    """Return the name of the file with the rows of a band in a range."""
     return f"links_{band}_{each}"
 
 

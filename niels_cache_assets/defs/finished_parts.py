@@ -20,10 +20,11 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assets.corpus_parts import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
@@ -103,20 +104,21 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
 
 
 def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Found]:
-    """Yield the plan, the val part and the parts of every data set in parts. Add a line to `problems` for a data set without a plan."""
-    for name in registry.in_parts():
-        sealed = graph(registry, cache_root.path).dataset(name)
-        assert isinstance(sealed, Sealed)
-        yield _Found(f"plan/{name}", keys.PLAN, name, sealed.parts_plan)
+    """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
+    found, corpora = graph(registry, cache_root.path), registry.corpora_in_parts()
+    for name in keys.with_plan(registry):
+        yield _Found(f"plan/{name}", keys.PLAN, name, found.plan(name))
         try:
-            members = [*sealed.members()]
+            members = [*(found.joined_corpus(name) if name in corpora else found.sealed(name)).members()]
         except NielsCacheError as error:  # no plan or no tokenizer yet, or those of other settings
             problems.append(str(error))
             continue
         for member in members:
-            is_val = isinstance(member, ValPart)
-            partition = name if is_val else f"{name}/{member.member}"
-            yield _Found(member.key, keys.VAL_PART if is_val else keys.PARTS, partition, member)
+            if isinstance(member, ValPart):
+                yield _Found(member.key, keys.VAL_PART, name, member)
+            else:
+                asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
+                yield _Found(member.key, asset, f"{name}/{member.directory.name}", member)
 
 
 def _stamp(artifact: Artifact) -> str | None:
@@ -156,6 +158,9 @@ def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
 
 def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
     outcome = Outcome(key=found.artifact.key, state="built", meta=meta, directory=found.artifact.directory)
-    metadata = plan_metadata(outcome, version) if found.asset == keys.PLAN else part_metadata(outcome)
+    if found.asset == keys.PLAN:
+        metadata = plan_metadata(outcome, version)
+    else:
+        metadata = (corpus_part_metadata if found.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
     tags = {DATA_VERSION_TAG: version}
     return dg.AssetMaterialization(found.asset, partition=found.partition, metadata={**metadata, STATE: _STATE}, tags=tags)

@@ -28,6 +28,9 @@ _REPORT = "Count the documents of a data set's corpus that are kept, and draw it
 _PLAN = "List the files of a data set, and divide them and its budgets among its parts."
 _VAL_PART = "Make the val of a data set in parts, before its parts."
 _PARTS = "Build one part of a data set (of all: by a backfill)."
+_CORPUS_PARTS = "Clean and sign one part of a corpus (of all: by a backfill)."
+_HASHES = "Hash the signatures of all corpora, for a search for duplicates in ranges."
+_RANGES = "Find the documents that share a hash in one range of hashes (in all: by a backfill)."
 _INDEX = "Build the indices of a blend (of all: by a backfill) ahead of training."
 _PUBLISH = "Push the cache of a data set (of all: by a backfill) to the address of [publish]."
 _REPORTS = "Write the reports over everything that is built, as build-all does at the end."
@@ -50,8 +53,14 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], _CORPUS)
         jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], _DUPLICATES)
         jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], _REPORT)
-    if registry.in_parts():
+    if registry.corpora_in_parts():
+        jobs[keys.CORPUS_PARTS_JOB] = ([keys.CORPUS_PARTS], _CORPUS_PARTS)
+    if registry.search_ranges:
+        jobs[keys.HASHES_JOB] = ([keys.HASHES], _HASHES)
+        jobs[keys.RANGES_JOB] = ([keys.RANGES], _RANGES)
+    if keys.with_plan(registry):
         jobs[keys.PLAN_JOB] = ([keys.PLAN], _PLAN)
+    if registry.in_parts():
         jobs[keys.PARTS_JOB] = ([keys.PARTS], _PARTS)
     if keys.with_val_part(registry):
         jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], _VAL_PART)

@@ -1,8 +1,10 @@
 """Names that the definitions share (asset keys, groups, ops, jobs, pools and partitions). No definition is made here."""
 
-from dagster import AssetKey, StaticPartitionsDefinition
+from dagster import AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionsDefinition
 
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.identity import dedup_order
+from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_runtime.format.layout import Family
 
@@ -21,6 +23,7 @@ PLAN, VAL_PART, PARTS = (AssetKey(["pretrain", name]) for name in ("plan", "val_
 PARTS_POOL = "parts"  # its limit is the number of parts that are built at a time
 
 DOCUMENTS = AssetKey(["corpus", "documents"])
+CORPUS_PARTS, HASHES, RANGES = (AssetKey(["corpus", name]) for name in ("parts", "hashes", "ranges"))
 DUPLICATES = AssetKey(["corpus", "duplicates"])
 KEPT = AssetKey(["corpus", "kept"])
 REPORT = AssetKey(["corpus", "report"])
@@ -36,6 +39,7 @@ CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "rep
 INDEX_JOB = "build_index"
 PUBLISH_JOBS: dict[Family, str] = {"pretrain": "publish_pretrain", "sft": "publish_sft"}
 PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
+CORPUS_PARTS_JOB, HASHES_JOB, RANGES_JOB = "build_corpus_parts", "hash_signatures", "link_ranges"
 REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
@@ -59,6 +63,36 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
     """Return for each data set in parts the names of its parts, such as NAME/part-00017. They are the partitions of `pretrain/parts`."""
     return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].total_parts)] for name in registry.in_parts()}
+
+
+def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
+    """Return for each corpus in parts the names of its parts, such as NAME/part-00017. They are the partitions of `corpus/parts`."""
+    return {
+        name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].corpus_parts)]
+        for name in registry.corpora_in_parts()
+    }
+
+
+def ranges(registry: Registry) -> list[str]:
+    """Return the names of the ranges of the search for duplicates, such as range-00003. They are the partitions of `corpus/ranges`."""
+    return [range_name(number) for number in range(registry.search_ranges)]
+
+
+def searched(registry: Registry) -> SpecificPartitionsPartitionMapping:
+    """Return the mapping from the search for duplicates to the corpora that it reads."""
+    order = dedup_order(registry)
+    return SpecificPartitionsPartitionMapping([name for name in registry.prepared() if name in order])
+
+
+def has_shared_steps(registry: Registry) -> bool:
+    """Return whether several processes can share a step: the parts of a data set or of a corpus, or the ranges of the search."""
+    return bool(with_plan(registry) or registry.search_ranges)
+
+
+def with_plan(registry: Registry) -> list[str]:
+    """Return the data sets that a plan divides, in order."""
+    plans = {*registry.in_parts(), *registry.corpora_in_parts()}
+    return [name for name in registry.partition_keys("pretrain") if name in plans]
 
 
 def with_val_part(registry: Registry) -> list[str]:

@@ -7,7 +7,7 @@ the console here.
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,25 +22,26 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
+from niels_cache_assets.cluster.command import Apart
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
+from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals
 from niels_cache_assets.defs.home.run_files import make_small_run_file
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.results import was_interrupted, what_to_know, why_failed
 from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
-from niels_cache_assets.parts.layout import PART_KINDS
+from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.show.reports.page import page_path
 from niels_cache_assets.sources.inputs import require_inputs
@@ -57,6 +58,9 @@ _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: fami
     _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER.path[-1]),
     "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
     _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
+    "corpus_part": ("corpus", keys.CORPUS_PARTS_JOB, keys.CORPUS_PARTS.to_python_identifier()),
+    HASHES: ("corpus", keys.HASHES_JOB, keys.HASHES.to_python_identifier()),
+    "range": ("corpus", keys.RANGES_JOB, keys.RANGES.to_python_identifier()),
     "report": ("corpus", keys.REPORT_JOB, keys.REPORT.to_python_identifier()),
     "plan": ("parts", keys.PLAN_JOB, keys.PLAN.to_python_identifier()),
     "val_part": ("parts", keys.VAL_PART_JOB, keys.VAL_PART.to_python_identifier()),
@@ -144,13 +148,13 @@ def launch_builds(
     ):
         limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
-        for is_part, group in groupby(order, key=lambda key: key.startswith("part/")):
+        for are_parts, group in groupby(order, key=_shared):
             steps = [found[key] for key in group]
-            if is_part:
+            if are_parts and (force or not found.is_done(steps[0].key)):
                 launcher.launch_parts(steps, force=force)
-                continue
-            for step in steps:
-                launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
+            for step in () if are_parts else steps:
+                if force or not found.is_done(step.key):
+                    launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
@@ -181,12 +185,18 @@ class _Nobody(LaunchListener):
 
 
 class _ListenerSink(ProgressSink):
-    """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key."""
+    """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key. `made`: the
+    keys of all artifacts that were built or found so far.
+    """
 
     def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
         self._listener = listener
         self.builds_parts_here = builds_parts_here
         self.ends: dict[str, Outcome | NielsCacheError] = {}
+        self.made: set[str] = set()
+
+    def has_made(self, keys: Collection[str]) -> bool:
+        return self.made.issuperset(keys)
 
     def outcome_of(self, key: str) -> Outcome | None:
         end = self.ends.pop(key, None)
@@ -219,6 +229,7 @@ class _Launcher:
         self._root = root
         self._instance = instance
         self._listener = listener
+        self._graph: Graph = graph(registry, root)
         self._wait = wait
         self.results: list[LaunchResult] = []
         self._lacking: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
@@ -227,19 +238,19 @@ class _Launcher:
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
-        if self._sink.builds_parts_here and not is_plain and registry.in_parts():
+        if self._sink.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
         self._defs = build_defs(resources, registry=registry)
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
-        """Build parts of one data set: in children, several at a time ([cluster]), or here. Then those of other processes come last."""
+        """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here. Parts of other processes wait."""
         if self._sink.builds_parts_here or force:
             build_free_parts_first(parts, lambda part, waits: self.launch(part, force=force, passes_over=not waits))
             return
-        ready: dict[str, Part] = {}
+        ready: dict[str, Apart] = {}
         for part in parts:
-            if isinstance(part, Part) and self._lacking.keys().isdisjoint(part.inputs()):
+            if isinstance(part, Apart) and self._lacking.keys().isdisjoint(part.inputs()):
                 ready[part.key] = part
             else:
                 self.launch(part, force=False)  # it is skipped
@@ -253,12 +264,12 @@ class _Launcher:
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
-        if kind in ("corpus", "report"):  # the caches of these artifacts report the missing input
+        if kind in ("corpus", "report", HASHES):  # the caches of these artifacts report the missing input
             has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
                 return True
-            reasons = []
-        elif kind in PART_KINDS:
+            reasons = [self._lacking[each] for each in self._graph.before(key) if each in self._lacking] if kind == "corpus" else []
+        elif kind in (*PART_KINDS, *APART_KINDS):
             pass
         elif kind == "index":
             lacking = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
@@ -284,12 +295,16 @@ class _Launcher:
         self.results.append(result)
         if result.state in ("failed", "skipped"):
             self._lacking[key] = _LACKING.get(
-                key, f"{key} could not be built" if kind in PART_KINDS else f"the {kind} of {name} could not be prepared"
+                key,
+                f"{key} could not be built"
+                if kind in (*PART_KINDS, *APART_KINDS, HASHES)
+                else f"the {kind} of {name} could not be prepared",
             )
         else:
             self._lacking.pop(key, None)
             self._new.add(key)
-        if artifact.takes_what_is_there:
+            self._sink.made.add(key)
+        if artifact.takes_what_is_there and kind != HASHES:  # the drop lists follow the hashes, and take the same
             self._new.difference_update(inputs)
         return True
 
@@ -301,15 +316,15 @@ class _Launcher:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
         run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
+            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {why_failed(run)}")
 
     def _run(self, step: _Step, *, force: bool, passes_over: bool) -> LaunchResult | None:
         """Execute the run of a step. Return None if another process builds this part, with `passes_over`."""
         started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
-        is_part = isinstance(step.artifact, Part)
-        waits = self._wait or isinstance(step.artifact, PartsPlan | OfPlan)  # processes that share parts meet at the plan, val and seal
+        is_part = step.artifact.key.partition("/")[0] in APART_KINDS
+        waits = self._wait or isinstance(step.artifact, PartsPlan | UnderLease | AfreshUnderLease)  # where processes that share parts meet
         config = {"force": force, "wait": waits and not passes_over, **({"pass_over": passes_over} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
@@ -322,19 +337,19 @@ class _Launcher:
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
             record = None if isinstance(step.artifact, PartsPlan) else step.artifact.record
             meta = None if record is None else read_meta(str(step.artifact.directory / record))
-            result = replace(result, state=state, meta=meta, message=_what_to_know(run, metadata))
+            result = replace(result, state=state, meta=meta, message=what_to_know(run, metadata))
         else:
-            result = replace(result, message=_why_failed(run))
+            result = replace(result, message=why_failed(run))
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
-        if job == keys.PARTS_JOB:
+        if job in (keys.PARTS_JOB, keys.CORPUS_PARTS_JOB, keys.RANGES_JOB):
             make_small_run_file(self._instance, run_id)
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
-            if _was_interrupted(run):
+            if was_interrupted(run):
                 self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
                 raise KeyboardInterrupt
         return run
@@ -354,45 +369,17 @@ class _Launcher:
         return execute_run(InMemoryJob(in_process), run, self._instance)
 
 
+def _shared(key: str) -> str | None:
+    """Return what the parts of one data set, or all ranges, have in common. Return None for what one process builds."""
+    return key.rpartition("/")[0] if key.partition("/")[0] in APART_KINDS else None
+
+
 def _step(artifact: Artifact) -> _Step:
     """Return the run that builds an artifact. A data set is listed by its name. Every remaining artifact is listed by its key."""
     kind, _, name = artifact.key.partition("/")
     partition: str | None = name
-    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # these artifacts have no partitions
+    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME, HASHES):  # these artifacts have no partitions
         kind, partition = artifact.key, None
     family, job, op = _RUNS[kind]
     listed_as = name if kind in FAMILIES else artifact.key
     return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
-
-
-def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Return the warning of a run and the failures of its checks that do not block. Omit the check that covers all data sets."""
-    said = [str(metadata["warning"].value)] if "warning" in metadata else []
-    for evaluation in run.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.check_name != IN_SYNC:
-            said.append(f"{evaluation.check_name}: {evaluation.description}")
-    return "; ".join(said) or None
-
-
-def _was_interrupted(run: dg.JobExecutionResult) -> bool:
-    causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
-    return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
-
-
-def _why_failed(run: dg.JobExecutionResult) -> str:
-    """Return the reason of a failure in one line. If a check failed, it is the failure of the check. Otherwise, it is the error of the
-    first failed step.
-    """
-    for evaluation in run.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
-            return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"
-    for event in run.all_events:
-        if event.is_step_failure:
-            failure = event.step_failure_data
-            if failure.user_failure_data is not None and failure.user_failure_data.description:
-                return failure.user_failure_data.description
-            error = failure.error
-            cause = error.cause if error is not None and error.cause is not None else error
-            if cause is not None:
-                return recorded_refusal(cause.message, dagster_home()) or " ".join(cause.message.split())
-    return f"run {run.run_id} failed; the Dagster UI shows its log"

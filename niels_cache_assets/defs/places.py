@@ -13,7 +13,7 @@ from types import TracebackType
 import dagster as dg
 
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.keys import PARTS_POOL
+from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
 from niels_cache_assets.disk.places import take_place
 from niels_cache_runtime.format.reading import available_threads
 
@@ -22,9 +22,9 @@ _POLL_SECONDS = 1.0
 
 
 def limit_parts(instance: dg.DagsterInstance, registry: Registry) -> None:
-    """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if no data set is in parts."""
+    """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts."""
     storage = instance.event_log_storage
-    if registry.in_parts() and storage.supports_global_concurrency_limits:
+    if has_shared_steps(registry) and storage.supports_global_concurrency_limits:
         limit = registry.cluster.parts_at_once(available_threads())
         info = storage.get_concurrency_info(PARTS_POOL)
         if info.limit != limit or info.using_default_limit:

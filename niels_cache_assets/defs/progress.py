@@ -5,7 +5,7 @@ between two reports to Dagster.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,10 @@ class ProgressSink:
     """
 
     builds_parts_here = False
+
+    def has_made(self, keys: Collection[str]) -> bool:
+        """Return whether this process has already built, or found, all artifacts with these keys."""
+        return False
 
     def outcome_of(self, key: str) -> Outcome | None:
         """Return the outcome of a part that this process has built ahead of its step, or None. Raises the error of that build."""

@@ -26,7 +26,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys, with_plan
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
@@ -44,7 +44,7 @@ OBSERVATIONS = 1000  # observations of one data set that are searched for the la
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
-    of_parts = [finished_parts_sensor(registry)] if registry.in_parts() else []
+    of_parts = [finished_parts_sensor(registry)] if with_plan(registry) else []
     return [upstream_revision_sensor(registry), notes_folder_sensor(registry), *of_parts]
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from niels_cache_assets.artifacts.base import Log, Outcome
-from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import build_apart
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.command import Apart, PartCommand
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.show.progress import HowFar
@@ -44,7 +43,7 @@ class Event(NamedTuple):
 
 
 def build_part_apart(
-    part: Part,
+    part: Apart,
     *,
     home: Path,
     on_progress: Callable[[Any], None],
@@ -72,12 +71,12 @@ def build_part_apart(
 
         def command() -> PartCommand:
             host = place.take(is_stopping)
-            return PartCommand(registry=part.registry, root=part.root, name=part.name, number=part.number, host=host, waits=waits)
+            return PartCommand.of(part, host=host, waits=waits)
 
         return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
 
 
-def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Generator[Event]:
+def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> Generator[Event]:
     """Build parts in children, `at_once` at a time, and yield what they report, in this thread. The last event of each part is its end.
 
     The order is that of FreeFirst. If the caller stops to read, all children are stopped.
@@ -90,7 +89,7 @@ def build_side_by_side(parts: Sequence[Part], *, at_once: int, home: Path) -> Ge
         while not stopping.is_set() and (turn := turns.take()) is not None:
             build(*turn)
 
-    def build(part: Part, waits: bool) -> None:
+    def build(part: Apart, waits: bool) -> None:
         end: Outcome | NielsCacheError
         try:
             end = build_part_apart(

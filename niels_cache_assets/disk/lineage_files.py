@@ -16,6 +16,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import TableFile, arrow_schema
 from niels_cache_assets.disk.writers import Files, GrowingFile
+from niels_cache_assets.strings import Strings, arrow_array, int64_array
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ class RowSpool(GrowingFile):
         super().__init__(root, relative, resume_at=resume_at)
         self._schema = arrow_schema(schema)
 
-    def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> pa.RecordBatch:
+    def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Strings]) -> pa.RecordBatch:
         """Append rows, and return them as a batch. `columns` has all columns of the schema, of equal length."""
         import pyarrow as pa
 
-        rows = pa.RecordBatch.from_pydict(dict(columns), schema=self._schema)
+        arrays = [arrow_array(columns[field.name], field.type) for field in self._schema]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self.append(rows.serialize())
         return rows
 
@@ -99,9 +101,7 @@ class LineageWriter:
         return pa.Table.from_batches(self._waiting, self._schema)
 
     def _write_group(self, rows: pa.Table) -> None:
-        import pyarrow as pa
-
-        ordinals = pa.array(np.arange(self.rows, self.rows + len(rows)), pa.int64())
+        ordinals = int64_array(np.arange(self.rows, self.rows + len(rows)))
         # The chunks are combined, because otherwise the pages of the file would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)

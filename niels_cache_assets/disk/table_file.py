@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """Return the Arrow schema for {column name: "string", "int64" or "double"}."""
+    """Return the Arrow schema for {column name: "string", "int64", "double" or "bool"}."""
     import pyarrow as pa
 
     _finish_importing()
-    kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64()}
+    kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "bool": pa.bool_()}
     return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
 
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.disk.attempts import NO_LINKS, attempt_path, left_attempts, recorded_attempts, staged_attempts
+from niels_cache_assets.disk.attempts import NO_LINKS, attempt_path, lease_path, left_attempts, recorded_attempts, staged_attempts
 from niels_cache_assets.disk.journal import Recorded, read_journal, real_path, write_journal
-from niels_cache_assets.disk.space import naming, refusal
+from niels_cache_assets.disk.space import bytes_below, naming, refusal
 from niels_cache_assets.disk.staging import staged, sweep_leftovers
 from niels_cache_assets.parts.lease import Lease, Times, leased
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, remove, sync
+from niels_cache_runtime.format.commit import Busy, aside_path, lock_path, remove, sync
 from niels_cache_runtime.format.safe_open import link_problem
 
 _BLOCK_BYTES = 1 << 22
+_BESIDE = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 Log = Callable[[str], None]
 
@@ -75,6 +77,26 @@ def sweep_attempts(target: Path) -> None:
         return None
     except OSError as error:
         raise NielsCacheError(f"{refusal(error, target)}; files of a killed build cannot be removed") from error
+
+
+def targets_in(folder: Path) -> list[Path]:
+    """Return the targets of all builds in a folder: those that are there, and those that left only a lock or an unfinished build."""
+    names = {path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")}
+    for path in folder.glob(".*"):
+        names.update(match[1] for match in [_BESIDE.fullmatch(path.name)] if match)
+    return [folder / name for name in sorted(names)]
+
+
+def remove_target(lease: Lease) -> list[tuple[Path, int]]:
+    """Remove a target with its unfinished attempts, and at last its lease, which the caller holds. Return each folder and its bytes."""
+    target = lease.target
+    attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
+    removed = [(path, bytes_below(path)) for path in (target, *attempts, aside_path(target)) if path.exists()]
+    for path, _ in removed:
+        remove(path)
+    for path in (lease_path(target), lock_path(target)):
+        remove(path)  # while it is held: after that, another build could hold it
+    return removed
 
 
 def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable: bool) -> None:

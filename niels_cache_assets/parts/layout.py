@@ -10,11 +10,19 @@ PLAN_NAME = "plan.json"
 PLAN_STAGED = "plan"  # the name whose lease and staging directory the plan uses; nothing has this name
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
+APART_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each by a process of its own
 
 
 def parts_dir(root: str | Path, name: str) -> Path:
     """Return the folder with the plan and the parts of a data set."""
     return parts_root(root) / name
+
+
+def number_in(name: str, prefix: str, count: int) -> int | None:
+    """Return the number in a name such as part-00017. Return None for another name, and for a number that is not below `count`."""
+    digits = name.removeprefix(f"{prefix}-")
+    number = int(digits) if digits.isdecimal() and len(digits) < 10 else count
+    return number if number < count and name == f"{prefix}-{number:05d}" else None
 
 
 def part_name(number: int) -> str:

@@ -18,7 +18,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 class Lineage(NamedTuple):
     """The origin of one document or example. ordinal: its number in the split. source_id: its id at the source. file: its file at the
-    source, relative to the root of the source. row: its row in this file. tokens: its number of tokens.
+    source, relative to the root of the source. row: its row in this file. tokens: its number of tokens. kept: the values of the columns in
+    `keep`, as a JSON object, or None.
     """
 
     ordinal: int
@@ -26,6 +27,7 @@ class Lineage(NamedTuple):
     file: str
     row: int
     tokens: int
+    kept: str | None = None
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
@@ -42,10 +44,12 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
         for table_file in tables(path):
             path = table_file.path  # for the messages
             with table_file.open() as parquet:
-                missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
+                there = parquet.schema_arrow.names
+                missing = [name for name in Lineage._fields if name not in there and name not in Lineage._field_defaults]
                 if missing:
                     raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-                for _, table in rows_of(parquet, wanted, Lineage._fields, first=rows):
+                columns = [name for name in Lineage._fields if name in there]
+                for _, table in rows_of(parquet, wanted, columns, first=rows):
                     lineages = (Lineage(**{**row, "ordinal": row["ordinal"] + rows}) for row in table.to_pylist())
                     found.update((lineage.ordinal, lineage) for lineage in lineages)
                 rows += parquet.metadata.num_rows

@@ -48,8 +48,8 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A notable document, example or side of a pair. `what`: why it was picked. `noun`: what it is. `number`: its number in the split.
-    `start`: its place in the split, in tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
+    """A notable document, example or side of a pair. `what`: why it was picked. `noun`: its kind, in one word. `number`: its number in the
+    split. `start`: its place in the split, in tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
     """
 
     what: str

@@ -5,9 +5,9 @@ shuffles.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, model_validator
@@ -19,10 +19,11 @@ from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows as reading_rows
-from niels_cache_assets.sources.reading.columns import batch_of, texts_of
+from niels_cache_assets.sources.reading.columns import batch_of, require_columns, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile, find_files
+from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
 from niels_cache_assets.sources.reading.where import ChoosesRows
@@ -47,7 +48,7 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 }
 
 
-class HubText(ChoosesRows, HubData, SourceWithParts):
+class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
@@ -119,7 +120,7 @@ class HubText(ChoosesRows, HubData, SourceWithParts):
         kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
             raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
-        keys = ("text_field", "id_field", "where", "encoding", "max_replaced_share", "max_document_mib")
+        keys = ("text_field", "id_field", "where", "keep", "encoding", "max_replaced_share", "max_document_mib")
         reader = _READERS[kind]
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
@@ -157,7 +158,12 @@ class HubText(ChoosesRows, HubData, SourceWithParts):
                     else:
                         kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
                 found = batch_of(
-                    texts, files=files, numbers=rows, ids=columns.get(id_field) if id_field != held.field else None, split=part.split
+                    texts,
+                    files=files,
+                    numbers=rows,
+                    ids=columns.get(id_field) if id_field != held.field else None,
+                    split=part.split,
+                    kept=self._kept(columns, files, rows, kept.tolist()) if self.keep else None,
                 )
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), reading_rows.BATCH_DOCUMENTS):
@@ -169,13 +175,24 @@ class HubText(ChoosesRows, HubData, SourceWithParts):
         held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        """Return the text field, the id field if the rows have one, and the columns of `where`."""
+        """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
         if self.condition is not None:
             self.condition.require(fields, self.origin)
+        require_columns("keep", self.keep, fields, self.origin)
         text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
-        columns = [text_field, *([id_field] if id_field in fields else []), *(self.condition.columns if self.condition else ())]
-        return list(dict.fromkeys(columns))
+        wanted = self.condition.columns if self.condition else ()
+        return list(dict.fromkeys([text_field, *([id_field] if id_field in fields else []), *wanted, *self.keep]))
+
+    def _kept(
+        self, columns: Mapping[str, Sequence[Any]], files: Sequence[str], rows: Sequence[int], stays: Sequence[bool]
+    ) -> list[str | None]:
+        """Return the kept values of each row as JSON, or None for a row that does not stay."""
+        values = zip(*(columns[name] for name in self.keep), strict=True)
+        return [
+            self.kept_of(dict(zip(self.keep, row, strict=True)), file, number) if stay else None
+            for row, file, number, stay in zip(values, files, rows, stays, strict=True)
+        ]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import RowCollector, is_plain
+from niels_cache_assets.sources.reading.columns import RowCollector, is_plain, require_columns
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
@@ -34,8 +34,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if not head:
             return
         fields = _fields(head)
-        if self.condition is not None:
-            self.condition.require(fields, head[0][0])
+        self._require_columns(fields, head[0][0])
         held = rows.HeldText(rows.choose_text_field(self.text_field, fields, head[0][0]))
         for name, row, values in chain(head, rows.rows_of_proof(stream)):
             if held.problem(values.get(held.field), name, row) in (None, "empty"):
@@ -54,8 +53,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if not head:
                 return
             fields = _fields(head)
-            if self.condition is not None:
-                self.condition.require(fields, head[0][0])
+            self._require_columns(fields, head[0][0])
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
         held = rows.HeldText(text_field)
@@ -76,7 +74,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
             held.saw_text()
             title = values.get("title")
             title = writable(title) if isinstance(title, str) else None
-            if waiting.add(text, values.get(id_field), name, row, title):  # type: ignore[arg-type]
+            kept = self.kept_of(values, name, row)
+            if waiting.add(text, values.get(id_field), name, row, title, kept):  # type: ignore[arg-type]
                 yield waiting.batch()
         if waiting:
             yield waiting.batch()
@@ -86,6 +85,12 @@ class Jsonl(KeepsDamaged, RowFileSource):
         context = StreamContext(seed=0)
         head = [*rows.first_rows(self._rows(FilePass(files, context), context))]
         return rows.choose_text_field(self.text_field, _fields(head), head[0][0]) if head else None
+
+    def _require_columns(self, fields: Mapping[str, bool], place: str) -> None:
+        """Raise NielsCacheError if no row has a column of `where` or `keep`. `fields`: those of the first rows."""
+        if self.condition is not None:
+            self.condition.require(fields, place)
+        require_columns("keep", self.keep, fields, place)
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
         on_damage = self.on_damage(context, files)

@@ -76,7 +76,10 @@ def _read(value: Any, read: Read) -> list[Message] | str:
 
 
 def dialogue(text: str) -> list[Message] | None:
-    """Return the messages of a dialogue in one text, or None if the text is none. One space before each message is left out."""
+    """Return the messages of a dialogue in one text, or None if the text does not begin with `Human`.
+
+    One space before each message is left out.
+    """
     before, *turns = _TURN.split(text if text.startswith("\n\n") else f"\n\n{text}")
     if before or turns[:1] != ["Human"]:
         return None

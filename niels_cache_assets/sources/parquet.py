@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.documents import DocumentBatch, Objects
+from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding
@@ -19,13 +19,14 @@ from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_s
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.strings import Objects, Strings, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class Parquet(RowFileSource):
-    """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` are read."""
+    """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` and `keep` are read."""
 
     code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -56,6 +57,7 @@ class Parquet(RowFileSource):
                 column = parquet.columns.get(text_field)
                 if self.condition is not None:
                     self.condition.require_types(parquet.columns, file.name)
+                self.require_kept(parquet.columns, file.name)
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
         rows.require_text(held, fields, kind=kind)
@@ -87,6 +89,7 @@ class Parquet(RowFileSource):
             Decoding(self, context, of_files=self.reads_files),
             context.report.dropped,
         )
+        names = repeated(name, rows.PARQUET_ROWS)
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
@@ -96,7 +99,9 @@ class Parquet(RowFileSource):
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             if where is not None:
                 where.require_types(fields, name)
-            columns = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else []), *(where.columns if where else ())}
+            self.require_kept(fields, name)
+            origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
+            columns = {*origin, *(where.columns if where else ()), *self.keep}
             tables = parquet.batches(
                 sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
@@ -122,10 +127,11 @@ class Parquet(RowFileSource):
                     held.saw_text()
                 batch = batch_of(
                     texts,
-                    files=name,
+                    files=names[:count],
                     numbers=numbers,
                     ids=read.ids,
                     titles=read.titles,
+                    kept=read.kept,
                 )
                 yield from collector.add(batch, odd=texts.odd, is_document=is_document)
             if where is not None:
@@ -151,20 +157,27 @@ class Parquet(RowFileSource):
             damaged=damaged,
             ids=None if id_field is None else ids_of_column(table[id_field], self.encoding),
             titles=rows.column_values(table["title"], self.encoding) if has_title else None,
+            kept=self._kept(table, numbers, of) if self.keep else None,
         )
+
+    def _kept(self, table: pa.RecordBatch, numbers: NDArray[np.int64], file: str) -> list[str | None]:
+        """Return the kept values of each row as JSON."""
+        values = rows.rows_in(table.select(list(self.keep)), self.encoding)
+        return [self.kept_of(each, file, number) for each, number in zip(values, numbers.tolist(), strict=True)]
 
 
 class _Columns(NamedTuple):
-    """The columns of a batch as Python values. They are made by the thread that decodes the batch.
+    """The columns of a batch. They are made and checked by the thread that decodes the batch.
 
     nbytes: the size of the batch in Arrow's form. numbers: (n,) int64, the number of each row in its file. values, texts, damaged: see
-    texts_of_column. ids, titles: None without such a column.
+    texts_of_column. ids, titles: None without such a column. kept: None without `keep`.
     """
 
     nbytes: int
     numbers: NDArray[np.int64]
-    values: Sequence[Any] | Objects
+    values: Sequence[Any] | Strings | Objects
     texts: Texts
     damaged: dict[int, str]
-    ids: Sequence[Any] | Objects | None
+    ids: Sequence[Any] | Strings | Objects | None
     titles: Sequence[str | None] | None
+    kept: Sequence[str | None] | None

@@ -336,6 +336,10 @@ class PretrainSource(Source):
         """
         return documents, Counter()
 
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+        """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
+        return *self.convert(documents), []
+
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False

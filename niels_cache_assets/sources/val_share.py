@@ -14,6 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, Documents
+from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
@@ -28,10 +29,7 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
     mask = np.zeros(count, dtype=bool)
     if count > 1 and val_frac > 0:
-        import torch  # here, because the import is slow: see streaming/shuffle.py
-
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        mask[order[: max(1, int(count * val_frac))].numpy()] = True
+        mask[TorchRandom(seed).permutation(count)[: max(1, int(count * val_frac))]] = True
     return mask
 
 

@@ -68,19 +68,28 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             yield from batched(self._hub(places, context), places)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`."""
-        from niels_cache_assets.sources.mediawiki.markup import plain_text
+        """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
+        only sections that list names or works.
+        """
+        converted, dropped, _ = self.convert_all(documents)
+        return converted, dropped
 
-        converted = []
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+        from niels_cache_assets.sources.mediawiki.markup import text_or_list
+
+        converted, examples = [], []
         dropped: Counter[str] = Counter()
         for document in documents:
             if self.gives_plain_text(document):
-                document = document._replace(text=plain_text(document.text))
-                if not document.text:
-                    dropped["empty"] += 1
+                text, only_lists = text_or_list(document.text)
+                document = document._replace(text=text)
+                if only_lists or not text:
+                    dropped["list_page" if only_lists else "empty"] += 1
+                    if only_lists:
+                        examples.append(("list_page", document))
                     continue
             converted.append(document)
-        return converted, dropped
+        return converted, dropped, examples
 
     def gives_plain_text(self, document: Document) -> bool:
         return bool(self.files and _DUMP.search(document.file))

@@ -17,6 +17,7 @@ from niels_cache_assets.documents import Divider, DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
+from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -112,10 +113,11 @@ def encode_apart(
 def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Iterator[Chunks]:
     """Divide a stream of documents into chunks, and group chunks of short documents into tasks.
 
-    Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it.
+    Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it. The
+    first task has one chunk, because a fast engine is compared with its reference for the whole first task (checked.py).
     """
     divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
-    task = Chunks()
+    task, most = Chunks(), 1
     try:
         for batch in batches:
             start = 0
@@ -125,10 +127,10 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
                 task.add(batch[start : part.stop])
                 start = part.stop
                 task.end_chunk(feed.position(first + task.size))
-                if len(task) == _CHUNKS_PER_TASK or task.characters >= _CHUNK_CHARACTERS:
+                if len(task) >= most or task.characters >= _CHUNK_CHARACTERS:
                     first += task.size
                     yield task
-                    task = Chunks()
+                    task, most = Chunks(), _CHUNKS_PER_TASK
             if start < len(batch):
                 task.add(batch[start:])
             del batch  # so that a long text is not kept in memory while the next batch is read
@@ -155,11 +157,13 @@ class EncodedTexts(NamedTuple):
     invalid: np.ndarray | None
 
 
-def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer, batch: int | None) -> EncodedTexts:
+def encode_texts(texts: Sequence[str] | Strings, tokenizer: BuildTokenizer, batch: int | None) -> EncodedTexts:
     """Convert the newlines of the texts, and return the ids of the converted texts.
 
     `batch`: the number of this batch, which decides whether a fast engine is compared with the reference (checked.py).
     """
+    if isinstance(texts, Strings):
+        return EncodedTexts(*tokenizer.encode_batch(texts.with_line_feeds(), batch), None)
     everything = "".join(texts)
     if "\r" in everything:
         texts = [normalize_newlines(text) for text in texts]
@@ -205,7 +209,8 @@ def _encode_chunks(
     raise_on_collision: bool,
 ) -> EncodedDocuments:
     documents = chunks.documents
-    encoded = encode_texts(documents.text.tolist(), tokenizer, batch)
+    texts = documents.text
+    encoded = encode_texts(texts if isinstance(texts, Strings) else texts.tolist(), tokenizer, batch)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())

@@ -13,6 +13,7 @@ from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
+KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,15 @@ class WriterState:
 
 
 class _SplitWriter:
-    def __init__(self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState) -> None:
-        self._root, self._split, self._files = root, split, files
+    def __init__(
+        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, keeps: bool
+    ) -> None:
+        self._root, self._split, self._files, self._keeps = root, split, files, keeps
+        schema = LINEAGE | KEPT if keeps else LINEAGE
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
-        self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
-        self._lineage = LineageWriter(root, documents_name(split), LINEAGE, files)
+        self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", schema, resume_at=state.spool_bytes)
+        self._lineage = LineageWriter(root, documents_name(split), schema, files)
         if state.spool_bytes:
             for rows in self._spool.read():
                 self._lineage.write_batch(rows)
@@ -55,8 +59,10 @@ class _SplitWriter:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        rows = self._spool.write({"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths})
-        self._lineage.write_batch(rows)
+        columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths}
+        if self._keeps:
+            columns["kept"] = np.full(len(part.lengths), None, dtype=object) if part.kept is None else part.kept
+        self._lineage.write_batch(self._spool.write(columns))
         self.characters += part.characters
 
     def checkpoint(self, sizes: Sizes) -> SplitState:
@@ -84,16 +90,29 @@ class PretrainWriter:
     """A writer that writes the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `files`: the files that were finished at this checkpoint.
+    this checkpoint. `files`: the files that were finished at this checkpoint. `keeps`: whether lineage has the kept values of documents.
     """
 
     def __init__(
-        self, root: Path, *, dtype: np.dtype, shard_bytes: int, state: WriterState | None = None, files: Files | None = None
+        self,
+        root: Path,
+        *,
+        dtype: np.dtype,
+        shard_bytes: int,
+        state: WriterState | None = None,
+        files: Files | None = None,
+        keeps: bool = False,
     ) -> None:
         self.files: Files = dict(files or {})
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
-                root, split, dtype=dtype, shard_bytes=shard_bytes, files=self.files, state=state.splits[split] if state else SplitState()
+                root,
+                split,
+                dtype=dtype,
+                shard_bytes=shard_bytes,
+                files=self.files,
+                state=state.splits[split] if state else SplitState(),
+                keeps=keeps,
             )
             for split in SPLITS
         }

@@ -7,6 +7,7 @@ import numpy as np
 
 from niels_cache_assets.documents import NO_SPLIT, DocumentBatch
 from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.strings import Objects, Strings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
@@ -17,17 +18,19 @@ UNLIMITED = 2**62  # a budget that no stream meets
 class SplitPart:
     """The documents of a batch that go to one split, in order. A token budget may have cut one of them.
 
-    source_id, file: (n,) object arrays of str. row: (n,) int64. tokens: of the cache's dtype, one document after the other. lengths: (n,)
-    int64, the tokens of each document. The texts are not kept here, so that their memory can be freed before the documents are written.
+    source_id, file: columns of n strings (strings.py). row: (n,) int64. tokens: of the cache's dtype, one document after the other.
+    lengths: (n,) int64, the tokens of each document. kept: (n,) object array of str or None. The texts are not held here, so that their
+    memory can be freed before the documents are written.
     """
 
-    source_id: np.ndarray
-    file: np.ndarray
+    source_id: Strings | Objects
+    file: Strings | Objects
     row: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
     characters: int
     cut: int | None  # position of the cut document; a budget is exceeded once, so a split has at most one
+    kept: np.ndarray | None = None
 
 
 class BudgetSplitter:
@@ -126,4 +129,5 @@ def _split_part(
         lengths=lengths,
         characters=int(documents.characters[chosen].sum()),
         cut=cut,
+        kept=None if documents.kept is None else documents.kept[chosen],
     )

@@ -1,10 +1,10 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
 Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the reference
-also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of eight in every 64th batch. The first
-batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and the build starts again with the reference. If
-the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it. Cost: about a
-tenth of the build, because the reference is far slower.
+also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no
+batch waits long for the reference. The first batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and
+the build starts again with the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million
+characters, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
 more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.engines import Engine, is_proven, proven_engine, reference_of, refuse_engine
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
 
-BATCHES_PER_CHECK = 64
-TEXTS_PER_CHECK = 8
+BATCHES_PER_CHECK = 8
+TEXTS_PER_CHECK = 64
 
 WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
 MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: to compare one would take as much memory as the whole build
@@ -130,45 +131,47 @@ class Encoder:
             self._use = EngineUse(name=engine.name, version=engine.version)
             self._engine = engine
 
-    def _wait(self, texts: Sequence[str]) -> None:
-        """Count texts that are encoded while an engine waits. Load it after enough of them."""
+    def _wait(self, size: int) -> None:
+        """Count the characters that are encoded while an engine waits. Load it after enough of them."""
         with self._lock:
-            self._characters += sum(map(len, texts))
+            self._characters += size
             is_time = self._waits and self._characters >= WORTH_CHARACTERS
             self._waits = self._waits and not is_time
         if is_time:
             self._compares_next = True
             self._use_engine()
 
-    def encode_flat(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
         batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
         compared; use this only for texts that have been encoded before. Raises EngineDiffers.
         """
-        found = None
-        if max(map(len, texts), default=0) <= MOST_CHARACTERS:
+        found, sizes = None, _sizes(texts)
+        if sizes.max(initial=0) <= MOST_CHARACTERS:
             if self._waits:
-                self._wait(texts)
+                self._wait(int(sizes.sum()))
             if self._engine is not None:
                 found = self._with_engine(self._engine, texts)
         if found is None:
             self._count_own(len(texts))
-            return self._view.encode_flat(texts)
+            return self._view.encode_flat(_python_strings(texts))
         chosen = _compared(batch)
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
-        self._count(len(texts), checked=len(texts[chosen]))
-        if texts[chosen]:
-            self._compare(texts, found, chosen)
+        compared = _python_strings(texts[chosen])
+        self._count(len(texts), checked=len(compared))
+        if compared:
+            self._compare(compared, found, chosen)
         return found
 
     def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> None:
+        """Compare the ids of some texts of a batch. found: the ids of the batch. chosen: the places of the texts in the batch."""
         ids, lengths = found
-        is_chosen = np.zeros(len(texts), dtype=bool)
+        is_chosen = np.zeros(len(lengths), dtype=bool)
         is_chosen[chosen] = True
         some = ids[np.repeat(is_chosen, lengths)], lengths[chosen]
-        difference = compare_encoded(texts[chosen], self._view.encode_flat(texts[chosen]), some).first
+        difference = compare_encoded(texts, self._view.encode_flat(texts), some).first
         if difference is not None:
             assert self._use is not None
             assert self._own is not None
@@ -179,7 +182,7 @@ class Encoder:
             )
 
     @staticmethod
-    def _with_engine(engine: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+    def _with_engine(engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
         try:
             ids, lengths = engine.encode_flat(texts)
         except Exception:  # the reference then encodes this batch, or raises a clear error
@@ -218,8 +221,17 @@ class Encoder:
         return EngineUse.notes(self.uses)
 
 
+def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:
+    return texts.tolist() if isinstance(texts, Strings) else texts
+
+
+def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:
+    """Return the size of each text, (n,) int64: its characters, or its bytes, which are not fewer."""
+    return np.diff(texts.buffers()[1]) if isinstance(texts, Strings) else np.fromiter(map(len, texts), np.int64, len(texts))
+
+
 def _compared(batch: int | None) -> slice:
-    """Return which texts of a batch are compared with the reference: all texts of the first batch, then one of eight in every 64th batch.
+    """Return which texts of a batch are compared with the reference: all texts of the first batch, then one of 64 in every eighth batch.
 
     The place of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate.
     """

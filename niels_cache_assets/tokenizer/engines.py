@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
@@ -50,7 +51,7 @@ class Engine(Protocol):
     name: str
     version: str
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64. Special tokens in the texts are text.
 
         The texts must be valid Unicode. May raise any Exception for a text that the engine cannot encode.
@@ -95,7 +96,7 @@ class Fastokens:
             return library.from_tiktoken(tokenizer.ranks_path, encoding="cl100k_base", special_tokens={})
         return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         with _panics_as_errors():
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)

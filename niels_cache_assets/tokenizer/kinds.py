@@ -16,6 +16,7 @@ import numpy as np
 
 from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.config.tables import TokenizerSettings, kind_of_model
+from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.base import TEXTS_PER_TASK, TextTokenizer, flat
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer, load_model
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
@@ -61,7 +62,7 @@ LIBRARIES: dict[ModelKind, str] = {"sentencepiece": "sentencepiece", "tokenizer.
 EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
-EncodeNumbered = Callable[[Sequence[str], int | None], tuple[np.ndarray, np.ndarray]]
+EncodeNumbered = Callable[[Sequence[str] | Strings, int | None], tuple[np.ndarray, np.ndarray]]
 """Texts and the number of their batch, to the same two arrays."""
 
 
@@ -162,9 +163,11 @@ class BuildTokenizer:
     model_sha256: str | None
     encode_numbered: EncodeNumbered | None = None  # of a build (checked.py); None: `encode_flat` encodes everything
 
-    def encode_batch(self, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of texts as `encode_flat` does. `batch`: the number of the batch, or None (see checked.py)."""
-        return self.encode_flat(texts) if self.encode_numbered is None else self.encode_numbered(texts, batch)
+        if self.encode_numbered is not None:
+            return self.encode_numbered(texts, batch)
+        return self.encode_flat(texts.tolist() if isinstance(texts, Strings) else texts)
 
     @property
     def eot(self) -> int:

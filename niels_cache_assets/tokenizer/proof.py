@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_assets.tokenizer.kinds import EncodeFlat
-
-if TYPE_CHECKING:
-    import torch
 
 TEXTS_PER_COMPARISON = 256
 
@@ -188,15 +185,13 @@ class _Draw:
     """Random choices from a seed."""
 
     def __init__(self, seed: int) -> None:
-        import torch
-
-        self._generator = torch.Generator().manual_seed(seed)
+        self._random = TorchRandom(seed)
         self._numbers: list[int] = []
 
     def below(self, limit: int) -> int:
         """Return a number from 0 to `limit` - 1."""
         if not self._numbers:
-            self._numbers = self._block().tolist()
+            self._numbers = self._random.below(1 << 40, 4_096).tolist()
         return self._numbers.pop() % limit
 
     def several(self, things: Sequence[str], count: int) -> list[str]:
@@ -205,8 +200,3 @@ class _Draw:
     def mixture(self, pools: Sequence[Sequence[str]], *, parts: int) -> list[str]:
         """Return parts, each one from a pool that is drawn first."""
         return [pool[self.below(len(pool))] for pool in (pools[self.below(len(pools))] for _ in range(parts))]
-
-    def _block(self) -> torch.Tensor:
-        import torch
-
-        return torch.randint(0, 1 << 40, (4_096,), generator=self._generator)

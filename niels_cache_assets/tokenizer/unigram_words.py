@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from niels_cache_assets.strings import Strings, buffers_of
 from niels_cache_assets.tokenizer.base import flat
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 
@@ -105,40 +106,69 @@ class UnigramWords:
             return None
         return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, int32, and the number of ids of each text, int64."""
+        if isinstance(texts, Strings):
+            content, ends = _with_blanks(texts)
+            if not _has_any(content):
+                return self._with_whole_texts(texts, *self._encoded(content, ends))
+            texts = texts.tolist()
         joined = " ".join(["", *texts])
         whole: list[int] = []
         if any(each in joined for each in _NOT_HERE):
             whole = [number for number, text in enumerate(texts) if any(each in text for each in _NOT_HERE)]
             left_out = set(whole)
             joined = " ".join(["", *("" if number in left_out else text for number, text in enumerate(texts))])
-        content = joined.encode()
-        sizes = map(len, texts) if len(content) == len(joined) else (len(text.encode()) for text in texts)
+        encoded = joined.encode()
+        sizes = map(len, texts) if len(encoded) == len(joined) else (len(text.encode()) for text in texts)
         lengths = np.fromiter(sizes, np.int64, len(texts))
         lengths[whole] = 0
-        ends, ids = np.cumsum(lengths + 1), np.empty(len(content), np.int32)
+        ids, lengths = self._encoded(np.frombuffer(encoded, np.uint8), np.cumsum(lengths + 1))
+        lengths[whole] = -1
+        return self._with_whole_texts(texts, ids, lengths)
+
+    def _encoded(self, content: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids, and the number of ids of each text: -1 for a text to encode whole. content, ends: see unigram_kernels.encode."""
+        ids, lengths = np.empty(len(content), np.int32), np.empty(len(ends), np.int64)
         try:
             table = self._tables.pop()
         except IndexError:
             table = Table.empty()
-        count = self._encode(np.frombuffer(content, np.uint8), ends, self._is_line_feed_alone, *self._pieces, *table, ids, lengths)
+        count = self._encode(content, ends, self._is_line_feed_alone, *self._pieces, *table, ids, lengths)
         self._tables.append(table)
-        lengths[whole] = -1
-        return self._with_whole_texts(texts, ids[:count], lengths)
+        return ids[:count], lengths
 
-    def _with_whole_texts(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _with_whole_texts(self, texts: Sequence[str] | Strings, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and lengths with those of the texts whose length is -1, which SentencePiece encodes."""
         is_whole = lengths < 0
         if not is_whole.any():
             return ids, lengths
-        others, lengths[is_whole] = flat(
-            self._processor.encode_as_numpy([texts[number] for number in np.flatnonzero(is_whole).tolist()], num_threads=1)
-        )
+        whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
+        others, lengths[is_whole] = flat(self._processor.encode_as_numpy(whole, num_threads=1))
         of_whole = np.repeat(is_whole, lengths)
         every = np.empty(len(of_whole), np.int32)
         every[of_whole], every[~of_whole] = others, ids
         return every, lengths
+
+
+def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of texts with a blank before each, and the end of each text in them, (n,) int64."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    empty, blank = (pa.scalar(each, pa.large_string()) for each in ("", " "))
+    content, offsets = buffers_of(compute.binary_join_element_wise(empty, texts.arrow(), blank))
+    return content, offsets[1:]
+
+
+def _has_any(content: np.ndarray) -> bool:
+    """Return whether UTF-8 bytes hold one of the characters _NOT_HERE."""
+    if not len(content):
+        return False
+    first, middle, last = _BLANK.encode()
+    places = np.flatnonzero(content == middle)
+    follows = content[np.minimum(places + 1, len(content) - 1)] == last
+    return not content.min() or bool(((content[places - 1] == first) & follows).any())
 
 
 class _Model(NamedTuple):

@@ -94,6 +94,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         ("pretrain",),
         "The first 50 documents that `decontaminate_against` dropped: origin, reason, the text they overlap (`because`), value",
     ),
+    MetaKey("keep", "a list of texts", ("pretrain", "corpus"), "Columns of the source that stay with the documents; missing without any"),
     # Tokens
     MetaKey("token_dtype", "text", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", "a whole number or null", ("tokenizer", *_FAMILIES), "Every id is below this; null if unknown (imported tokens)"),
@@ -175,6 +176,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("signatures", "a table or null", ("corpus",), "Settings of the MinHash signatures; null without a search for duplicates"),
     MetaKey("signatures", "a table or null", ("duplicates",), "For each data set, the sha256 of its digests and signatures"),
     MetaKey("lengths", "a table", ("corpus",), "Number of documents by length, `before` and `after` cleaning, for the report's histogram"),
+    MetaKey("masked", "a table", ("corpus",), "If places were masked: `documents`, `places` by kind, and `examples`"),
     MetaKey("splits", "a table", ("corpus",), "Number of documents by split of upstream; documents without a split are `unknown`"),
     MetaKey("splits", "a table", ("duplicates",), "`val_frac` and `seed` of each data set's split; null if upstream or budgets decide"),
     MetaKey("languages", "a table of whole numbers", ("corpus",), "Number of documents by configured language"),

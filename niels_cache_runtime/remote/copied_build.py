@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, shard_name
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    SPLITS,
+    Split,
+    doc_ends_name,
+    has_spans,
+    idx_name,
+    shard_name,
+    target_ends_name,
+    targets_name,
+    tokens_name,
+)
 from niels_cache_runtime.format.meta import MOST_META_BYTES
 from niels_cache_runtime.format.safe_open import read_regular
-from niels_cache_runtime.remote.ledger import BUILDS, Entry, Ledger, State
+from niels_cache_runtime.remote.ledger import Entry, Ledger, State
+from niels_cache_runtime.remote.needs import BUILDS
 from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, parse_record, read_record
 from niels_cache_runtime.remote.room import make_room
@@ -58,6 +70,23 @@ class CopiedBuild:
         """Return the shards of a pretrain split, in stream order."""
         listed = {file.path: file for file in self.published.data if file.path.startswith(f"{split}/")}
         return [listed[f"{split}/{shard_name(index)}"] for index in range(len(listed))]
+
+    def split_files(self, split: Split, *, doc_ends: bool = True) -> list[str]:
+        """Return the files of a split, relative to the data set. doc_ends: whether to include the document ends of a pretrain split."""
+        if self.record.family == "sft":
+            spans = [targets_name(split), target_ends_name(split)] if has_spans(self.published.meta) else []
+            return [tokens_name(split), idx_name(split), *spans]
+        return [*(file.path for file in self.shards(split)), *([doc_ends_name(split)] if doc_ends and self.has_doc_ends(split) else [])]
+
+    def chosen(self, paths: Collection[str]) -> list[str]:
+        """Return the files with these paths. A path that ends with a slash means all files below it. Raises NielsCacheError for others."""
+        known = [file.path for file in self.published.files]
+        folders = tuple(path for path in paths if path.endswith("/"))
+        unknown = [path for path in paths if path not in known and path not in folders]
+        if unknown:
+            others = max(0, len(known) - 4)
+            raise NielsCacheError(f"{self.address}: has no file {unknown[0]}; it has {', '.join(known[:4])} and {others} more")
+        return [path for path in known if path in paths or path.startswith(folders)]
 
     def has_doc_ends(self, split: str) -> bool:
         return doc_ends_name(split) in self.published.meta["files"]

@@ -24,12 +24,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
-from niels_cache_runtime.remote.ledger import PART, TAILS, Entry, Ledger, Presence, Reader, State
+from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State
+from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
+from niels_cache_runtime.remote.tails import doubt, is_tail, other_tails, tail_of, tails_over
 
 STREAMS = 4
 _POLL_SECONDS = 0.005
@@ -39,6 +42,9 @@ _AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
 _DISK_SECONDS = 30.0  # how long a full disk counts as full
 _TRIES = 6
 _FIRST_WAIT_SECONDS = 0.1
+_WAS_DAMAGED = (
+    "came from an object that was damaged then, and is fetched again; earlier batches may hold wrong tokens in the last window of a block"
+)
 
 
 class Fetcher:
@@ -62,7 +68,7 @@ class Fetcher:
             self._presence = presence = Presence(self._ledger, "fetchers", self._group)
         try:
             with ThreadPoolExecutor(self._streams) as pool:
-                self._loop(lambda path: pool.submit(self._fetch, path))
+                self._loop(lambda path: pool.submit(self._work, path))
         except NotWrittenError:
             if self._ledger.exists():
                 raise
@@ -95,7 +101,7 @@ class Fetcher:
         return self._presence is not None and self._presence.is_there()
 
     def _choose(self, state: State, mine: list[Reader]) -> list[str]:
-        """Make room for the next downloads, reserve it, and return their files."""
+        """Make room for the next downloads, reserve it, and return their files. Unchecked files are hashed in the same way."""
         for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
             self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
@@ -104,6 +110,10 @@ class Fetcher:
         for path, is_waited_for in _next_files(mine):
             if len(self._active) >= self._streams:
                 break
+            if path in state.unchecked and path not in self._active:
+                self._active.add(path)
+                chosen.append(path)
+                continue
             if path in state.entries or path in state.failed:
                 continue
             if not is_waited_for and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
@@ -152,8 +162,8 @@ class Fetcher:
         if (self._ledger.folder / path).exists():
             raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another local_dir")
         build = self._build(state, path)
-        if path.startswith(f"{TAILS}/"):
-            return _tail_of(path)[2], ""
+        if is_tail(path):
+            return tail_of(path)[2], ""
         file = build.files[path]
         return file.size, file.sha256
 
@@ -162,12 +172,37 @@ class Fetcher:
         for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
             if build not in self._builds:
                 self._builds[build] = known_build(state, build, self._ledger.folder)
-            if path.startswith(f"{TAILS}/") or path in self._builds[build].files:
+            if is_tail(path) or path in self._builds[build].files:
                 return self._builds[build]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
 
+    def _work(self, path: str) -> None:
+        """Check or download one file, on a thread of the pool."""
+        try:
+            if not self._check(path):
+                self._fetch(path)
+        finally:
+            self._active.discard(path)
+            self._finished.set()
+
+    def _check(self, path: str) -> bool:
+        """Hash an unchecked file, and remove it if it is damaged. Return False if the file must be downloaded instead."""
+        with self._ledger.changing() as state:
+            if path not in state.unchecked:  # another fetcher may have checked it meanwhile
+                return path in state.entries and state.entries[path].owner != self._group
+            expected = state.entries[path].sha256
+        found = None
+        with suppress(NielsCacheError):  # it is missing, or the disk cannot read it
+            found = sha256_file(str(self._ledger.folder / path))
+        with self._ledger.changing() as state:
+            if path in state.unchecked and state.entries[path].sha256 == expected:
+                state.unchecked.discard(path)
+                if found != expected:
+                    self._ledger.remove(state, path)
+                    state.counts["again"] += 1
+        return True
+
     def _fetch(self, path: str) -> None:
-        """Download one file, on a thread of the pool."""
         problem: str | None = None
         counts: dict[str, int] = {}
         sha256, build = "", None
@@ -177,7 +212,7 @@ class Fetcher:
             place = self._ledger.folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_name(place.name + PART)
-            if path.startswith(f"{TAILS}/"):
+            if is_tail(path):
                 content, counts = self._tail(build, path)
                 part.write_bytes(content)
                 sha256 = hashlib.sha256(content).hexdigest()
@@ -196,12 +231,8 @@ class Fetcher:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
         finally:
-            try:
-                with suppress(NotWrittenError):
-                    self._record(path, problem, counts, sha256)
-            finally:
-                self._active.discard(path)
-                self._finished.set()
+            with suppress(NotWrittenError):
+                self._record(path, problem, counts, sha256)
 
     def _record(self, path: str, problem: str | None, counts: dict[str, int], sha256: str) -> None:
         """Record the end of a download, and give the file its name. problem: None if it succeeded, and empty if the disk is full."""
@@ -215,6 +246,9 @@ class Fetcher:
                 state.use(path)
                 for name, count in counts.items():
                     state.counts[name] += count
+                for tail in other_tails(self._ledger.folder, state, self._build(state, path), path):
+                    doubt(state, [tail])
+                    print(f"niels-cache: {self._ledger.folder / tail}: {_WAS_DAMAGED}", file=sys.stderr, flush=True)
                 return
             self._failed_at[path] = time.monotonic()
             if path in state.entries:
@@ -240,11 +274,13 @@ class Fetcher:
                     digest.update(piece)
             if digest.hexdigest() == file.sha256:
                 return is_again
+        with self._ledger.changing() as state:
+            doubt(state, [tail for tail, *_ in tails_over(state, build, build.place(file.path))])
         raise RemoteError(f"{store.name_of(file.key)}: its content has another sha256 than recorded, twice; push it again with --repair")
 
     def _tail(self, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
         """Return the first bytes of the shards from number `stop` on, and the counts of requests and bytes."""
-        split, stop, size = _tail_of(path)
+        split, stop, size = tail_of(path)
         shards, found, requests, fetched = build.shards(split), b"", 0, 0
         while len(found) < size:
             file = shards[stop]

@@ -9,6 +9,9 @@
 A reader and a fetcher hold a lock on their file. The kernel frees this lock when the process ends, however it ends, so no count can outlive
 its process. Nothing here compares clocks: `used` counts uses. A look costs about a millisecond for a thousand files. `room` decides what to
 remove, and `fetcher` downloads.
+
+After a power failure, a file may have lost its content while its size is right. So the manifest also records the boot of the machine. After
+another boot, all files are `unchecked`: nobody may use one before the fetcher has hashed it again.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
-from niels_cache_runtime.format.layout import shard_name
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.remote.needs import BUILDS, Reader, Want, Whole
 
 VERSION = 1
-BUILDS, TAILS = "builds", "tails"
 PART = ".part"  # the end of the name of a file that is not complete
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
@@ -56,33 +59,6 @@ def once_unlocked(call: Callable[[], None]) -> None:
         _thread.later.append(call)
 
 
-class Want(NamedTuple):
-    """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
-
-    first, end: it needs them from sample `first` of the run to sample `end` - 1. now: whether to download them now; otherwise they are only
-    kept if they are there. build: CONTENT_SHA256/FAMILY/NAME.
-    """
-
-    first: int
-    end: int
-    now: bool
-    build: str
-    split: str
-    begin: int
-    stop: int
-    tail: int
-
-    def paths(self) -> list[str]:
-        """Return the files, relative to the copy."""
-        shards = [f"{BUILDS}/{self.build}/{self.split}/{shard_name(index)}" for index in range(self.begin, self.stop)]
-        return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
-
-
-def tail_path(build: str, split: str, stop: int, size: int) -> str:
-    """Return the path of the file with the first `size` bytes of the shards from number `stop` on."""
-    return f"{TAILS}/{build}/{split}/{stop:05d}-{size}.bin"
-
-
 @dataclass
 class Entry:
     """A file of the copy. owner: the fetcher that downloads it, or empty if it is complete. used: a number that grows with each use."""
@@ -94,31 +70,12 @@ class Entry:
 
 
 @dataclass
-class Reader:
-    """A process that reads.
-
-    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long.
-    run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
-    """
-
-    pid: int
-    limit: int
-    group: str
-    run: str = ""
-    position: int = 0
-    wants: list[Want] = field(default_factory=list)
-    demand: list[str] = field(default_factory=list)
-    maps: list[str] = field(default_factory=list)
-    starved: bool = False
-
-
-@dataclass
 class State:
     """The content of the ledger, while its lock is held.
 
     readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
     failed: why the download of a file that a reader waits for failed. etags: of objects whose first bytes were read. overhead: the bytes of
-    the ledger itself.
+    the ledger itself. unchecked: complete files that nobody has hashed since the machine started.
     """
 
     entries: dict[str, Entry]
@@ -130,6 +87,7 @@ class State:
     tick: int
     readers: dict[str, Reader]
     overhead: int
+    unchecked: set[str] = field(default_factory=set)
 
     def used_bytes(self) -> int:
         """Return the bytes that the copy takes on the disk when all downloads are done."""
@@ -140,9 +98,9 @@ class State:
         return min((reader.limit for reader in self.readers.values()), default=None)
 
     def is_ready(self, path: str) -> bool:
-        """Return whether a file is complete."""
+        """Return whether a file is complete, and may be used."""
         entry = self.entries.get(path)
-        return entry is not None and not entry.owner
+        return entry is not None and not entry.owner and path not in self.unchecked
 
     def use(self, path: str) -> None:
         """Mark a file as the one that was used last."""
@@ -150,8 +108,22 @@ class State:
         self.entries[path].used = self.tick
 
     def mapped(self) -> set[str]:
-        """Return the files that live readers have mapped."""
-        return {path for reader in self.readers.values() for path in reader.maps}
+        """Return the files that live readers may have mapped."""
+        paths = {*self.entries}
+        return set[str]().union(*(reader.mapped(paths) for reader in self.readers.values()))
+
+
+@cache
+def boot() -> str:
+    """Return a name of this start of the machine. Empty on systems that have none: there, files are not hashed again."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return ""
+
+
+def _needs_check(path: str) -> bool:
+    """Return whether a file must be hashed after a boot. The meta.json of a data set is hashed whenever it is read."""
+    return not (path.startswith(f"{BUILDS}/") and path.endswith(f"/{META_NAME}") and path.count("/") == 4)
 
 
 class Ledger:
@@ -254,8 +226,9 @@ class Ledger:
             entries = {path: Entry(*values) for path, values in said["entries"].items()}
             of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
             tick = int(said["tick"])
+            unchecked = set(said.get("unchecked", ())) if said.get("boot", "") == boot() else {*filter(_needs_check, entries)}
         except FileNotFoundError:
-            content, entries, tick = "", {}, 0
+            content, entries, tick, unchecked = "", {}, 0, set()
             of_state = {name: {} for name in ("builds", "addresses", "failed", "etags")} | {"counts": dict.fromkeys(_COUNTS, 0)}
         except NielsCacheError:
             raise
@@ -264,7 +237,8 @@ class Ledger:
                 f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
             ) from error
         readers, overhead = self._readers()
-        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead + 2 * len(content), **of_state)
+        overhead += 2 * len(content)
+        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead, unchecked=unchecked, **of_state)
         owners = {entry.owner for entry in entries.values() if entry.owner}
         dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
         for path in [path for path, entry in entries.items() if entry.owner in dead]:
@@ -283,7 +257,8 @@ class Ledger:
                 with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
                     content = (self.folder / "readers" / name).read_bytes()
                     said = json.loads(content)
-                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
+                    keeps = {folder: Whole(*whole) for folder, whole in said.get("keeps", {}).items()}
+                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]], "keeps": keeps})
                     size += len(content)
         return found, size
 
@@ -297,6 +272,7 @@ class Ledger:
         except OSError as error:
             raise self._refused(error) from error
         del state.entries[path]
+        state.unchecked.discard(path)
         for folder in place.parents:  # without folders that are empty now
             if folder == self.folder:
                 break
@@ -308,6 +284,7 @@ class Ledger:
     def _save(self, state: State, before: str) -> None:
         said = {
             "version": VERSION,
+            "boot": boot(),
             "tick": state.tick,
             "counts": state.counts,
             "addresses": state.addresses,
@@ -316,6 +293,8 @@ class Ledger:
             "etags": state.etags,
             "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
         }
+        if state.unchecked:
+            said["unchecked"] = sorted(state.unchecked)
         content = json.dumps(said, separators=(",", ":"))
         if content == before:
             return
@@ -344,8 +323,8 @@ class Presence:
 
     def write(self, reader: Reader) -> None:
         """Record what a reader needs. Call this only while the ledger's lock is held."""
-        said: dict[str, Any] = asdict(reader)
-        content = json.dumps({**said, "wants": [list(want) for want in reader.wants]}, separators=(",", ":")).encode()
+        said = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count below the limit
+        content = json.dumps(said, separators=(",", ":")).encode()
         try:
             os.pwrite(self.descriptor, content, 0)
             os.ftruncate(self.descriptor, len(content))
@@ -373,3 +352,18 @@ class Presence:
             with suppress(OSError):
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             self.forget()
+
+
+def end_presences(ledger: Ledger, presences: list[Presence]) -> None:
+    """End these objects under the lock, or without it if the folder is gone. The list is empty afterwards."""
+    try:
+        with ledger.changing():
+            _end_all(presences)
+    except (NielsCacheError, OSError):
+        _end_all(presences)
+
+
+def _end_all(presences: list[Presence]) -> None:
+    for each in presences:
+        each.end()
+    presences.clear()

@@ -10,6 +10,7 @@ meta.json. Taking files that are there costs a few milliseconds.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -17,37 +18,30 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    META_NAME,
-    SPLITS,
-    Split,
-    doc_ends_name,
-    has_spans,
-    idx_name,
-    target_ends_name,
-    targets_name,
-    tokens_name,
-)
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
-from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, once_unlocked
+from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, once_unlocked
+from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
-from niels_cache_runtime.remote.room import surplus
+from niels_cache_runtime.remote.room import may_keep, surplus
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
+_LOOK_AGAIN_SECONDS = 1.0  # if this process keeps files mapped
 _IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
+Leave = Callable[[bool], Collection[str]]
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
 
 
@@ -73,10 +67,11 @@ class LocalCopy:
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._woken, self._looked = 0, 0.0
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._reader = self._new_reader()
         _copies.add(self)
-        weakref.finalize(self, once_unlocked, partial(_end, self._ledger, self._presence))
+        weakref.finalize(self, once_unlocked, partial(end_presences, self._ledger, self._presence))
 
     def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         """Return the build that is published at an address, and the split that the address names, or None.
@@ -101,13 +96,7 @@ class LocalCopy:
 
     def fetch_build(self, build: CopiedBuild, split: Split, *, doc_ends: bool = True) -> None:
         """Fetch a whole split of an open build. The files stay until `close`."""
-        if build.record.family == "sft":
-            names = [tokens_name(split), idx_name(split)]
-            names += [targets_name(split), target_ends_name(split)] if has_spans(build.published.meta) else []
-        else:
-            names = [file.path for file in build.shards(split)]
-            names += [doc_ends_name(split)] if doc_ends and build.has_doc_ends(split) else []
-        self._fetch(build, names)
+        self._fetch(build, build.split_files(split, doc_ends=doc_ends))
         if build.record.family == "pretrain":
             (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
 
@@ -116,13 +105,11 @@ class LocalCopy:
 
         paths: relative to the data set, or `tokenizer/...`. A path that ends with a slash means all files below it.
         """
-        build, _ = self.open(address)
-        known = [file.path for file in build.published.files]
-        folders = tuple(path for path in paths if path.endswith("/"))
-        unknown = [path for path in paths if path not in known and path not in folders]
-        if unknown:
-            raise NielsCacheError(f"{address}: has no file {unknown[0]}; it has {', '.join(known[:4])} and {max(0, len(known) - 4)} more")
-        self._fetch(build, [path for path in known if path in paths or path.startswith(folders)])
+        return self.fetch_of(self.open(address)[0], paths)
+
+    def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
+        """Fetch some files of an open build. See `fetch_files`."""
+        self._fetch(build, build.chosen(paths))
         return (self.folder / build.place(META_NAME)).parent
 
     def fetch_cache(self, address: str) -> Path:
@@ -210,9 +197,9 @@ class LocalCopy:
             elif index < len(paths):
                 missing.append(path)
         failed = next((path for path in missing if path in state.failed), None)
-        reader.maps, reader.starved = sorted(self._taken), starved and bool(missing)
+        reader.starved = starved and bool(missing)
         reader.demand = [] if failed else missing
-        self._presence[0].write(reader)
+        self._write()
         if failed:
             raise RemoteError(state.failed.pop(failed))
         return missing
@@ -234,35 +221,52 @@ class LocalCopy:
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
             self._reader.demand = []
-            self._presence[0].write(self._reader)
+            self._write()
 
     def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
         """Call `unuse` for each of the files, which an owner has taken. If no other owner has a file, the copy may remove it then."""
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
-            for path in list(paths):
+            chosen = list(paths)
+            for path in chosen:
                 unuse(path)
-                self._taken[path] -= 1
-                if self._taken[path] <= 0:
-                    del self._taken[path]
-            self._reader.maps = sorted(self._taken)
-            self._presence[0].write(self._reader)
+            self._untake(chosen)
+            self._write()
 
-    def need(self, run: str, position: int, wants: Sequence[Want]) -> None:
+    def need(
+        self, run: str, position: int, wants: Sequence[Want], *, leave: Iterable[Leave] = (), splits: Mapping[str, Whole] | None = None
+    ) -> None:
         """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
 
-        position: the next sample of the run for this process. wants: the next parts of the run, in order.
+        position: the next sample of the run for this process. wants: the next parts of the run, in order. leave: functions that unmap files
+        and return them; each gets whether shards may stay mapped. splits: all that the run reads, if shards may ever stay mapped.
         """
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
-            self._reader.run, self._reader.position, self._reader.wants = run, position, list(wants)
-            self._presence[0].write(self._reader)
+            reader = self._reader
+            reader.run, reader.position, reader.wants = run, position, list(wants)
+            reader.keeps = dict(splits) if splits and may_keep(state, splits, state.limit() or self.limit) else {}
+            for each in leave:
+                self._untake(each(bool(reader.keeps)))
+            self._write()
+            self._shrink(state)
             is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
             is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
         if not is_idle:
             self._ledger.wake()
+        self._woken, self._looked = self._ledger.woken(), time.monotonic()
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
+
+    def is_crowded(self) -> bool:
+        """Return whether this process should call `need` again: it keeps files mapped, and another process needs something new.
+
+        This looks once per second.
+        """
+        if not self._reader.keeps or time.monotonic() - self._looked < _LOOK_AGAIN_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        return self._ledger.woken() != self._woken
 
     def is_reader(self) -> bool:
         """Return whether this process counts as a reader: it has used this object, and the object has not ended since."""
@@ -271,8 +275,8 @@ class LocalCopy:
     def counts(self) -> dict[str, int]:
         """Return counts of this folder since it is a copy.
 
-        files, bytes: downloaded. tails, tail_bytes: ranges at the end of blocks. again: files whose first content was wrong.
-        removed: files that were removed to make room.
+        files, bytes: downloaded. tails, tail_bytes: ranges at the end of blocks. again: files whose first content was wrong, or
+        that were damaged later. removed: files that were removed to make room.
         """
         with self._lock, self._ledger.changing() as state:
             return dict(state.counts)
@@ -290,7 +294,7 @@ class LocalCopy:
     def close(self) -> None:
         """Give everything back. None of the taken files may be mapped any more. The object can be used again."""
         with self._lock:
-            _end(self._ledger, self._presence)
+            end_presences(self._ledger, self._presence)
             self._taken.clear()
             self._held.clear()
             self._reader = self._new_reader()
@@ -320,9 +324,9 @@ class LocalCopy:
         place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
         listed = record.beside[META_NAME]
         with self._lock, self._ledger.changing() as state:
-            is_there = self._is_whole(state, place) and state.entries[place].sha256 == listed["sha256"]
-            content = (self.folder / place).read_bytes() if is_there else None
-        if content is None:
+            content = (self.folder / place).read_bytes() if self._is_whole(state, place) else b""
+            is_there = hashlib.sha256(content).hexdigest() == listed["sha256"]
+        if not is_there:
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
@@ -338,14 +342,31 @@ class LocalCopy:
     def _new_reader(self) -> Reader:
         return Reader(pid=os.getpid(), limit=self.limit, group=group_of_environment(), maps=sorted(self._held))
 
+    def _untake(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._taken[path] -= 1
+            if self._taken[path] <= 0:
+                del self._taken[path]
+
+    def _write(self) -> None:
+        """Record this reader. The caller holds the lock of the ledger."""
+        reader = self._reader
+        reader.maps = sorted(path for path in self._taken if not path.startswith(tuple(reader.keeps)))
+        self._presence[0].write(reader)
+
     def _enter(self, state: State) -> None:
         """Become a live reader, unless this process is one. If this makes the limit smaller, remove files until they fit."""
         if not self._presence:
             self._presence.append(Presence(self._ledger, "readers"))
-            self._presence[0].write(self._reader)
-            for path in surplus(state, self.limit):
-                self._ledger.remove(state, path)
+            self._write()
+            self._ledger.wake()  # a reader that keeps files mapped looks whether they still fit
+            self._shrink(state)
         state.readers[self._presence[0].name] = self._reader
+
+    def _shrink(self, state: State) -> None:
+        """Remove files until the copy is below the limit, or as close to it as mapped files allow."""
+        for path in surplus(state, min(self.limit, state.limit() or self.limit)):
+            self._ledger.remove(state, path)
 
     def _forked(self) -> None:
         """Become a process of its own in a forked child, which has mapped only the held files."""
@@ -358,20 +379,6 @@ class LocalCopy:
                 forget()
         self._taken = Counter(self._held)
         self._reader = self._new_reader()
-
-
-def _end(ledger: Ledger, presence: list[Presence]) -> None:
-    try:
-        with ledger.changing():
-            _end_presence(presence)
-    except (NielsCacheError, OSError):  # the folder is gone
-        _end_presence(presence)
-
-
-def _end_presence(presence: list[Presence]) -> None:
-    for each in presence:
-        each.end()
-    presence.clear()
 
 
 def _after_fork() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger, State
+from niels_cache_runtime.remote.ledger import Ledger, State
+from niels_cache_runtime.remote.needs import BUILDS, TAILS
 from niels_cache_runtime.remote.room import surplus
 
 

@@ -2,30 +2,41 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.defs.keys import PARTS_JOB
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.parts.lease_files import latest
-from tests.cluster.servers import free_port, redis
-from tests.cluster.walk import ROOT, Output, Walk, at_a_time, running, wait_until
+from tests.cluster.servers import free_port, processes_of, redis, wait_for_port
+from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, running, stop, wait_until
 from tests.parts_project import NAME, build, parts_of
+from tests.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
 
 pytestmark = pytest.mark.cluster
 
 PARTS = 6
 NOTICED_SECONDS = 5.0
 VISIBILITY_SECONDS = 20.0
+TERMINATED_SECONDS = 60.0
+# Without its queue, a run begins at once. The daemon frees the slots of ended runs.
+DAEMON = """
+run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
+run_monitoring: {enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}
+"""
+DASK, CELERY = ROOT / "deploy/dask/definitions.py", ROOT / "deploy/celery/definitions.py"
 
 
 @pytest.fixture
-def walk(tmp_path: Path, tiny_model: Path, database: str) -> Walk:
-    """A walk whose tokenizer and plan are there."""
-    walk = Walk(tmp_path, tiny_model, database, parts=PARTS, cluster="at_once = 2")
+def walk(tmp_path: Path, tiny_model: Path, database: str, request: pytest.FixtureRequest) -> Walk:
+    """A walk whose tokenizer and plan are there. A parameter is the length of the long part."""
+    length = {"copies": request.param} if hasattr(request, "param") else {}
+    walk = Walk(tmp_path, tiny_model, database, parts=PARTS, cluster="at_once = 2", **length)
     build(walk.graph, ["tokenizer", f"plan/{NAME}"])
     with ensure_instance(walk.home) as instance:
         limit_parts(instance, walk.graph.registry)
@@ -75,7 +86,9 @@ def has_resumed(walk: Walk) -> bool:
     return any("resuming" in message and walk.long.name in message for message in found)
 
 
-def test_dask(walk: Walk) -> None:
+@contextmanager
+def dask(walk: Walk) -> Iterator[Output]:
+    """Run a scheduler and two workers, and yield the output of the workers. They are stopped after the block."""
     pytest.importorskip("dagster_dask")
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
@@ -86,44 +99,94 @@ def test_dask(walk: Walk) -> None:
         options = ["--nworkers", "2", "--nthreads", "1", "--nanny", "--no-dashboard", "--local-directory", str(walk.folder)]
         workers = walk.start("-m", "distributed.cli.dask_worker", address, *options)
         with running(workers):
-
-            def kill(pid: int) -> None:
-                for each in (parent_of(pid), pid):
-                    os.kill(each, signal.SIGKILL)
-                workers.find(r"(?i)killed by signal 9|restarting worker", seconds=NOTICED_SECONDS)
-
-            build_and_kill(walk, ROOT / "deploy/dask/definitions.py", kill)
-            assert attempts(walk) > 1
-            assert has_resumed(walk)
+            yield workers
             stop(workers, scheduler)
-    walk.check()
 
 
-def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
+@contextmanager
+def celery(walk: Walk, folder: Path) -> Iterator[list[Output]]:
+    """Run a broker and two workers, and yield the outputs of the workers. They are stopped after the block."""
     pytest.importorskip("dagster_celery")
-    with redis(tmp_path_factory.mktemp("redis")) as broker:
+    with redis(folder) as broker:
         walk.env |= {"NIELS_CACHE_BROKER": broker, "NIELS_CACHE_VISIBILITY_SECONDS": str(int(VISIBILITY_SECONDS))}
-        folder = ROOT / "deploy/celery"
-        walk.env["PYTHONPATH"] += os.pathsep + str(folder)
+        walk.env["PYTHONPATH"] += os.pathsep + str(CELERY.parent)
         command = ["-m", "celery", "-A", "worker", "worker", "--concurrency", "1", "--loglevel", "info", "-Q", "dagster"]
         workers = [walk.start(*command, "-n", f"worker{number}@%h") for number in range(2)]
         with running(*workers):
             for worker in workers:
                 worker.find("ready")
-
-            def kill(pid: int) -> None:
-                mine = next(worker for worker in workers if worker.process.pid == os.getsid(parent_of(pid)))
-                os.killpg(mine.process.pid, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda: attempts(walk) > 1, VISIBILITY_SECONDS + 60)
-
-            build_and_kill(walk, folder / "definitions.py", kill)
-            assert has_resumed(walk)
+            yield workers
             stop(*(worker for worker in workers if worker.process.poll() is None))
+
+
+def test_dask(walk: Walk) -> None:
+    with dask(walk) as workers:
+
+        def kill(pid: int) -> None:
+            for each in (parent_of(pid), pid):
+                os.kill(each, signal.SIGKILL)
+            workers.find(r"(?i)killed by signal 9|restarting worker", seconds=NOTICED_SECONDS)
+
+        build_and_kill(walk, DASK, kill)
+        assert attempts(walk) > 1
+        assert has_resumed(walk)
     walk.check()
 
 
-def stop(*outputs: Output) -> None:
-    for output in outputs:
-        output.process.send_signal(signal.SIGTERM)
-        output.process.wait(30)
+def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with celery(walk, tmp_path_factory.mktemp("redis")) as workers:
+
+        def kill(pid: int) -> None:
+            mine = next(worker for worker in workers if worker.process.pid == os.getsid(parent_of(pid)))
+            os.killpg(mine.process.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: attempts(walk) > 1, VISIBILITY_SECONDS + 60)
+
+        build_and_kill(walk, CELERY, kill)
+        assert has_resumed(walk)
+    walk.check()
+
+
+@pytest.mark.parametrize("walk", [12_000], indirect=True)  # a step asks for the status of its run every 5 seconds
+@pytest.mark.parametrize("engine", ["dask", "celery"])
+def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
+    """The commands of the README files start the UI and the daemon."""
+    with open(walk.home / "dagster.yaml", "a") as settings:
+        settings.write(DAEMON)
+    with dask(walk) if engine == "dask" else celery(walk, tmp_path_factory.mktemp("redis")):
+        definitions, port = {"dask": DASK, "celery": CELERY}[engine], free_port()
+        server = walk.start("-m", "dagster", "dev", "-f", str(definitions), "-h", "127.0.0.1", "-p", str(port))
+        with running(server):
+            wait_for_port(port, server.process)
+            url = f"http://127.0.0.1:{port}"
+            run = launch(url, definitions, parts_of(walk.graph)[LONG].removeprefix("part/"))
+            walk.wait_for_records()
+            pid = walk.worker()
+            assert ask(url, TERMINATE, {"id": run})["terminateRun"]["__typename"] == "TerminateRunSuccess"
+            wait_until(lambda: not is_alive(pid), TERMINATED_SECONDS)
+            wait_until(lambda: status_of(url, run) == "CANCELED", TERMINATED_SECONDS)
+            wait_until(lambda: walk.held_slots() == 0, TERMINATED_SECONDS, pause=0.5)
+            stop(server)
+    assert not (walk.long / "meta.json").exists(), "the part was too short"
+    last = latest(walk.long)
+    assert last is not None
+    assert last.is_over
+    wait_until(lambda: not processes_of(walk.folder), TERMINATED_SECONDS)
+
+
+def launch(url: str, definitions: Path, partition: str) -> str:
+    """Start the run of a part, as the button of the UI does. Return its id."""
+    parameters = {
+        "mode": "default",
+        "runConfigData": "{}",
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
+        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": PARTS_JOB},
+    }
+    launched = ask(url, LAUNCH, {"p": parameters})["launchRun"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run: str = launched["run"]["runId"]
+    return run
+
+
+def status_of(url: str, run: str) -> str:
+    return next(each["status"] for each in ask(url, RUNS)["runsOrError"]["results"] if each["runId"] == run)

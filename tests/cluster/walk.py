@@ -27,19 +27,22 @@ from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 2  # the number of the part that is killed
-_LONG_COPIES = 1_200  # the long part is so many times as long as the others; it takes some seconds
+_LONG_COPIES = 1_200  # it takes some seconds
 _PATIENCE_SECONDS = 180.0
 _LEASE = "renew_seconds = 0.5\nlease_seconds = 3.0"
 
 
 class Walk:
-    """A project of `parts` parts in a Dagster home whose database is at `address`. cluster: lines of [cluster]."""
+    """A project of `parts` parts in a Dagster home whose database is at `address`.
 
-    def __init__(self, folder: Path, model: Path, address: str, *, parts: int, cluster: str = "") -> None:
+    cluster: lines of [cluster]. copies: how many times as long as the others the long part is.
+    """
+
+    def __init__(self, folder: Path, model: Path, address: str, *, parts: int, cluster: str = "", copies: int = _LONG_COPIES) -> None:
         self.project = PartsProject(folder / "project", model)
         self.project.write([40] * parts)
         long = self.project.folder / "texts" / f"f{LONG:03d}.jsonl"
-        long.write_text(long.read_text() * _LONG_COPIES)
+        long.write_text(long.read_text() * copies)
         self.folder, self._parts = folder, parts
         self._address = address
         self.home = self.add_home("home")
@@ -72,9 +75,17 @@ class Walk:
 
     def start(self, *words: str, home: Path | None = None) -> Output:
         """Start a program of Python in a Dagster home (by default, that of the walk), and read what it prints."""
-        env = self.env if home is None else {**self.env, "DAGSTER_HOME": str(home)}
+        return self.start_program(python(*words), **({} if home is None else {"DAGSTER_HOME": str(home)}))
+
+    def start_program(self, command: Sequence[str], **variables: str) -> Output:
+        """Start a program, and read what it prints. variables: of its environment, in addition to those of the walk."""
         process = subprocess.Popen(
-            python(*words), env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env={**self.env, **variables},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         return Output(process)
 
@@ -99,6 +110,12 @@ class Walk:
         os.kill(pid, signal.SIGKILL)
         return time.monotonic()
 
+    def held_slots(self) -> int:
+        """Return how many slots of the pool of parts are taken or waited for."""
+        with ensure_instance(self.home) as instance:
+            pool = instance.event_log_storage.get_concurrency_info(PARTS_POOL)
+            return pool.active_slot_count + pool.pending_step_count
+
     def check(self) -> None:
         """Check that the bytes are those of a plain build, that Dagster knows all parts, and that nothing is left."""
         plain = self.project.graph(self._parts, root="plain")
@@ -109,8 +126,7 @@ class Walk:
         assert len(keys) == self._parts
         with ensure_instance(self.home) as instance:
             assert instance.get_materialized_partitions(PARTS) == set(keys)
-            pool = instance.event_log_storage.get_concurrency_info(PARTS_POOL)
-            assert (pool.active_slot_count, pool.pending_step_count) == (0, 0)
+        assert self.held_slots() == 0
         for key in keys:
             last = latest(self.long.with_name(key.partition("/")[2]))
             assert last is not None
@@ -160,11 +176,11 @@ def running(*outputs: Output) -> Iterator[None]:
         raise
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_SECONDS, *, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def build_all(walk: Walk, *options: str, home: Path | None = None) -> Output:
@@ -178,3 +194,10 @@ def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
             if future.exception() is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
             future.result()
+
+
+def stop(*outputs: Output) -> None:
+    """End programs in an orderly way."""
+    for output in outputs:
+        output.process.send_signal(signal.SIGTERM)
+        output.process.wait(30)

@@ -44,6 +44,15 @@ def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
+def ask(url: str, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the answer of a web server of Dagster to a query."""
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    request = urllib.request.Request(f"{url}/graphql", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        answer: dict[str, Any] = json.load(response)["data"]
+        return answer
+
+
 @dataclass
 class RunningUi:
     """The process of the UI, and the address that it printed."""
@@ -59,11 +68,7 @@ class RunningUi:
         return int(self.url.rpartition(":")[2])
 
     def graphql(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
-        body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as response:
-            answer: dict[str, Any] = json.load(response)["data"]
-            return answer
+        return ask(self.url, query, variables)
 
     def launch(self, name: str) -> str:
         """Materialize a partition of pretrain, as the button does, and wait if another process builds it. Return the id of the run."""

@@ -20,10 +20,11 @@ from niels_cache_assets.artifacts.forecast.sample import encoder_of
 from niels_cache_assets.artifacts.forecast.volumes import Volumes
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.parts.whole_part import WholePart
@@ -105,6 +106,7 @@ class _Walk:
         self._building: set[str] = set()
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._lacking: set[str] = set()
+        self._done: dict[str, bool] = {}  # by what parts belong to
         self._volumes = Volumes(found, lambda: self._encoder)
         self.steps: list[Step] = []
 
@@ -112,6 +114,8 @@ class _Walk:
         """Add the next step, unless it is built again and no input of it is new."""
         artifact = self._graph[key]
         if key in self._seen and self._new.isdisjoint(artifact.inputs()):
+            return
+        if not self._force and self._is_done(artifact):
             return
         self._seen.add(key)
         try:
@@ -124,8 +128,17 @@ class _Walk:
         if step.action == "build":
             self._building.add(key)
             self._new.add(key)
-        if artifact.takes_what_is_there:
+        if artifact.takes_what_is_there and not isinstance(artifact, Hashes):  # the drop lists follow the hashes, and take the same
             self._new.difference_update(artifact.inputs())
+
+    def _is_done(self, artifact: Artifact) -> bool:
+        """Return whether nothing needs this part or range, because the corpus or the drop lists are there, and no input is built."""
+        owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
+        if not isinstance(artifact, CorpusPart | Hashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
+            return False
+        if owner not in self._done:
+            self._done[owner] = self._graph.is_done(artifact.key)
+        return self._done[owner]
 
     def _step(self, key: str, artifact: Artifact) -> Step:
         grows = self._has_new_plan_of_growth(artifact)
@@ -198,8 +211,8 @@ class _Walk:
             problems = input_problems(self._registry, [name], offline=True)
             if problem := next(problems, None):
                 raise NielsCacheError(problem.message)
-        if isinstance(artifact, JoinedCorpus):
-            self._volumes.require_division(artifact.name, artifact.source.corpus_parts)
+        if isinstance(artifact, CorpusPart):
+            return None  # the corpus that joins the parts has the estimate
         if isinstance(artifact, Corpus):
             return of_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):
@@ -283,12 +296,12 @@ def _inputs_that_decide(artifact: Artifact) -> Sequence[str]:
         return ()
     if isinstance(artifact, OfPlan):
         return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan")]
-    return artifact.inputs()
+    return [each for each in artifact.inputs() if each.partition("/")[0] != "corpus_part"]
 
 
 def _source_of(artifact: Artifact) -> Source | None:
     """Return the source that this step reads itself, or None. A part reads the files of its plan, and a prepared cache its corpus."""
-    if isinstance(artifact, Corpus | PartsPlan):
+    if isinstance(artifact, Corpus | PartsPlan) and not isinstance(artifact, CorpusPart):
         return artifact.source
     if isinstance(artifact, Dataset) and not isinstance(artifact, OfPlan) and not is_prepared(artifact.source):
         return artifact.source

@@ -53,15 +53,10 @@ class Volumes:
         if files is not None and source.added:
             self._plans[name] = self._grown_plan(artifact)
         elif files is not None:
-            planned = plan_parts(files, source.parts, train_tokens=source.train_tokens, val_tokens=source.val_tokens)
+            budgets = (None, None) if source.prepare else (source.train_tokens, source.val_tokens)  # those of a corpus apply later
+            planned = plan_parts(files, source.parts, train_tokens=budgets[0], val_tokens=budgets[1])
             meta = {"dataset_name": name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned}
             self._plans[name] = Plan.of(meta)
-
-    def require_division(self, name: str, parts: int) -> None:
-        """Raise NielsCacheError if the files of a data set cannot be divided among so many parts without budgets."""
-        files = self._files(name)
-        if files is not None:
-            plan_parts(files, parts, train_tokens=None, val_tokens=None)
 
     def _grown_plan(self, artifact: PartsPlan) -> Plan | None:
         """Return the plan of a data set with tables `added`. Return None if the list of files cannot be reached now.

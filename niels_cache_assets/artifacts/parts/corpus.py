@@ -13,17 +13,17 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.leased import JoinedUnderLease, UnderLease, checked, told_of_parts
+from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease, checked, told_of_parts
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
 from niels_cache_assets.corpus import identity as corpus_identity
@@ -38,7 +38,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.corpus.prepared import document_files
-from niels_cache_assets.corpus.store import write_rejected
+from niels_cache_assets.corpus.store import write_measures, write_rejected
 from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, corpus_need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta
@@ -66,8 +66,10 @@ def _with_parts(source: PretrainSource) -> SourceWithParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedCorpus(JoinedUnderLease, Corpus):
-    """The corpus of a data set with `parts` above 1."""
+class JoinedCorpus(AfreshUnderLease, Corpus):
+    """The corpus of a data set with `parts` above 1. forces_parts: whether `force` also builds the parts again."""
+
+    forces_parts: bool = field(default=True, compare=False)
 
     resumable = False  # the parts are
 
@@ -79,6 +81,27 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
     def part(self, number: int) -> CorpusPart:
         """Return the artifact of a part."""
         return CorpusPart(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+
+    def steps(self) -> list[Artifact]:
+        """Return everything that is built before this corpus, in order."""
+        return [self.parts_plan, *map(self.part, range(self.source.corpus_parts))]
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), *(step.key for step in self.steps())]
+
+    def members(self, plan: Plan | None = None) -> Iterator[CorpusPart]:
+        """Yield the parts of a plan, which is read once for all of them. Raises NielsCacheError if it is missing or of other settings."""
+        for planned in (plan or self.parts_plan.read()).parts:
+            yield replace(self.part(planned.number), given=planned)
+
+    def require_parts(self) -> None:
+        """Raise NielsCacheError if a part is missing, or has other settings."""
+        for part in self.members():
+            try:
+                part.current()
+            except NielsCacheError as error:
+                how = f"niels-cache part {self.name} {part.number} --corpus"
+                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {how}") from error
 
     def revision(self) -> str | None:
         meta = self.parts_plan.finished()
@@ -92,34 +115,35 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
 
     def progress_of_parts(self) -> str:
         """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part."""
-        parts = [self.part(number) for number in range(self.source.corpus_parts)]
-        return told_of_parts([part.directory for part in parts], stale=sum(map(self._is_stale, parts)))
+        folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
+        try:
+            stale = sum(map(self._is_stale, self.members()))
+        except NielsCacheError:  # without a plan, each finished part is stale
+            stale = sum((folder / META_NAME).exists() for folder in folders)
+        return told_of_parts(folders, stale=stale)
 
     def _is_stale(self, part: CorpusPart) -> bool:
         """Return whether a finished part has other settings or is damaged."""
         if not (part.directory / META_NAME).exists():
             return False
         try:
-            vars(part).update(planned=self._plan.parts[part.number])  # its cached property; each part would read the plan again
             part.current()
         except NielsCacheError:
             return True
         return False
 
-    @cached_property
-    def _plan(self) -> Plan:
-        return self.parts_plan.read()
-
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        materialize(self.parts_plan, wait=True, force=work.force, log=work.log, tells=False)
-        if self.parts_plan.read().revision != work.revision:
+        force = work.force and self.forces_parts
+        materialize(self.parts_plan, wait=True, force=force, log=work.log, tells=False)
+        plan = self.parts_plan.read()
+        if plan.revision != work.revision:
             raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
-        parts = [self.part(number) for number in range(self.source.corpus_parts)]
+        parts = [*self.members(plan)]
         progress, metas = _Progress(work.progress, parts=len(parts)), dict[int, Meta]()
 
         def build(part: CorpusPart, waits: bool) -> None:
-            outcome = materialize(part, wait=waits, force=work.force, on_progress=progress.of_part, log=work.log, tells=False)
+            outcome = materialize(part, wait=waits, force=force, on_progress=progress.of_part, log=work.log, tells=False)
             progress.finished(outcome.meta)
             metas[part.number] = outcome.meta
 
@@ -130,11 +154,13 @@ class JoinedCorpus(JoinedUnderLease, Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusPart(UnderLease, Corpus):
-    """A part of a corpus."""
+    """A part of a corpus. given: the part in the plan, if the caller has read the plan."""
 
     number: int
+    given: PlannedPart | None = field(default=None, compare=False)
 
     noun = "part"
+    option = "--corpus"
     is_part = True
 
     @property
@@ -148,6 +174,8 @@ class CorpusPart(UnderLease, Corpus):
     @cached_property
     def planned(self) -> PlannedPart:
         """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
+        if self.given is not None:
+            return self.given
         source, build = _with_parts(self.source), self.registry.build
         plan = PartsPlan(registry=self.registry, root=self.root, name=self.name, source=source, build=build).read()
         return plan.parts[self.number]
@@ -167,6 +195,9 @@ class CorpusPart(UnderLease, Corpus):
         located = source.located(files, self.planned.revision)
         reader = source.file_reader([file.name for file in files])
         return PartStream(reader=reader, files=[*zip(files, located, strict=True)], text_field=self.planned.text_field)
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), f"plan/{self.name}"]
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
         return self._stream.documents(context)
@@ -254,6 +285,7 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
         raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
     write_rejected(work.directory, counts.report.rows(), files)
+    write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
     facts = joined_facts([meta["facts"] for _, meta in members])

@@ -1,4 +1,4 @@
-"""The common part of everything that is built under a lease, so that machines can share it: parts, val parts, and what joins parts."""
+"""The common part of everything that is built under a lease, so that machines can share it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -25,9 +24,12 @@ from niels_cache_runtime.format.layout import META_NAME
 class UnderLease(Artifact):
     """An artifact that one process builds at a time, on whichever machine.
 
+    option: the option of `niels-cache part` that builds this kind.
     on_stop: called by another thread if somebody asks the build to stop. Without it, the build stops at its next batch.
     stops: the requests to stop that count; None takes those after the lease is asked for.
     """
+
+    option: ClassVar[str | None] = None
 
     registry: Registry
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
@@ -46,8 +48,8 @@ class UnderLease(Artifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedUnderLease(Artifact):
-    """An artifact that joins parts under a lease. An unfinished one is never resumed, because its parts are."""
+class AfreshUnderLease(Artifact):
+    """An artifact that one process builds at a time, on whichever machine, and that is never resumed: it begins afresh."""
 
     registry: Registry
 
@@ -76,11 +78,6 @@ def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
     told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
     more = "".join(f", {count} {what}" for what, count in told.items() if count)
     return f"{there - stale} of {len(folders)} parts are built{more}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leased(UnderLease, OfPlan):
-    """A cache of a plan that is built under a lease."""
 
 
 def checked(lease: Lease | None, progress: Callable[[Any], None] | None) -> Callable[[Any], None]:

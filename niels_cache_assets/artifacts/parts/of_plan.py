@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
@@ -145,3 +146,8 @@ class OfPlan(Pretrain):
         if self.source.seeded_val_frac is not None:
             return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
         return super().split_rule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leased(UnderLease, OfPlan):
+    """A cache of a plan that is built under a lease."""

@@ -9,7 +9,8 @@ from itertools import chain, islice
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
-from niels_cache_assets.artifacts.parts.leased import Leased, checked
+from niels_cache_assets.artifacts.parts.leased import checked
+from niels_cache_assets.artifacts.parts.of_plan import Leased
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -125,6 +126,7 @@ class Part(Leased):
             decontaminate_threshold=self.source.decontaminate_threshold,
             val_texts=self._val_documents(context) if self.source.decontaminate != "off" else None,
             needs_train=False,
+            keep=self.keep,
             provenance=provenance,
             progress=progress,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,17 +12,14 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.corpus.layout import corpus_parts_dir
-from niels_cache_assets.disk.attempts import lease_path, left_attempts
-from niels_cache_assets.disk.space import bytes_below
+from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
 from niels_cache_assets.parts.lease import leased
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import aside_path, lock_path, remove
+from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
-
-_BESIDE = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 
 class Pruned(NamedTuple):
@@ -66,26 +62,12 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
 def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) -> list[Pruned]:
     """Remove all parts in a folder except those that are kept. Return them, in order."""
     removed: list[Pruned] = []
-    for target in _targets(folder):
+    for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
         with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
-            attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
-            left = [path for path in (target, *attempts, aside_path(target)) if path.exists()]
-            removed += [Pruned(path, bytes_below(path)) for path in left]
-            for path in left:
-                remove(path)
-            for path in (lease_path(target), lock_path(target)):
-                remove(path)  # while it is held: after that, another build could hold it
+            removed += [Pruned(*each) for each in remove_target(lease)]
     return removed
-
-
-def _targets(folder: Path) -> list[Path]:
-    """Return the targets of all builds in a folder: those that are there, and those that left only a lock or an unfinished build."""
-    names = {path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")}
-    for path in folder.glob(".*"):
-        names.update(match[1] for match in [_BESIDE.fullmatch(path.name)] if match)
-    return [folder / name for name in sorted(names)]
 
 
 def _plan_of(part: Path) -> object:

@@ -9,7 +9,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import JoinedUnderLease, told_of_parts
+from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, told_of_parts
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.val_part import ValPart
@@ -26,7 +26,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sealed(JoinedUnderLease, OfPlan):
+class Sealed(AfreshUnderLease, OfPlan):
     """The cache of a pretrain data set with `parts` above 1."""
 
     resumable = False

@@ -22,7 +22,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.parts.leased import Leased, checked
+from niels_cache_assets.artifacts.parts.leased import checked
+from niels_cache_assets.artifacts.parts.of_plan import Leased
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
@@ -132,7 +133,12 @@ class ValPart(Leased):
         parts, build = self.plan.first.parts, self._build_of(work)
         progress = checked(work.lease, work.progress)
         with PretrainWriter(
-            work.directory, dtype=build.dtype, shard_bytes=build.shard_bytes, state=state.writer, files=journal.finished
+            work.directory,
+            dtype=build.dtype,
+            shard_bytes=build.shard_bytes,
+            state=state.writer,
+            files=journal.finished,
+            keeps=bool(self.keep),
         ) as writer:
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
@@ -181,6 +187,7 @@ class ValPart(Leased):
             shuffle_buffer=None,
             threads=self.build.threads,
             token_dtype=self.build.token_dtype,
+            keep=self.keep,
             provenance=self.provenance(work.revision, work.fingerprint),
         )
 

@@ -1,4 +1,4 @@
-"""`part NAME [NUMBER]`: build one part of a data set in this process."""
+"""`part NAME [NUMBER]`: build one part of a data set, one part of its corpus, or one range of the search, in this process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.cli.worker import Lines
     from niels_cache_assets.config.registry import Registry
 
+_BY_VARIABLE = -1  # --range without a number
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
 
@@ -36,6 +37,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--corpus", action="store_true", help="clean and sign this part of the corpus; for data sets with prepare, which need it"
+    )
+    parser.add_argument(
+        "--range",
+        metavar="NUMBER",
+        nargs="?",
+        type=at_least(0),
+        const=_BY_VARIABLE,
+        help="find duplicates in this range of hashes, from 0; for data sets with dedup, if [dedup] sets ranges",
     )
     parser.add_argument(
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
@@ -59,12 +68,17 @@ that share the cache directory can do this at the same time, and any scheduler c
 command also makes the tokenizer and the plan. A finished part is a hit. If another process builds the
 part, the command waits for it; if that process has died, the command continues its work.
 
+--corpus builds a part of the corpus instead, for a data set with prepare. --range finds the documents that
+share a hash in one range of hashes, among all data sets with dedup. The first of these commands makes the
+hashes. If the drop lists are current, a range is a hit.
+
 Stdout has one JSON object on each line: log, progress, result or error (docs/cluster.md). At the end,
 `parts seal` joins the parts.""",
     examples="""\
   niels-cache part web --val                           build the val of all parts, if the data set needs one
   niels-cache part web 17
   niels-cache part wiki 17 --corpus                    clean and sign a part of a data set with prepare
+  niels-cache part wiki --range 3                      find duplicates in one range of hashes
   niels-cache part web 17 --no-wait""",
     add_options=_add_options,
     offers={"name": PRETRAIN},
@@ -86,6 +100,8 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
     from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
 
+    if arguments.range is not None:
+        return _range(arguments, lines)
     number = _number(arguments)
     registry, root = open_registry(arguments)
     if arguments.corpus:
@@ -124,6 +140,27 @@ def _corpus_part(arguments: argparse.Namespace, number: int | None, found: Graph
     return replace(corpus.part(number), stops=stops)
 
 
+def _range(arguments: argparse.Namespace, lines: Lines) -> Artifact:
+    """Return a range of the search for duplicates, whose hashes exist. If the drop lists are current, return them instead."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.worker import ready_search
+    from niels_cache_assets.corpus.layout import HASHES, range_name, ranges_dir
+    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
+
+    for given, told in ((arguments.number, "a number of a part"), (arguments.val or None, "--val"), (arguments.corpus or None, "--corpus")):
+        if given is not None:
+            raise NielsCacheError(f"{WHERE}: --range and {told} exclude each other")
+    number = _number_of(arguments.name) if arguments.range == _BY_VARIABLE else int(arguments.range)
+    registry, root = open_registry(arguments)
+    stops = Stops(launch=arguments.launch, stale=mark_of_stop(ranges_dir(root) / range_name(number)))  # before the hashes
+    found = graph(registry, root)
+    search = ready_search(found, arguments.name, lines)
+    if number >= search.ranges:
+        raise NielsCacheError(f"{WHERE}: the search for duplicates has the ranges 0 to {search.ranges - 1}, and no range {number}")
+    return search if found.is_done(HASHES) else replace(search.range(number), stops=stops)
+
+
 def _part(sealed: Sealed, number: int) -> Part:
     keys = [key for key in sealed.inputs() if key.startswith("part/")]
     if number >= len(keys):
@@ -146,9 +183,14 @@ def _number(arguments: argparse.Namespace) -> int | None:
     if arguments.number is not None:
         number: int = arguments.number
         return number
+    return _number_of(arguments.name)
+
+
+def _number_of(name: str) -> int:
+    """Return the number that a scheduler has set. Raises NielsCacheError if there is none."""
     for variable in NUMBER_VARIABLES:
         if text := os.environ.get(variable):
             if not text.isdecimal():
                 raise NielsCacheError(f"{variable}={text[:40]!r}: is not the number of a part")
             return int(text)
-    raise NielsCacheError(f"{WHERE}: which part of {arguments.name}? Give its number, --val, or one of {', '.join(NUMBER_VARIABLES)}")
+    raise NielsCacheError(f"{WHERE}: which part of {name}? Give its number, --val, or one of {', '.join(NUMBER_VARIABLES)}")

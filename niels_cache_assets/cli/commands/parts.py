@@ -99,7 +99,7 @@ configuration, and keeps everything else in it. The next build reads the new fil
 that were there keep their places, and val keeps its documents.
 
 seal: join the finished parts of a data set into its cache, without Dagster. This copies no shard: they
-become hard links. Stdout has the JSON lines of the command `part`.
+become hard links. For a data set with prepare, join the parts of its corpus instead. Stdout has the JSON lines of the command `part`.
 
 prune: remove parts of a data set that its complete cache no longer needs: parts of an earlier plan,
 and all parts if the data set is not in parts any more. The parts of the current plan stay, because a

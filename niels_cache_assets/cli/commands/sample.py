@@ -117,19 +117,20 @@ def _sample_address(arguments: argparse.Namespace, stage: str, split: Split, *, 
 
     if stage == "corpus":
         raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-    address, generator = arguments.name, torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with local_copy(arguments) as copy:
-        directory = copy.fetch_files(address, [TOKENIZER])
+        build, _ = copy.open(arguments.name)
+        directory = copy.fetch_of(build, [TOKENIZER])
         meta = open_meta(directory)
         assert meta is not None
         tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
         kind, settings = meta["kind"], {"count": arguments.count, "length": arguments.tokens, "generator": generator}
         if arguments.notable or kind == "sft":
-            copy.fetch_split(address, split=split)
+            copy.fetch_build(build, split)
         if arguments.notable:
             drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
         elif kind == "pretrain":
-            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_files(address, paths), **settings)
+            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_of(build, paths), **settings)
         else:
             drawn = examples(directory, split, tokenizer=tokenizer, **settings)
         return _print_samples(arguments, drawn, tokenizer, name=directory.name, kind=kind, split=split, seed=seed)
@@ -198,6 +199,14 @@ def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: TextTokenize
     return rendered
 
 
+def _document_json(document: Document) -> dict[str, Any]:
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    found = document._asdict()
+    kept = kept_values(found.pop("kept"))
+    return {**found, **({"kept": kept} if kept else {})}
+
+
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """Print documents of a corpus, for --stage corpus."""
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
@@ -208,7 +217,7 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
     searched = duplicates_of(root, name, meta) is not None
     sample = sample_corpus(registry, name, root=root, count=arguments.count, seed=seed, minus_duplicates=searched)
     if arguments.json:
-        documents = [{"ordinal": ordinal, **document._asdict()} for ordinal, document in sample.documents]
+        documents = [{"ordinal": ordinal, **_document_json(document)} for ordinal, document in sample.documents]
         counts = {"documents": sample.kept, "mean_characters": sample.mean_characters, "estimated_tokens": sample.estimated_tokens}
         print_json({"name": name, "stage": "corpus", "seed": seed, **counts, "samples": documents})
         return

@@ -7,6 +7,7 @@ each token in the batch. show/loader_states.py reads states; show/origins.py add
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -139,7 +140,7 @@ def _fetch_beside(copy: str, folder: str) -> Path:
     lineage = (documents_name(split), examples_name(split), f"{documents_folder(split)}/")
     build, _ = opened.open(address)
     files = [path for path in build.published.meta["files"] if path.startswith(lineage)]
-    return opened.fetch_files(address, [*files, TOKENIZER]) / split
+    return opened.fetch_of(build, [*files, TOKENIZER]) / split
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, arguments: argparse.Namespace) -> TokenLoader:
@@ -226,6 +227,8 @@ def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str,
 
 
 def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
+    from niels_cache_assets.sources.reading.keep import kept_values
+
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
     if segment.is_padding:
         return {**columns, "padding": True}
@@ -239,6 +242,7 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
         "source_id": lineage.source_id if lineage else None,
         "file": lineage.file if lineage else None,
         "row": lineage.row if lineage else None,
+        **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
         "text": cache.text(row, segment.first, segment.last),
     }
 
@@ -247,9 +251,11 @@ def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text
     """Return a table with one line for each segment, and the excerpts if they are given."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
     right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, *(["text"] if excerpts else []), right=right, shrinking=["source id", "file", "shard", "text"])
-    for segment, excerpt in zip_longest(segments, excerpts):
-        table.add_row(*_cells(segment, cache), *([excerpt] if excerpts else []))
+    kept = [_kept(segment, cache) for segment in segments]
+    more = [*(["kept"] if any(kept) else []), *(["text"] if excerpts else [])]
+    table = new_table(*columns, *more, right=right, shrinking=["source id", "file", "shard", "kept", "text"])
+    for segment, values, excerpt in zip_longest(segments, kept, excerpts):
+        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []), *([excerpt] if excerpts else []))
     return table
 
 
@@ -275,6 +281,8 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
         if lineage:
             table.add_row("source id", _line(lineage.source_id))
             table.add_row("file, row", f"{_line(lineage.file)}, {lineage.row:,}")
+            if lineage.kept is not None:
+                table.add_row("kept", _kept(segment, cache))
     console.print(table)
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "
@@ -302,6 +310,15 @@ def _cells(segment: Segment, cache: Cache) -> list[str]:
     origin = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
     document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
     return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
+
+
+def _kept(segment: Segment, cache: Cache) -> str:
+    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`. Empty without `keep`."""
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    lineage = cache.lineage.get(segment.document)
+    values = kept_values(lineage.kept) if lineage else {}
+    return ", ".join(f"{name}: {_line(value if isinstance(value, str) else json.dumps(value))}" for name, value in values.items())
 
 
 def _columns(segment: Segment) -> str:

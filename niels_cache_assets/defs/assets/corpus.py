@@ -6,6 +6,8 @@ not exist.
 data set, the data version of `kept` covers only the text that training will read.
 """
 
+from dataclasses import replace
+
 import dagster as dg
 
 from niels_cache_assets.artifacts.corpus import Corpus
@@ -13,6 +15,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
@@ -76,10 +79,14 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
     own = dg.StaticPartitionMapping({name: name for name in registry.prepared()})
+    deps = [dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)]
+    if in_parts := keys.parts_of_corpora(registry):
+        joined = dg.StaticPartitionMapping({part: name for name, parts in in_parts.items() for part in parts})
+        deps.append(dg.AssetDep(keys.CORPUS_PARTS, partition_mapping=joined))
 
     @dg.asset(
         key=keys.DOCUMENTS,
-        deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
+        deps=deps,
         partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
@@ -94,6 +101,8 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
+        if isinstance(artifact, JoinedCorpus):
+            artifact = replace(artifact, forces_parts=not progress_sink.has_made([step.key for step in artifact.steps()]))
         reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
         with readable_failures():
             with StreamPlace(context, artifact.key, log=reporter.log) as place:
@@ -118,12 +127,11 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
 
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
-    inputs = graph(registry, "").duplicates().inputs()
-    searched = [name for name in registry.prepared() if f"corpus/{name}" in inputs]
+    ranges = [dg.AssetDep(keys.RANGES)] if registry.search_ranges else []
 
     @dg.asset(
         key=keys.DUPLICATES,
-        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
+        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.searched(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
@@ -137,7 +145,8 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
         with readable_failures():
-            artifact = graph(registry, cache_root.path).duplicates()
+            found = graph(registry, cache_root.path)
+            artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_made(found.before("corpus/duplicates")))
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)

@@ -1,4 +1,5 @@
-"""`pretrain/plan`, `pretrain/val_part`, `pretrain/parts`: data sets in parts. Without such a data set these assets do not exist.
+"""`pretrain/plan`, `pretrain/val_part`, `pretrain/parts`: data sets in parts. Without such a data set these assets do not exist. A data set
+whose corpus is in parts has a plan, and the parts of its corpus (assets/corpus_parts.py).
 
 The three assets of a data set (assets/datasets.py) depend on its parts: they join them. Parts show no plots and no samples, because there
 may be thousands of them. The pool `parts` limits how many parts are built at a time in one Dagster home.
@@ -17,8 +18,8 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.cluster.command import Apart
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
@@ -73,19 +74,20 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 
 
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
-    """Return the three assets, without `val_part` if no data set needs it. Return nothing if no data set is in parts."""
+    """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
+    plans = [_plan(registry)] if keys.with_plan(registry) else []
     if not registry.in_parts():
-        return []
-    return [_plan(registry), *([_val(registry)] if keys.with_val_part(registry) else []), _parts(registry)]
+        return plans
+    return [*plans, *([_val(registry)] if keys.with_val_part(registry) else []), _parts(registry)]
 
 
 def _plan(registry: Registry) -> dg.AssetsDefinition:
-    own = dg.StaticPartitionMapping({name: name for name in registry.in_parts()})
+    own = dg.StaticPartitionMapping({name: name for name in keys.with_plan(registry)})
 
     @dg.asset(
         key=keys.PLAN,
         deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
-        partitions_def=dg.StaticPartitionsDefinition(registry.in_parts()),
+        partitions_def=dg.StaticPartitionsDefinition(keys.with_plan(registry)),
         group_name=_GROUP,
         kinds={"json"},
         code_version=CODE_VERSION,
@@ -100,7 +102,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
-        outcome = _built(context, artifact, config, progress_sink, keys.PLAN)
+        outcome = built(context, artifact, config, progress_sink, keys.PLAN)
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
         version = plan_version(context.instance, name, outcome.meta)
         return dg.MaterializeResult(metadata=plan_metadata(outcome, version), data_version=dg.DataVersion(version))
@@ -128,7 +130,7 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
-        outcome = _built(context, artifact, config, progress_sink, keys.VAL_PART)
+        outcome = built(context, artifact, config, progress_sink, keys.VAL_PART)
         return dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return build_val_part
@@ -157,18 +159,10 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> Iterator[dg.MaterializeResult]:
-        artifact = graph(registry, cache_root.path)[f"part/{context.partition_key}"]
-        assert isinstance(artifact, Part)
-        try:
-            if progress_sink.builds_parts_here or config.force:
-                passes_on = (Busy, LeaseLost) if config.pass_over else ()
-                outcome = _built(context, artifact, config, progress_sink, keys.PARTS, passes_on=passes_on)
-            else:
-                outcome = _built_apart(context, artifact, progress_sink)
-        except (Busy, LeaseLost) as other:
-            context.log.info(f"passed over: {other}")
-            return
-        yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        artifact = graph(registry, cache_root.path).part(context.partition_key)
+        outcome = build_partition(context, artifact, config, progress_sink, keys.PARTS)
+        if outcome is not None:
+            yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return build_part
 
@@ -177,16 +171,33 @@ def _to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
     return dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()})
 
 
-def _built(
+def build_partition(
+    context: dg.AssetExecutionContext, artifact: Apart, config: PartConfig, progress_sink: ProgressSink, key: dg.AssetKey
+) -> Outcome | None:
+    """Build a part or a range, here or in a child. Return None if another process builds it, and `pass_over` is set."""
+    try:
+        if progress_sink.builds_parts_here or config.force:
+            passes_on = (Busy, LeaseLost) if config.pass_over else ()
+            return built(context, artifact, config, progress_sink, key, passes_on=passes_on)
+        return _built_apart(context, artifact, progress_sink, key)
+    except (Busy, LeaseLost) as other:
+        context.log.info(f"passed over: {other}")
+        return None
+
+
+def built(
     context: dg.AssetExecutionContext,
     artifact: Artifact,
     config: CorpusConfig,
     progress_sink: ProgressSink,
-    key: dg.AssetKey,
+    key: dg.AssetKey | None,
     *,
     passes_on: tuple[type[NielsCacheError], ...] = (),
 ) -> Outcome:
-    """Build an artifact, and report its progress, its warning and its result. `passes_on`: errors that are no failures of the run."""
+    """Build an artifact, and report its progress, its warning and its result.
+
+    `key`: the asset whose partition gets the progress. `passes_on`: errors that are no failures of the run.
+    """
     reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
     with readable_failures(passes_on):
         outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
@@ -196,9 +207,9 @@ def _built(
     return outcome
 
 
-def _built_apart(context: dg.AssetExecutionContext, part: Part, progress_sink: ProgressSink) -> Outcome:
+def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
     """Build a part in a child process, unless it is there already."""
-    reporter = BuildReporter(context, progress_sink, name=part.key, observed=keys.PARTS)
+    reporter = BuildReporter(context, progress_sink, name=part.key, observed=key)
     ending = RunEnding(context.instance, context.run.run_id)
     with readable_failures():
         outcome = progress_sink.outcome_of(part.key)

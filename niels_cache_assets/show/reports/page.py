@@ -10,8 +10,10 @@ import base64
 import hashlib
 import os
 import struct
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -36,10 +38,9 @@ def page_path(root: Path) -> Path:
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
     """Return the page. `now`: the current time in seconds since 1970. The page shows this time, and ages refer to it."""
-    style = _text("page.css")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.from_string(_text("page.html")).render(
+    return rendered(
+        "page.html",
+        ["page.css"],
         report=report,
         drawings=drawings,
         now=now,
@@ -55,9 +56,16 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         is_open=lambda item: _is_open(report, item),
         data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
-        style=style,
     )
+
+
+def rendered(template: str, styles: Sequence[str], **values: Any) -> str:
+    """Return a page. template, styles: names of files beside this module. The style sheets are in the page, and nothing else is allowed."""
+    style = "".join(map(_text, styles))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return environment.from_string(_text(template)).render(style=style, policy=policy, **values)
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:

@@ -17,8 +17,6 @@ and Preprocessor ABNF.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from niels_cache_assets.sources.mediawiki.names import (
     BLOCK_TAGS,
@@ -30,8 +28,10 @@ from niels_cache_assets.sources.mediawiki.names import (
     LITERAL_TAGS,
     TAGS,
 )
+from niels_cache_assets.sources.mediawiki.nodes import nodes_text
 from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
 
+_LISTED_LINES = 50  # of an article that has only lists, for an example
 _SENTENCE = 100  # list items with at least this average length in characters are prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
@@ -84,12 +84,19 @@ _SPACE_BEFORE = re.compile("(?<![ \x03])[ \x03]++([,;:.)])(?=\\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
 _NEEDS_PARSER = re.compile("[\x05&]")  # addresses without brackets need no parser, because they show unchanged
 _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
-_PIECE = 100_000  # characters of a line that are parsed at a time
 
 
 def plain_text(wikitext: str) -> str:
     """Return the prose of a page as paragraphs between blank lines, or an empty string. The function is pure, and linear in time and
     memory.
+    """
+    text, only_lists = text_or_list(wikitext)
+    return "" if only_lists else text
+
+
+def text_or_list(wikitext: str) -> tuple[str, bool]:
+    """Return `plain_text`, and False. If a page without prose has sections that list names or works, return the beginning of these lists,
+    and True.
     """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
@@ -111,8 +118,14 @@ def plain_text(wikitext: str) -> str:
             line = line.replace(_ROWS, "")
         page.section.append("" if in_rows and line.startswith(("|", "!")) else _line_text(line))
     page.end_section()
-    joined = re.sub(r"\n{3,}", "\n\n", "\n".join(page.lines)).strip("\n")
-    return _RAW.sub(lambda match: raw[int(match[1])], joined).strip()
+
+    def joined(lines: list[str]) -> str:
+        shown = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+        return _RAW.sub(lambda match: raw[int(match[1])], shown).strip()
+
+    text = joined(page.lines)
+    listed = joined(page.listed) if not text else ""
+    return text or listed, bool(listed)
 
 
 class _Page:
@@ -124,6 +137,7 @@ class _Page:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.section: list[str] = []  # lines of the current section
+        self.listed: list[str] = []  # the first lines of sections that only list names or works
         self.end_matter = 0  # heading level of the current end matter, 0 in prose
         self._headings: list[tuple[int, str]] = []  # headings of sections that have shown nothing yet
 
@@ -144,6 +158,8 @@ class _Page:
                 self.lines += ["", title, ""]
             self._headings = []
             self.lines += self.section
+        elif shown:
+            self.listed += shown[: _LISTED_LINES - len(self.listed)] if len(self.listed) < _LISTED_LINES else []
         self.section = []
 
 
@@ -331,7 +347,7 @@ def _line_text(line: str) -> str:
     line = _QUOTES.sub(lambda match: "'" * ((0, 0, 0, 0, 1)[len(match[0])] if len(match[0]) < 5 else len(match[0]) - 5), line)
     if _NEEDS_PARSER.search(line):
         line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
-        line = "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
+        line = nodes_text(line)
         line = _DOUBLE_MARK.sub("", line)  # such marks remain if the parser rejects a link, and after a cut through a link
     line = _BLANKS.sub(" ", line)
     if _GONE in line:
@@ -349,51 +365,3 @@ def _only_languages(line: str) -> bool:
     """Return whether the line holds only links to the same article in different languages."""
     links = line.replace(_GONE, "").rstrip()
     return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
-
-
-def _pieces(line: str) -> Iterator[str]:
-    """Yield the line in pieces for the parser. A long line is cut, because the parser needs a hundred times its memory."""
-    start = 0
-    while len(line) - start > _PIECE:
-        end = line.rfind(" ", start, start + _PIECE) + 1
-        end = end if end > start else start + _PIECE
-        yield line[start:end]
-        start = end
-    yield line[start:]
-
-
-def _parse(text: str) -> Any:
-    import mwparserfromhell
-
-    return mwparserfromhell.parse(text, skip_style_tags=True)
-
-
-def _nodes_text(code: Any) -> str:
-    return "".join(map(_node_text, code.nodes)) if code is not None else ""
-
-
-def _node_text(node: Any) -> str:
-    """Return the text that a reader of the page sees for a node."""
-    kind = type(node).__name__
-    if kind == "Text":
-        return str(node.value)
-    if kind == "Wikilink":
-        return _nodes_text(node.text) if node.text is not None else _nodes_text(node.title).strip().removeprefix(":")
-    if kind == "ExternalLink":  # an address without brackets; the scan has replaced all addresses with brackets
-        return _nodes_text(node.url)
-    if kind == "HTMLEntity":
-        return _entity(node)
-    if kind == "Tag":  # only list marks and rules in the middle of a line; the scan has removed all remaining tags
-        return str(node.wiki_markup or "")
-    if kind == "Heading":
-        return _nodes_text(node.title)
-    return ""
-
-
-def _entity(node: Any) -> str:
-    """Return the character of an entity, or the entity if it has none. Half a surrogate pair and control characters show nothing."""
-    try:
-        character = str(node.normalize())
-    except (ValueError, OverflowError):
-        return str(node)
-    return "" if "\ud800" <= character <= "\udfff" or character < " " else character

@@ -7,31 +7,35 @@ dropping is counted. A Collector groups the documents into new batches of up to 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, Objects, object_array
+from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, object_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.strings import Objects, Strings, buffers_of, int64_array
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIRST_NOT_ASCII = 0x7F  # DEL is not a blank, but it is rare
+_SHORT_BYTES = 4096  # of a text on average; longer texts become Python strings, each of which is freed alone
 
 
 class Texts(NamedTuple):
     """The texts of rows.
 
-    text: (n,) object array of str. characters: (n,) int64, the length of each text. odd: the ascending indices of the rows that cannot
+    text: a column of n strings. characters: (n,) int64, the length of each text. odd: the ascending indices of the rows that cannot
         become a document without a change.
     """
 
-    text: Objects
+    text: Strings | Objects
     characters: np.ndarray
     odd: Sequence[int]
 
@@ -49,8 +53,10 @@ def texts_of(values: Sequence[Any], *, limit: int, judged: bool, damaged: Collec
     return Texts(object_array(values, len(values)), characters, sorted(odd.union(damaged)))
 
 
-def texts_of_column(column: pa.Array, *, encoding: str, limit: int, judged: bool) -> tuple[Sequence[Any] | Objects, Texts, dict[int, str]]:
-    """Return the Python values of an Arrow column, its texts (see `texts_of`), and the marked text of each row with replaced bytes.
+def texts_of_column(
+    column: pa.Array, *, encoding: str, limit: int, judged: bool
+) -> tuple[Sequence[Any] | Strings | Objects, Texts, dict[int, str]]:
+    """Return the values of an Arrow column, its texts (see `texts_of`), and the marked text of each row with replaced bytes.
 
     A column of valid strings without nulls is checked in Arrow's buffers. Only rows that may be odd are looked at one by one.
     """
@@ -59,10 +65,8 @@ def texts_of_column(column: pa.Array, *, encoding: str, limit: int, judged: bool
         damaged: dict[int, str] = {}
         values = rows.column_values(column, encoding, damaged)
         return values, texts_of(values, limit=limit, judged=judged, damaged=damaged), damaged
-    content, offsets = _string_buffers(column)
-    characters = np.diff(offsets).astype(np.int64)
-    if len(content) and content.max() >= _FIRST_NOT_ASCII:
-        characters = np.fromiter(map(len, strings), np.int64, len(strings))
+    content, offsets = buffers_of(column)
+    characters = _characters_of(column, content, offsets)
     maybe = (offsets[1:] == offsets[:-1]) | (characters > limit)
     first = content[np.minimum(offsets[:-1], len(content) - 1)] if len(content) else np.zeros(len(strings), np.uint8)
     maybe |= (first <= ord(" ")) | (first >= _FIRST_NOT_ASCII)  # the first character of a blank text
@@ -73,30 +77,34 @@ def texts_of_column(column: pa.Array, *, encoding: str, limit: int, judged: bool
     return strings, Texts(strings, characters, rows_to_look_at[list(looked_at)].tolist()), {}
 
 
-def valid_strings(column: pa.Array) -> Objects | None:
-    """Return an Arrow column of strings as an object array of str. Return None for another type, for nulls, and for invalid UTF-8."""
+def valid_strings(column: pa.Array) -> Strings | Objects | None:
+    """Return an Arrow column of strings as a column of a batch. Return None for another type, for nulls, and for invalid UTF-8."""
     import pyarrow as pa
     import pyarrow.types as types
 
     if not (types.is_string(column.type) or types.is_large_string(column.type)) or column.null_count:
         return None
+    content, offsets = buffers_of(column)
     try:
-        return cast(Objects, column.to_numpy(zero_copy_only=False))
+        if len(content) > _SHORT_BYTES * len(column):
+            return cast(Objects, column.to_numpy(zero_copy_only=False))
+        if len(content) and content.max() > _FIRST_NOT_ASCII:
+            column.validate(full=True)
     except (UnicodeDecodeError, pa.ArrowException):
         return None
+    return Strings.of_buffers(pa.py_buffer(content), offsets)
 
 
-def _string_buffers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of all strings of an Arrow column, uint8, and the offset of each string in them, (n + 1,) int32 or int64."""
-    import pyarrow.types as types
+def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the length of each string of an Arrow column of valid strings, (n,) int64. content, offsets: see strings.buffers_of."""
+    import pyarrow.compute as compute
 
-    _, offsets, content = column.buffers()
-    width = np.int64 if types.is_large_string(column.type) else np.int32
-    found = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
+    if not len(content) or content.max() < _FIRST_NOT_ASCII:
+        return np.diff(offsets)
+    return compute.utf8_length(column).to_numpy().astype(np.int64)
 
 
-def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Objects:
+def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Strings | Objects:
     """Return the values of a column of ids, for `batch_of`."""
     strings = valid_strings(column)
     return rows.column_values(column, encoding) if strings is None else strings
@@ -105,37 +113,56 @@ def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Objects:
 def batch_of(
     texts: Texts,
     *,
-    files: Sequence[str] | str,
+    files: Sequence[str] | Strings | Objects,
     numbers: Sequence[int] | np.ndarray,
-    ids: Sequence[Any] | Objects | None,
+    ids: Sequence[Any] | Strings | Objects | None,
     titles: Sequence[str | None] | None = None,
     split: Split | None = None,
+    kept: Sequence[str | None] | None = None,
 ) -> DocumentBatch:
-    """Return rows as a batch of documents. files, numbers: the file and the number of each row; one file for all rows, if it is a str.
+    """Return rows as a batch of documents. files, numbers: the file and the number of each row.
 
-    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. An object array has only strings that are
-    valid Unicode. split: the split of all rows.
+    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid Unicode.
+    split: the split of all rows. kept: the kept values of each row as JSON (keep.py), or None without `keep`.
     """
     count = len(texts.text)
-    file = np.full(count, files, dtype=object) if isinstance(files, str) else object_array(files, count)
+    file = files if isinstance(files, Strings) else object_array(files, count)
     return DocumentBatch(
         text=texts.text,
-        source_id=ids if isinstance(ids, np.ndarray) else _ids_of(ids, file, numbers),
+        source_id=ids if isinstance(ids, np.ndarray | Strings) else _ids_of(ids, file, numbers),
         file=file,
         row=np.array(numbers, dtype=np.int64),
         split=np.full(count, NO_SPLIT if split is None else SPLITS.index(split), np.int8),
         characters=texts.characters,
         title=None if titles is None else object_array(titles, count),
+        kept=None if kept is None else object_array(kept, count),
     )
 
 
-def _ids_of(values: Sequence[Any] | None, files: Iterable[str], numbers: Sequence[int] | np.ndarray) -> Objects:
+def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Sequence[int] | np.ndarray) -> Strings | Objects:
     count = len(numbers)
     if values is not None:
         with suppress(TypeError):
             if "".join(values).isascii():
                 return object_array(values, count)
+    elif isinstance(files, Strings):
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        named = int64_array(np.asarray(numbers, dtype=np.int64)).cast(pa.large_string())
+        joint = pa.scalar("#", pa.large_string())
+        return Strings(compute.binary_join_element_wise(files.arrow(), named, joint))  # as rows.row_id
     return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
+
+
+def require_columns(key: str, names: Iterable[str], columns: Iterable[str], place: str) -> None:
+    """Raise NielsCacheError if a column that `key` names is missing. The message names the place and the nearest column."""
+    there = list(columns)
+    for name in names:
+        if name not in there:
+            close = difflib.get_close_matches(name, there, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise NielsCacheError(f"{place}: {key}: no column {name!r}; {meant}The columns are: {', '.join(there[:20]) or 'none'}")
 
 
 def is_plain(text: Any) -> bool:
@@ -148,22 +175,22 @@ class RowCollector:
 
     def __init__(self, files: FilePass) -> None:
         self._files = files
-        self._rows: list[tuple[str, Any, str, int, str | None]] = []
+        self._rows: list[tuple[str, Any, str, int, str | None, str | None]] = []
         self._characters = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None) -> bool:
+    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None, kept: str | None = None) -> bool:
         """Add a document, and return whether the batch is full now. source_id: the id in the data, of any type (see `rows.row_id`)."""
-        self._rows.append((text, source_id, file, row, title))
+        self._rows.append((text, source_id, file, row, title, kept))
         self._characters += len(text)
         return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
 
     def batch(self) -> DocumentBatch:
         """Return the collected documents, and report the place after them."""
         count = len(self._rows)
-        texts, ids, files, numbers, titles = map(list, zip(*self._rows, strict=True))
+        texts, ids, files, numbers, titles, kept = map(list, zip(*self._rows, strict=True))
         self._rows.clear()
         self._characters = 0
         self._files.report_place()
@@ -173,6 +200,7 @@ class RowCollector:
             numbers=numbers,
             ids=ids,
             titles=titles if any(title is not None for title in titles) else None,
+            kept=kept if any(each is not None for each in kept) else None,
         )
 
 

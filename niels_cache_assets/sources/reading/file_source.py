@@ -17,6 +17,7 @@ from niels_cache_assets.sources.added import AddedFiles
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
+from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
@@ -62,7 +63,7 @@ class FileSource(DecodesText, PretrainSource):
         return files_digest(self.input_files())
 
 
-class RowFileSource(ChoosesRows, FileSource, SourceWithParts):
+class RowFileSource(ChoosesRows, KeepsColumns, FileSource, SourceWithParts):
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")

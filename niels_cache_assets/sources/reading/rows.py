@@ -261,7 +261,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
     return cast(list[Any], column.to_pylist())
 
 
-def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
     """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs."""
     try:
         return cast(list[dict[str, Any]], batch.to_pylist())
@@ -347,7 +347,7 @@ def parquet_rows(
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
                         refuse_length(f"{file.name}: row {first + row}", limit)
-            for row, values in enumerate(_rows_of(batch, encoding), first):
+            for row, values in enumerate(rows_in(batch, encoding), first):
                 position.row = row + 1
                 yield row, values
 

@@ -9,7 +9,6 @@ one by one, at about a microsecond. Both give the same result. Row groups whose 
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.where_grammar import GRAMMAR, Column, Path, WrongType, choices_of, kind_of, operand_of, pairs_of
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -92,12 +92,7 @@ class Where:
 
     def require(self, columns: Iterable[str], place: str) -> None:
         """Raise NielsCacheError if a column is missing. The message names the place and the nearest column."""
-        there = list(columns)
-        for name in self.columns:
-            if name not in there:
-                close = difflib.get_close_matches(name, there, n=1)
-                meant = f"did you mean {close[0]!r}? " if close else ""
-                raise NielsCacheError(f"{place}: where: no column {name!r}; {meant}The columns are: {', '.join(there[:20]) or 'none'}")
+        require_columns("where", self.columns, columns, place)
 
     def require_types(self, schema: Mapping[str, pa.DataType], place: str) -> None:
         """Raise NielsCacheError if a column is missing, or has a type that cannot be compared in this way."""

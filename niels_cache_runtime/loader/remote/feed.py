@@ -20,7 +20,8 @@ from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
-from niels_cache_runtime.remote.ledger import Want, once_unlocked
+from niels_cache_runtime.remote.ledger import once_unlocked
+from niels_cache_runtime.remote.needs import Want
 
 _MOST_VISITS = 64  # that are told ahead
 _NEVER = 2**62
@@ -44,6 +45,7 @@ class BlockFeed:
         self._key = object()  # the sources know this feed by it
         self._end = _NEVER if end is None else end
         self._copy = self._lead.copy
+        self._splits = dict(source.whole() for source in self._all)
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
@@ -55,7 +57,7 @@ class BlockFeed:
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
         with self._copy.reading:
-            if first >= self._first_end or last > self._next_first or self._lead.feed is not self._key:
+            if first >= self._first_end or last > self._next_first or self._lead.feed is not self._key or self._copy.is_crowded():
                 self._move(first, min(last, self._end))
             for source in self._all:
                 source.is_fed = True
@@ -86,7 +88,7 @@ class BlockFeed:
     def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
         for source in self._all:
             source.use_visits(None, feed=None)
-        self._copy.need(self._run if run is None else run, position, wants)
+        self._copy.need(self._run if run is None else run, position, wants, leave=[source.leave for source in self._all])
 
     def _move(self, first: int, last: int) -> None:
         self._look_ahead()
@@ -107,7 +109,7 @@ class BlockFeed:
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, first, wants)
+        self._copy.need(self._run, first, wants, leave=[source.leave for source in self._all], splits=self._splits)
 
     def _look_ahead(self) -> None:
         """Fill `_coming` with as many visits as the copy can hold."""

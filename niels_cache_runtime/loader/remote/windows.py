@@ -25,8 +25,8 @@ from niels_cache_runtime.format.layout import Split, Tokens, doc_ends_name, toke
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
-from niels_cache_runtime.remote.ledger import TAILS, Want, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.needs import TAILS, Want, Whole, split_folder, tail_path
 
 
 class CopiedWindows(PretrainWindows):
@@ -100,12 +100,26 @@ class CopiedWindows(PretrainWindows):
         sums = np.add.reduceat(self._sizes, own.files[:-1])
         return int((sums + self._tail_bytes).max())
 
+    def whole(self) -> tuple[str, Whole]:
+        """Return the folder of the shards, relative to the copy, their size with all tails, and how many of them a run reads."""
+        own = self.blocks(self.block_shards)
+        used = int(np.diff(own.files)[np.diff(own.samples) > 0].sum())  # the last shards of a split may be too short for a window
+        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), used)
+
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
-        """Keep the shards of these visits, and give the others back. With None, keep nothing, and read without a feed from here on."""
-        with self.copy.reading:
-            self._visits, self.feed = None if visits is None else tuple(visits), feed
-            needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
-            self._give_back(self._in_use - needed)
+        """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""
+        self._visits, self.feed, self.is_ready = None if visits is None else tuple(visits), feed, False
+
+    def leave(self, is_kept: bool) -> list[str]:
+        """Unmap what no visit in use needs, and return it. is_kept: whether shards may stay mapped. The caller holds `copy.reading`."""
+        needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
+        gone = [path for path in self._in_use - needed if not is_kept or path.startswith(f"{TAILS}/")]
+        try:
+            for path in gone:
+                self._unmap(path)
+        finally:
+            self._refill()
+        return gone
 
     def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
         with self.copy.reading:

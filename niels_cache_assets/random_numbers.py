@@ -1,0 +1,49 @@
+"""The random numbers of torch's generator, without torch: to import torch takes a second and 200 MB of memory.
+
+torch and NumPy have the same Mersenne Twister (MT19937, Matsumoto and Nishimura 1998), and start it alike. This module makes integers and
+permutations from its numbers as torch does (`random_from_to` and `randperm` on the CPU).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WIDE = 1 << 28  # a limit from which torch makes a number of 64 bits
+_MOST_OWN = 1_000_000  # a permutation of more numbers would take longer than the import of torch
+
+
+class TorchRandom:
+    """The numbers that `torch.Generator().manual_seed(seed)` gives on the CPU. The seed is at least 0."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._state = np.random.RandomState(seed & 0xFFFF_FFFF)
+        self._drawn = 0
+
+    def below(self, limit: int, count: int) -> NDArray[np.int64]:
+        """Return `torch.randint(limit, (count,))`: (count,) numbers from 0 to `limit` - 1."""
+        if limit < _WIDE:
+            return self._raw(count) % limit
+        high, low = self._raw(2 * count).reshape(count, 2).T.astype(np.uint64)
+        return ((high << np.uint64(32) | low) % np.uint64(limit)).astype(np.int64)
+
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """Return `torch.randperm(count)`."""
+        if count > _MOST_OWN:
+            return self._of_torch(count)
+        order = list(range(count))
+        steps = self._raw(max(count - 1, 0)) % np.arange(count, 1, -1)
+        for place, step in enumerate(steps.tolist()):
+            order[place], order[place + step] = order[place + step], order[place]
+        return np.array(order, dtype=np.int64)
+
+    def _raw(self, count: int) -> NDArray[np.int64]:
+        """Return the next 32-bit numbers of the generator."""
+        self._drawn += count
+        return self._state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
+
+    def _of_torch(self, count: int) -> NDArray[np.int64]:
+        import torch
+
+        generator = torch.Generator().manual_seed(self._seed)
+        torch.randint(2, (self._drawn,), generator=generator)  # the numbers that were drawn before
+        return torch.randperm(count, generator=generator).numpy()

@@ -1,0 +1,126 @@
+"""The key `keep`: columns of rows that stay with their documents, such as `["url", "score"]`.
+
+The kept values of a row are one JSON object, in the order of the key. So any type of value stays, and rows may lack a column, whose value
+is then null. The text of this object goes through a build like a title. It costs a microsecond or two for each row, and is in memory for
+each document of the open row group of lineage. So its length is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from niels_cache_assets.sources.reading.columns import require_columns
+from niels_cache_assets.sources.reading.files import writable
+from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each export of text, and so no names for kept columns
+MOST_CHARACTERS = 8192  # of the kept values of a row
+
+
+class KeepsColumns(Source):
+    """The key of the kinds that read rows with columns."""
+
+    keep: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description='Columns that stay with their documents, such as ["url", "score"]: in the corpus, the lineage, `trace` and '
+        "`export text`",
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _are_columns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not name:
+                raise ValueError("keep holds an empty name; write the names of columns")
+            if name in EXPORTED:
+                raise ValueError(f"{name!r} is the name of a column that exports of text have already; leave it out")
+        if len(set(value)) != len(value):
+            raise ValueError("keep names a column twice")
+        return value
+
+    def require_kept(self, schema: Mapping[str, pa.DataType], place: str) -> None:
+        """Raise NielsCacheError if a Parquet file lacks a column of `keep`, or holds binary data there."""
+        import pyarrow.types as types
+
+        require_columns("keep", self.keep, schema, place)
+        for name in self.keep:
+            kind = schema[name]
+            if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+                raise NielsCacheError(f"{place}: keep: the column {name!r} holds binary data ({kind}); leave it out")
+
+    def kept_of(self, values: Mapping[str, Any], file: str, row: int) -> str | None:
+        """Return the kept values of a row as JSON, or None without `keep`. Numbers that JSON does not know (NaN, infinities) become null.
+
+        Raises NielsCacheError for values that are too long, and for binary data.
+        """
+        if not self.keep:
+            return None
+        kept = {name: values.get(name) for name in self.keep}
+        try:
+            text = _encode_finite(kept)
+        except RecursionError as error:
+            raise NielsCacheError(f"{file}: row {row}: keep: the values are nested too deeply; leave the column out") from error
+        except _BinaryError as error:
+            raise NielsCacheError(f"{file}: row {row}: keep: a value holds binary data; leave its column out") from error
+        if len(text) > MOST_CHARACTERS:
+            longest = max(self.keep, key=lambda name: len(_encode_finite(kept[name])))
+            raise NielsCacheError(
+                f"{file}: row {row}: keep: the values have {len(text):,} characters, most of them in {longest!r}; "
+                f"at most {MOST_CHARACTERS:,} can stay with a document, so leave this column out"
+            )
+        return writable(text)
+
+
+def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:
+    """Return the columns that stay with the documents of a data set. Those of a mixture are the columns of all members.
+
+    tables: the pretrain tables of the configuration, by name.
+    """
+    members = (tables[name] for name in getattr(source, "members", ()) if name in tables)
+    columns = (*getattr(source, "keep", ()), *(name for member in members for name in getattr(member, "keep", ())))
+    return tuple(dict.fromkeys(columns))
+
+
+def kept_values(text: str | None) -> dict[str, Any]:
+    """Return the values by column that `kept_of` wrote as JSON. Empty for None."""
+    values: dict[str, Any] = {} if text is None else json.loads(text)
+    return values
+
+
+class _BinaryError(Exception):
+    """A value holds bytes."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON knows in place of one that it does not know: ISO 8601 for times, and text for all others."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise _BinaryError
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain).encode
+
+
+def _encode_finite(value: Any) -> str:
+    try:
+        return _encode(value)
+    except ValueError:  # a number that is not finite
+        return _encode(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value

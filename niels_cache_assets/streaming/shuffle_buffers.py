@@ -1,0 +1,246 @@
+"""The two buffers of a shuffle: one for documents in Arrow's form (strings.py), and one for documents with Python strings.
+
+`ColumnBuffer` appends the bytes of each new document to one array, and a slot is the number of a document in it. So an exchange copies a
+text once, and moves only numbers after that. The texts of documents that left stay in the array until it is full. Then the documents of the
+slots are copied to a new array. While they are copied, both arrays are there: three times the texts of the buffer, and 8 MB. Therefore a
+buffer with more than 64 MB of text holds Python strings instead, each of which is freed when it was used.
+
+Titles and redirects are left out, because no step after a shuffle reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.strings import Strings
+
+_MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
+_SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
+_ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice their ids
+_ROOM_ROWS = 1 << 15  # beside twice the documents
+_STRINGS = ("text", "source_id", "file")
+_COLUMNS = (*_STRINGS, "row", "split", "characters")
+
+
+class Buffer(Protocol):
+    """The documents of a shuffle, each in a slot."""
+
+    def __len__(self) -> int: ...
+
+    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch | None:
+        """Put each incoming document into its slot, one after the other, and return the documents that the slots held before.
+
+        Return None if this buffer cannot take the documents. Nothing has changed then; use the buffer that `with_objects` returns.
+        """
+
+    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
+        """Return the documents in these slots."""
+
+    def with_objects(self) -> Buffer:
+        """Return a buffer with the same documents in the same slots, which takes any documents."""
+
+
+def buffer_of(batches: Sequence[DocumentBatch]) -> Buffer:
+    """Return a buffer with the documents of `batches`, in their order."""
+    documents = DocumentBatch.joined([replace(batch, title=None, redirect=None) for batch in batches])
+    columns = _Columns.of(documents) if any(isinstance(batch.text, Strings) for batch in batches) else None
+    return ObjectBuffer(documents) if columns is None or columns.text_bytes > _MOST_BYTES else ColumnBuffer(columns)
+
+
+class _Exchange:
+    """The moves of an exchange, for which some slots are drawn twice.
+
+    stays: bool (n,), the incoming documents that stay in the buffer. before, after: pairs of incoming documents with the same slot, one
+    directly after the other.
+    """
+
+    def __init__(self, slots: NDArray[np.int64]) -> None:
+        order = np.argsort(slots, kind="stable")
+        in_order = slots[order]
+        again = in_order[1:] == in_order[:-1]
+        self.before, self.after = order[:-1][again], order[1:][again]
+        self.stays = np.ones(len(slots), dtype=bool)
+        self.stays[self.before] = False
+
+
+class ObjectBuffer:
+    """A buffer with a Python string for each text."""
+
+    def __init__(self, documents: DocumentBatch) -> None:
+        held = documents.with_objects()
+        self._held = held[np.arange(len(held))]  # a copy, because `exchange` writes into its columns
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def with_objects(self) -> Buffer:
+        return self
+
+    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
+        return self._held[slots]
+
+    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
+        incoming, moved = incoming.with_objects(), _Exchange(slots)
+        if self._held.kept is not None or incoming.kept is not None:
+            incoming, self._held = _with_kept(incoming), _with_kept(self._held)
+        leaving = self._held[slots]
+        for name in _COLUMNS if self._held.kept is None else (*_COLUMNS, "kept"):
+            column, new = getattr(leaving, name), getattr(incoming, name)
+            column[moved.after] = new[moved.before]
+            getattr(self._held, name)[slots[moved.stays]] = new[moved.stays]
+        return leaving
+
+
+def _with_kept(documents: DocumentBatch) -> DocumentBatch:
+    return documents if documents.kept is not None else replace(documents, kept=np.full(len(documents), None, dtype=object))
+
+
+class ColumnBuffer:
+    """A buffer of columns, in which a slot is the number of a document."""
+
+    def __init__(self, documents: _Columns) -> None:
+        self._arrivals = _Arrivals(documents, None)
+        self._arrived = np.arange(len(documents.row))  # for each slot, the number of its document
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def with_objects(self) -> Buffer:
+        return ObjectBuffer(self._arrivals.documents(self._arrived))
+
+    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
+        return self._arrivals.documents(self._arrived[slots])
+
+    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch | None:
+        columns = _Columns.of(incoming)
+        if columns is None:
+            return None
+        new = self._arrivals.append(columns)
+        if new is None:
+            held = _Columns.of(self._arrivals.documents(self._arrived))
+            assert held is not None
+            if held.text_bytes + columns.text_bytes > _MOST_BYTES:
+                return None
+            self._arrivals, self._arrived = _Arrivals(held, columns), np.arange(len(self))
+            new = self._arrivals.append(columns)
+            assert new is not None
+        moved = _Exchange(slots)
+        leaving = self._arrived[slots]
+        leaving[moved.after] = new[moved.before]
+        self._arrived[slots[moved.stays]] = new[moved.stays]
+        return self._arrivals.documents(leaving)
+
+
+class _Columns(NamedTuple):
+    """The columns of documents, all of them in Arrow's form. text and source_id are arrays of their own. See DocumentBatch."""
+
+    text: Strings
+    source_id: Strings
+    file: Strings
+    row: NDArray[np.int64]
+    split: NDArray[np.int8]
+    characters: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, documents: DocumentBatch) -> _Columns | None:
+        """Return the columns of documents. Return None if a string is not valid Unicode, if texts are long on average, or if documents have
+        kept values.
+        """
+        if documents.kept is not None:
+            return None
+        strings = [getattr(documents, name) for name in _STRINGS]
+        if not isinstance(documents.text, Strings) and int(documents.characters.sum()) > _SHORT_CHARACTERS * len(documents):
+            return None
+        columns = [column if isinstance(column, Strings) else Strings.of(column.tolist()) for column in strings]
+        if any(column is None for column in columns):
+            return None
+        text, source_id, file = (cast(Strings, column) for column in columns)
+        return cls(text.copied(), source_id.copied(), file, documents.row, documents.split, documents.characters)
+
+    @property
+    def text_bytes(self) -> int:
+        return len(self.text.buffers()[0])
+
+
+class _Appended:
+    """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
+
+    def __init__(self, *, rows: int, size: int) -> None:
+        """rows: the most strings. size: their most bytes."""
+        import pyarrow as pa
+
+        self._content, self._offsets = np.empty(size, np.uint8), np.zeros(rows + 1, np.int64)
+        self._offsets[-1] = size  # Arrow computes the average length from it
+        self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
+
+    def append(self, count: int, content: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
+        """Append strings after the first `count`. Return False if there is no room. content, offsets: see Strings.buffers."""
+        start, end = int(self._offsets[count]), count + len(offsets)
+        if end > len(self._offsets) or start + len(content) > len(self._content):
+            return False
+        self._content[start : start + len(content)] = content
+        np.add(offsets[1:], start, out=self._offsets[count + 1 : end])
+        return True
+
+
+class _Arrivals:
+    """Documents in the order of their arrival. Documents are appended, and none is changed or removed.
+
+    So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
+    """
+
+    def __init__(self, documents: _Columns, incoming: _Columns | None) -> None:
+        """incoming: documents for which there must be room after the first `documents`."""
+        texts, ids, count = documents.text_bytes, len(documents.source_id.buffers()[0]), len(documents.row)
+        rows = 2 * count + _ROOM_ROWS
+        size, id_size = 2 * texts + _ROOM_BYTES, 2 * ids + _ROOM_BYTES
+        if incoming is not None:
+            rows += len(incoming.row)
+            size, id_size = size + incoming.text_bytes, id_size + len(incoming.source_id.buffers()[0])
+        self._text, self._source_id = _Appended(rows=rows, size=size), _Appended(rows=rows, size=id_size)
+        self._numbers: list[NDArray[Any]] = [
+            np.empty(rows, np.int64),
+            np.empty(rows, np.int8),
+            np.empty(rows, np.int64),
+            np.empty(rows, np.int64),
+        ]
+        places, file = np.unique(documents.file.rows, return_inverse=True)
+        self._names = Strings(documents.file.values, places).arrow()  # of all files, in the order of their arrival
+        self._added = self._names  # the names of the batch that came last
+        self._base = 0  # their place in `names`
+        self._count = 0
+        self.append(documents._replace(file=Strings(self._names, file)))
+
+    def append(self, documents: _Columns) -> NDArray[np.int64] | None:
+        """Append documents, and return their numbers, (n,). Return None if there is no room."""
+        import pyarrow as pa
+
+        first, end = self._count, self._count + len(documents.row)
+        if not (self._text.append(first, *documents.text.buffers()) and self._source_id.append(first, *documents.source_id.buffers())):
+            return None
+        if documents.file.values is not self._added:
+            self._base, self._added = len(self._names), documents.file.values
+            self._names = pa.concat_arrays([self._names, self._added])
+        new = (documents.row, documents.split, documents.characters, documents.file.rows + self._base)
+        for column, values in zip(self._numbers, new, strict=True):
+            column[first:end] = values
+        self._count = end
+        return np.arange(first, end)
+
+    def documents(self, numbers: NDArray[np.int64]) -> DocumentBatch:
+        """Return the documents with these numbers."""
+        row, split, characters, file = (column[numbers] for column in self._numbers)
+        return DocumentBatch(
+            text=Strings(self._text.values, numbers),
+            source_id=Strings(self._source_id.values, numbers),
+            file=Strings(self._names, file),
+            row=row,
+            split=split,
+            characters=characters,
+        )

@@ -1,0 +1,172 @@
+"""Columns of strings in Arrow's form, so that a short text costs no Python object on its way through a build.
+
+A column is either a `Strings`, or an object array of str. Sources give `Strings` for short texts that Arrow has already read. Both have a
+length, slices, masks, positions, iteration and `tolist`. A `Strings` is never changed. It may refer to some rows of a larger Arrow array,
+and these rows are copied together only when `arrow` or `buffers` is called: most steps of a build only choose and order rows. A step that
+needs Python strings calls `tolist`. Arrow releases the interpreter's lock while it copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Objects = NDArray[np.object_]
+
+
+class Strings:
+    """A column of n strings, which are valid Unicode."""
+
+    __slots__ = ("_rows", "values")
+
+    def __init__(self, values: pa.LargeStringArray, rows: NDArray[np.int64] | None = None) -> None:
+        """values: valid UTF-8, without nulls. rows: (n,) positions in `values`; None for all values in their order."""
+        self.values, self._rows = values, rows
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> Strings | None:
+        """Return a column of Python strings. Return None if one of them is not valid Unicode."""
+        import pyarrow as pa
+
+        joined = "".join(strings)
+        try:
+            content = joined.encode()
+        except UnicodeEncodeError:
+            return None
+        sizes = map(len, strings) if len(content) == len(joined) else (len(string.encode()) for string in strings)
+        offsets = np.zeros(len(strings) + 1, np.int64)
+        np.cumsum(np.fromiter(sizes, np.int64, len(strings)), out=offsets[1:])
+        return cls.of_buffers(pa.py_buffer(content), offsets)
+
+    @classmethod
+    def of_buffers(cls, content: pa.Buffer | None, offsets: NDArray[np.int64]) -> Strings:
+        """Return a column of the strings between the offsets, (n + 1,), in a buffer of valid UTF-8."""
+        import pyarrow as pa
+
+        kept = pa.py_buffer(b"") if content is None else content
+        return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), kept))
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The positions of the strings in `values`, (n,)."""
+        return np.arange(len(self.values)) if self._rows is None else self._rows
+
+    def __len__(self) -> int:
+        return len(self.values if self._rows is None else self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> Strings: ...
+    def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any]) -> str | Strings:
+        """Return one string, or the strings that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
+        if isinstance(index, int):
+            return self[[range(len(self))[index]]].tolist()[0]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if self._rows is None and step == 1:
+                return Strings(self.values.slice(start, max(stop - start, 0)))
+        elif not isinstance(index, np.ndarray):
+            index = np.array(index, dtype=np.int64)
+        return Strings(self.values, self.rows[index])
+
+    def tolist(self) -> list[str]:
+        """Return the strings as Python strings."""
+        return cast(list[str], self.arrow().to_numpy(zero_copy_only=False).tolist())
+
+    def arrow(self) -> pa.LargeStringArray:
+        """Return an Arrow array of exactly these strings."""
+        if self._rows is None:
+            return self.values
+        import pyarrow.compute as compute
+
+        return compute.take(self.values, int64_array(self._rows), boundscheck=False)
+
+    def copied(self) -> Strings:
+        """Return the same column as an array of its own, if it refers to rows of another one."""
+        return self if self._rows is None else Strings(self.arrow())
+
+    def with_line_feeds(self) -> Strings:
+        """Return the strings as an array of their own, with LF for each CRLF and CR."""
+        import pyarrow.compute as compute
+
+        copy = self.copied()
+        if not (copy.buffers()[0] == ord("\r")).any():
+            return copy
+        lines = compute.replace_substring(copy.values, "\r\n", "\n")
+        return Strings(compute.replace_substring(lines, "\r", "\n"))
+
+    def buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the UTF-8 bytes of all strings back to back, and the offset of each string in them, (n + 1,), the first one 0."""
+        return buffers_of(self.arrow())
+
+    @classmethod
+    def joined(cls, columns: Sequence[Strings]) -> Strings:
+        """Return one column with the strings of all `columns`. At least one column is required."""
+        import pyarrow as pa
+
+        joined = []
+        for _, group in groupby(columns, key=lambda column: id(column.values)):
+            same = list(group)
+            joined.append(same[0] if len(same) == 1 else cls(same[0].values, np.concatenate([column.rows for column in same])))
+        return joined[0] if len(joined) == 1 else cls(pa.concat_arrays([column.arrow() for column in joined]))
+
+
+def join_strings(columns: Sequence[Strings | Objects]) -> Strings | Objects:
+    """Return one column with the strings of all `columns`. It is a `Strings` if all of them are."""
+    if len(columns) == 1:
+        return columns[0]
+    if all(isinstance(column, Strings) for column in columns):
+        return Strings.joined(cast("Sequence[Strings]", columns))
+    return np.concatenate([as_objects(column) for column in columns])
+
+
+def as_objects(column: Strings | Objects) -> Objects:
+    """Return the column as an object array of str, (n,)."""
+    return cast(Objects, column.arrow().to_numpy(zero_copy_only=False)) if isinstance(column, Strings) else column
+
+
+def buffers_of(strings: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), the first one 0."""
+    import pyarrow.types as types
+
+    if not len(strings):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    _, offsets, content = strings.buffers()
+    width = np.int64 if types.is_large_string(strings.type) else np.int32
+    found = np.frombuffer(offsets, width)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
+
+
+def int64_array(numbers: NDArray[np.int64]) -> pa.Array:
+    """Return the numbers as an Arrow array, without a copy. `pa.array` would import pandas, which takes half a second."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))], 0)
+
+
+def arrow_array(values: Sequence[Any] | NDArray[Any] | Strings, kind: pa.DataType) -> pa.Array:
+    """Return a column of values of any kind as an Arrow array of this type."""
+    import pyarrow as pa
+
+    if isinstance(values, Strings):
+        return values.arrow().cast(kind)
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and kind == pa.int64():
+        return int64_array(values)
+    return pa.array(values, kind)
+
+
+def repeated(string: str, count: int) -> Strings | Objects:
+    """Return a column with the same string `count` times."""
+    once = Strings.of([string])
+    return np.full(count, string, dtype=object) if once is None else once[np.zeros(count, np.int64)]

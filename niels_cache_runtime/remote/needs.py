@@ -1,0 +1,75 @@
+"""What a process that reads a local copy needs, and what it has mapped. `ledger` writes this to the disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from niels_cache_runtime.format.layout import shard_name
+
+BUILDS, TAILS = "builds", "tails"
+
+
+class Want(NamedTuple):
+    """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
+
+    first, end: it needs them from sample `first` of the run to sample `end` - 1. now: whether to download them now; otherwise they are only
+    kept if they are there. build: CONTENT_SHA256/FAMILY/NAME.
+    """
+
+    first: int
+    end: int
+    now: bool
+    build: str
+    split: str
+    begin: int
+    stop: int
+    tail: int
+
+    def paths(self) -> list[str]:
+        """Return the files, relative to the copy."""
+        folder = split_folder(self.build, self.split)
+        shards = [f"{folder}{shard_name(index)}" for index in range(self.begin, self.stop)]
+        return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
+
+
+class Whole(NamedTuple):
+    """The shards of a split, with its tails. bytes: of all of them together. files: the number of shards that a run reads."""
+
+    bytes: int
+    files: int
+
+
+def split_folder(build: str, split: str) -> str:
+    """Return the folder of the shards of a split, with a slash at its end."""
+    return f"{BUILDS}/{build}/{split}/"
+
+
+def tail_path(build: str, split: str, stop: int, size: int) -> str:
+    """Return the path of the file with the first `size` bytes of the shards from number `stop` on."""
+    return f"{TAILS}/{build}/{split}/{stop:05d}-{size}.bin"
+
+
+@dataclass
+class Reader:
+    """A process that reads.
+
+    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long.
+    run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
+    keeps: the splits of which it may have mapped any shard, by folder.
+    """
+
+    pid: int
+    limit: int
+    group: str
+    run: str = ""
+    position: int = 0
+    wants: list[Want] = field(default_factory=list)
+    demand: list[str] = field(default_factory=list)
+    maps: list[str] = field(default_factory=list)
+    starved: bool = False
+    keeps: dict[str, Whole] = field(default_factory=dict)
+
+    def mapped(self, paths: set[str]) -> set[str]:
+        """Return the files that this process may have mapped. paths: all files of the copy."""
+        return {*self.maps, *(path for path in paths if path.startswith(tuple(self.keeps)))} if self.keeps else {*self.maps}
