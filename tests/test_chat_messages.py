@@ -1,4 +1,4 @@
-"""What a conversation may hold if it has a chat template: tools, calls, reasoning, parts of text, and the rows that are refused."""
+"""The messages of a conversation with a chat template: tools, calls, reasoning, parts of text, and rows that are refused."""
 
 import json
 from pathlib import Path
