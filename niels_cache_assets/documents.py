@@ -19,11 +19,12 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 
 NO_SPLIT = -1
 
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(TypedDict):
-    """One turn of a conversation: the speaker, and the text. Only chat templates know the speaker "tool".
+    """One turn of a conversation: the speaker, and the text. Only chat templates know the speakers
+    "developer" and "tool".
 
     With a chat template, a message may have further keys, with JSON values. They reach the template unchanged.
     """

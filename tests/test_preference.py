@@ -26,6 +26,7 @@ from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.show.samples import examples, notable
+from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
 from niels_cache_runtime import NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.layout import SCHEMA_VERSION
@@ -182,10 +183,7 @@ FORMS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None:
-    def read(value: Any) -> list[Message] | None:
-        return value if isinstance(value, list) else None
-
-    assert sides_of(*FORMS[form], read) == ([ASK, GOOD], [ASK, BAD])
+    assert sides_of(*FORMS[form], template_messages) == ([ASK, GOOD], [ASK, BAD])
     keys = ("prompt", "chosen", "rejected")
     path = tmp_path / "pairs.jsonl"
     rows = [{key: value for key, value in zip(keys, FORMS[form], strict=True) if value is not None}] * 3
@@ -195,8 +193,8 @@ def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None
 
 
 def test_text_without_a_prompt_is_no_pair() -> None:
-    assert sides_of(None, "good", "bad", lambda value: None) == "no_prompt"
-    assert sides_of("q", 3, "bad", lambda value: None) == "malformed_pair"
+    assert sides_of(None, "good", "bad", template_messages) == "no_prompt"
+    assert sides_of("q", 3, "bad", template_messages) == "malformed_pair"
     assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
     assert dialogue("So\n\nHuman: a") is None
 
