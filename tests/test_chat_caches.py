@@ -408,6 +408,7 @@ def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, mod
     assert "[tool search] found" in opened_model(model).decode(tokens)
 
 
+@pytest.mark.walk
 def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
     data = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():

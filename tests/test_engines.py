@@ -673,6 +673,7 @@ def test_the_merges_of_ranks_give_the_ids_of_tiktoken(tokenizer: TiktokenTokeniz
     assert compare(texts, reference=tokenizer.encode_flat, engine=converted.encode_flat).differing == 0
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize("name", ["deepseek_tokenizer.json", "anthropic_tokenizer.json", "gpt2.tiktoken", "qwen.tiktoken"])
 @pytest.mark.real_data
 @pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
