@@ -22,7 +22,7 @@ Leave = Callable[[bool], Collection[str]]
 
 
 class Kept(NamedTuple):
-    """What `LocalCopy.need` was told when shards stayed mapped. woken: the value of `Ledger.woken` then."""
+    """The arguments of the last `LocalCopy.need` that kept shards mapped, and the value of `Ledger.woken` at that time."""
 
     leave: Sequence[weakref.WeakMethod[Leave]]
     splits: Mapping[str, Whole]
