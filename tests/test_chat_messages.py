@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
@@ -41,6 +43,38 @@ def test_every_speaker_and_key_reaches_the_template(tmp_path: Path) -> None:
     assert dropped == {}
     assert found.tools == [{"name": "f"}]
     assert found.messages == messages
+
+
+def test_a_message_without_text_is_in_no_sample_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    messages = [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]
+    path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml"})
+    assert [*raw_texts(source, StreamContext(seed=0))] == ["q", "1", "a"]
+    found = sample_of_source(source, [], seed=0, encoder=None)
+    assert found is not None
+    assert found.text_bytes == 3
+
+
+def test_a_wrong_name_of_the_tools_is_found_and_needs_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    with pytest.raises(NielsCacheError, match=r"tools_field.*functions"):
+        read(path, [{"messages": [ASK, SAY], "functions": []}], tools_field="function")
+    table = {"source": "chat_jsonl", "files": [str(path)], "tools_field": "function"}
+    with pytest.raises(NielsCacheError, match=r"tools_field.*functions"):
+        ChatJsonl.model_validate({**table, "template": "chatml"}).check_input({})
+    with pytest.raises(ValueError, match="tools_field"):
+        ChatJsonl.model_validate(table)
+    (found,), _, told = read(path, [{"messages": [ASK, SAY], "functions": [{"name": "f"}]}], tools_field="functions")
+    assert (found.tools, told) == ([{"name": "f"}], [])
+
+
+def test_rows_that_need_a_template_are_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [{"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(NielsCacheError, match="template"):
+        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
 
 
 def test_parts_of_text_become_one_text_and_calls_in_json_are_decoded() -> None:

@@ -122,20 +122,23 @@ def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list
     ours, theirs, _ = real
     assert _FOLDER is not None
     path = tmp_path / "chats.jsonl"
+    in_text = {**CALL, "function": {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}}  # type: ignore[dict-item]
+    with_null = [{**each, "content": None, "tool_calls": [in_text]} if "tool_calls" in each else each for each in WITH_TOOLS]
     rows = [{"messages": WITH_TOOLS, "tools": TOOLS}, {"messages": WITH_TOOLS, "tools": json.dumps(TOOLS)}, {"messages": WITH_TOOLS}]
+    rows.append({"messages": with_null, "tools": TOOLS})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "model"})
-    ((with_tools, decoded, without),) = source.conversations(StreamContext(seed=0))
+    ((with_tools, decoded, without, null),) = source.conversations(StreamContext(seed=0))
     assert with_tools.tools == decoded.tools == TOOLS
     assert without.tools is None
     equal = 0
     for name in COMPARED:
         text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
         template = Template(name=name, text=text, variables={"bos_token": BOS, "eos_token": EOS}, where=name)
-        for row, tools in ((with_tools, TOOLS), (without, None)):
+        for row, given, tools in ((with_tools, WITH_TOOLS, TOOLS), (without, WITH_TOOLS, None), (null, with_null, TOOLS)):
             settings: dict[str, Any] = {"chat_template": text, "return_dict": True, "return_assistant_tokens_mask": True}
             try:
-                wanted = theirs.apply_chat_template(WITH_TOOLS, tools=tools, **settings)
+                wanted = theirs.apply_chat_template(given, tools=tools, **settings)
             except Exception:  # a template that knows no tools
                 continue
             with ChatEncoder(template, ours) as encoder:
@@ -151,6 +154,16 @@ def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list
                 assert mask.tolist() == wanted["assistant_masks"], name
                 equal += 1
     assert equal > 24
+
+
+def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
+    asked = {"role": "user", "content": "q"}
+    rows = [
+        [asked, {"role": "assistant", **said}] for said in ({"content": None, "tool_calls": [CALL]}, {"content": "a", "tool_calls": [CALL]})
+    ]
+    with ChatEncoder(chatml(), opened_model(model)) as encoder:
+        found = encoder.encode([Chat(row, "row") for row in rows])
+    assert [getattr(each, "reason", None) for each in found] == ["refused_by_template"] * 2
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2_5", "gemma", "smolvlm"])

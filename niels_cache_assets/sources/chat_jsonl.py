@@ -28,7 +28,7 @@ from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSou
 from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED, _LOOKED_AT = 50, 20
-_OPTIONAL = ("input_field", "system_field", "prompt_field")
+_OPTIONAL = ("input_field", "system_field", "prompt_field", "tools_field")
 _OF_CHATS = ("messages_field", "instruction_field", "input_field", "output_field", "system_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
@@ -46,6 +46,7 @@ _MISTAKES = {  # by reason for dropping: what a person would want to know of the
     BROKEN_CALL: "a call of a tool is not valid JSON",
     BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
 }
+_WANTED = {"messages_field": "a list of messages", "tools_field": "a list of tools"}
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
@@ -90,6 +91,8 @@ class ChatJsonl(DecodesText, SftSource):
         if unused := [key for key in others if key in self.model_fields_set]:
             needed = '"chat"' if self.is_preference else '"preference"'
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
+        if self.tools_field and self.template == SENTINELS:
+            raise ValueError("tools_field is for a chat template; remove it, or set template")
         return self
 
     @property
@@ -135,7 +138,15 @@ class ChatJsonl(DecodesText, SftSource):
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
                 first = f"first {count:,} {'row' if count == 1 else 'rows'}"
-                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the {first}; {_FORMS}{fitting()}")
+                raise NielsCacheError(
+                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the {first}; {_FORMS}{self._template_advice(looked_at) or fitting()}"
+                )
+
+    def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
+        """Return a clause for a table without a chat template whose rows need one, such as calls of tools. Otherwise it is empty."""
+        with_template = self.model_copy(update={"template": "model"})
+        needs = self.template == SENTINELS and any(with_template._problem(row) is None for row in rows)
+        return '; these rows need a chat template, such as template = "model"' if needs else ""
 
     @classmethod
     def fits(cls, rows: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> bool:
@@ -152,10 +163,12 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
+        keys: tuple[str, ...] = ("messages_field",)
         if self.is_preference:
-            return {key: name for key in ("chosen_field", "rejected_field", "prompt_field") if (name := getattr(self, key))}
-        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
-        return {key: name for key in keys if (name := getattr(self, key))}
+            keys = ("chosen_field", "rejected_field", "prompt_field")
+        elif self.instruction_field:
+            keys = ("instruction_field", "input_field", "output_field", "system_field")
+        return {key: name for key in (*keys, "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
@@ -223,7 +236,7 @@ class ChatJsonl(DecodesText, SftSource):
             )
         for key in (key for key in unproven if key in wrong and context.start is None):
             name, row, value, fields = wrong[key]
-            wanted = "a list of messages" if key == "messages_field" else "text or messages" if self.is_preference else "text"
+            wanted = _WANTED.get(key, "text or messages" if self.is_preference else "text")
             advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {wanted}"
             context.report.hints.append(
                 f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {wanted} there; {advice}"
@@ -259,6 +272,8 @@ def _is_right(key: str, value: Any) -> bool:
     """Return whether the field of this key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
+    if key == "tools_field":
+        return tools_of(value) != BROKEN_TOOLS
     if key in _OF_PAIRS:
         return isinstance(value, str | dict) or plain_messages(value) is not None
     return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
@@ -270,4 +285,4 @@ def _contents(example: Example | str) -> list[str]:
         return []
     messages, rejected = example
     others = [] if rejected is None else rejected[prompt_length(messages, rejected) :]
-    return [content for message in (*messages, *others) if isinstance(content := message["content"], str)]
+    return [content for message in (*messages, *others) if isinstance(content := message.get("content"), str)]

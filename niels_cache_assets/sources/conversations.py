@@ -47,6 +47,12 @@ def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY)
     return conversation_problem(example.rejected, roles) or pair_problem(example.messages, example.rejected)
 
 
+def contents(example: Conversation) -> list[str]:
+    """Return the texts of all messages, of both sides of a preference pair. A message that only calls tools has no text."""
+    messages = [*example.messages, *(example.rejected or [])]
+    return [content for message in messages if isinstance(content := message.get("content"), str)]
+
+
 def valid_batches(
     conversations: Iterable[Conversation],
     report: SourceReport,
