@@ -118,12 +118,21 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(recorded: Path) -> No
     assert not (recorded / f"{JOURNAL_NAME}.new").exists()
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../outside"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../outside", "a/" + "ü" * 128])
 @pytest.mark.parametrize("how", ["files", "finished"])
-def test_a_journal_names_no_file_outside(recorded: Path, name: str, how: str) -> None:
+def test_a_journal_names_no_file_outside_and_no_impossible_one(recorded: Path, name: str, how: str) -> None:
     (recorded / "a").mkdir()
-    opened(recorded).record({}, **{"files": {}, how: {name: 0 if how == "files" else ONE}})  # type: ignore[arg-type]
+    opened(recorded).record({"documents": 3}, **{"files": {}, how: {name: 0 if how == "files" else ONE}})  # type: ignore[arg-type]
     assert read_journal(recorded) is None
+
+
+def test_a_record_of_files_without_a_state_is_none(tmp_path: Path) -> None:
+    """A build without a state begins at its start, and would find the files of another one."""
+    (tmp_path / "a").write_bytes(b"1")
+    opened(tmp_path).record({}, files={"a": 1})
+    assert read_journal(tmp_path) is None
+    opened(tmp_path).record({}, files={})
+    assert read_journal(tmp_path) is not None
 
 
 def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +153,7 @@ def test_a_record_is_due_behind_a_finished_file(tmp_path: Path, monkeypatch: pyt
     journal = opened(tmp_path)
     (tmp_path / "a").write_bytes(b"1")
     assert [journal.due(0, finished=finished) for finished in (0, 1)] == [False, True]
-    journal.record({}, files={}, finished={"a": ONE})
+    journal.record({"row": 1}, files={}, finished={"a": ONE})
     assert [journal.due(0, finished=finished) for finished in (1, 2)] == [False, True]
     again = opened(tmp_path)
     assert [again.due(0, finished=finished) for finished in (1, 2)] == [False, True]

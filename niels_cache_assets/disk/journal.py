@@ -258,6 +258,7 @@ def _decode(content: bytes) -> Recorded | str:
     sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
     sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
     sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
+    sound = sound and bool(recorded.state or not recorded.sizes)  # without a state, a build begins at its start, so it has no files
     sound = (
         sound
         and isinstance(recorded.sums, dict)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 
+_MOST_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for
+
 
 def name_problem(name: object) -> str | None:
     """Return one clause if `name` is not a relative path with slashes that stays inside its folder. Return None if it is."""
@@ -24,6 +26,8 @@ def name_problem(name: object) -> str | None:
         return "holds a character that is not allowed in a file name"
     if "\\" in name or not {"..", ".", ""}.isdisjoint(name.split("/")):
         return "does not stay in its folder"
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in name.split("/")):
+        return "is too long for a file name"
     return None
 
 
