@@ -343,7 +343,7 @@ class _Launcher:
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
             result = replace(result, state=state, meta=meta_of(step.artifact), message=what_to_know(run, metadata))
         elif isinstance(step.artifact, OfSearch) and not force and self._graph.is_done(step.artifact.key):
-            result = replace(result, state="cache_hit")  # another process has finished the search, and removed what it was made of
+            result = replace(result, state="cache_hit")  # another process has finished the search
         else:
             result = replace(result, message=why_failed(run))
         return replace(result, seconds=time.monotonic() - started)

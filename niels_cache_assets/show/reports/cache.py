@@ -136,7 +136,7 @@ class Item:
 
     @cached_property
     def limits(self) -> list[dict[str, Any]]:
-        """What cleaning measured at each limit (`measured_limits`), if the folder has a corpus. Empty if nothing was measured."""
+        """The measures of each limit of cleaning, as `measured_limits` gives them. Empty for a folder without measures."""
         if not self.is_built or self.meta.get("kind") != "corpus":
             return []
         try:
