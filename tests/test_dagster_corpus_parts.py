@@ -15,6 +15,7 @@ from niels_cache_assets.corpus.layout import corpus_parts_dir, ranges_dir
 from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.assets import parts as assets_parts
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
@@ -130,6 +131,45 @@ def test_a_corpus_with_a_part_that_failed_is_left_out(project: PartsProject) -> 
     assert {results[PARTS[1]].state, results[PARTS[2]].state} == {"failed", "built"}
     assert results[f"corpus/{NAME}"].state == "skipped"
     assert results[NAME].state == "skipped"
+
+
+def test_without_a_corpus_no_range_is_launched(project: PartsProject) -> None:
+    found = project.graph(1, TABLE, build=RANGES)
+    broken = found[f"corpus/{NAME}"].directory
+    broken.mkdir(parents=True)
+    (broken / "notes of mine").write_text("")
+    results = states(launch(found))
+    assert (results[f"corpus/{NAME}"], results[NAME]) == ("failed", "skipped")
+    assert not {"hashes", "range/range-00000", "range/range-00001", "corpus/duplicates"} & set(results)
+
+
+def test_a_launch_goes_on_if_another_process_finishes_the_search(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(1, TABLE, build=RANGES)
+
+    def overtaken(artifact: Artifact, **options: Any) -> Outcome:
+        if artifact.key == "range/range-00001" and not found.is_done(artifact.key):
+            materialize(found["corpus/duplicates"])
+        return materialize(artifact, **options)
+
+    monkeypatch.setattr(assets_parts, "materialize", overtaken)
+    results = states(launch(found))
+    assert [results[key] for key in STEPS[-4:]] == ["built", "built", "cache_hit", "cache_hit"]
+    assert results[NAME] == "built"
+    assert not ranges_dir(found.root).exists()
+
+
+def test_a_range_that_is_removed_after_its_run_is_no_failure(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project.graph(1, TABLE, build=RANGES)
+
+    def overtaken(artifact: Artifact, **options: Any) -> Outcome:
+        outcome = materialize(artifact, **options)
+        if artifact.key == "range/range-00001":
+            materialize(found["corpus/duplicates"])
+        return outcome
+
+    monkeypatch.setattr(assets_parts, "materialize", overtaken)
+    results = launch(found)
+    assert (results["range/range-00001"].meta, states(results)[NAME]) == (None, "built")
 
 
 def test_the_sensor_records_parts_of_a_corpus_that_other_programs_have_built(project: PartsProject) -> None:

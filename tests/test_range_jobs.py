@@ -229,6 +229,31 @@ def test_a_corpus_that_changes_makes_ranges_again(tmp_path: Path) -> None:
     assert linked(registry, project.root, 0) != before
 
 
+def test_a_range_reads_the_hashes_of_the_corpora_that_it_was_asked_for(tmp_path: Path) -> None:
+    project = Searched(tmp_path)
+    registry = project.registry()
+    project.prepare(registry)
+    asked = job(registry, project.root, 0)
+    asked.identity(None)
+    project.write(articles(50, seed=3))
+    project.prepare(registry)
+    materialize(graph(registry, project.root).duplicates().hashes())
+    assert job(registry, project.root, 0).hashes.current()
+    with pytest.raises(NielsCacheError) as caught:
+        asked.hashes.current()
+    assert missing(caught.value, HASHES, "build it first") == []
+
+
+def test_the_command_of_a_range_names_a_data_set_with_a_corpus(tmp_path: Path) -> None:
+    project = Searched(tmp_path)
+    registry = project.registry(first='[pretrain.first]\nsource = "jsonl"\nfiles = ["none.jsonl"]\nprepare = ["dedup"]\n')
+    project.prepare(registry)
+    command = PartCommand.of(job(registry, project.root, 1)).words()
+    words = command[command.index("part") :][:4]
+    assert words == ["part", "notes", "--range", "1"]
+    assert main([*words, *project.where]) == 0
+
+
 class Searched:
     """A data set of one file, with copies and near copies, whose search is in three ranges."""
 
@@ -239,10 +264,10 @@ class Searched:
     def write(self, texts: list[str]) -> None:
         write_jsonl(self.folder / "texts.jsonl", texts)
 
-    def registry(self, count: int = 3) -> Registry:
+    def registry(self, count: int = 3, *, first: str = "") -> Registry:
         config = self.folder / "niels_cache.toml"
         config.write_text(
-            f'[dedup]\nranges = {count}\n[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\n'
+            f'[dedup]\nranges = {count}\n{first}[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\n'
             '[pretrain.plain]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\n',
             encoding="utf-8",
         )

@@ -473,6 +473,21 @@ def test_no_name_or_text_of_others_becomes_markup_in_markdown(project: SmallProj
     assert [*tokens(HOSTILE)] == found
 
 
+def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
+    report = reported(project)
+    (corpus,) = (item for item in report.items if item.name == "corpus/notes")
+    places = {"email": 3, "phone": 1}
+    examples = [{"kind": "email", "before": f"Write to {HOSTILE}", "form": "aa@aaa.aa", "after": " & ask"}]
+    masked = {"documents": 2, "places": places, "examples": examples}
+    shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
+    plain, page = (Page(render_page(each, NONE, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
+    assert "Masked" not in plain.text
+    assert f"Write to {HOSTILE}aa@aaa.aa & ask" in page.text
+    assert not {tag for tag, _ in page.elements} & {"script", "img"}
+    for kind, count in places.items():
+        assert re.search(rf"{kind}\s*{count}", page.text)
+
+
 def test_no_text_of_a_document_is_in_the_page(project: SmallProject, drawings: Drawings) -> None:
     content = render_page(reported(project), drawings, now=NOW)
     documents = [json.loads(line)["text"] for line in (project.root.parent / "letters.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -28,6 +28,8 @@ from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.tables import CleaningSettings
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
+from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
 from niels_cache_assets.sources.mediawiki.markup import plain_text
@@ -572,6 +574,20 @@ def test_an_article_of_lists_is_a_list_page_with_an_example(tmp_path: Path) -> N
     rejected = pq.read_table(tmp_path / "cache" / "corpus" / "wiki" / "rejected.parquet").to_pylist()
     assert [(row["reason"], row["title"]) for row in rejected] == [("list_page", "Mills")]
     assert rejected[0]["excerpt"].startswith("- Mill 0\n- Mill 1")
+
+
+def test_list_pages_of_the_source_and_of_cleaning_are_masked_examples_in_one_chunk() -> None:
+    listed = LIST_ONLY.replace("Mill 0", "mill@example.org")
+    bullets = "\n".join(f"* the mill of number {number} is on the river and it has a wheel" for number in range(40))
+    settings = CleaningSettings(skip=("not_english", "language_error"), mask=("email",))
+    work = ChunkWork(source=Wikipedia(files=["pages.xml"]), seed=7, cleaning=settings, num_perm=None, ngram=None)
+    documents = [Document(text, str(row), "pages.xml", row, f"Page {row}") for row, text in enumerate([listed, bullets, listed])]
+    assert work(Chunk(0, documents[:2])).report.dropped == {"list_page": 1}  # both have the first place among their own
+    report = work(Chunk(0, documents)).report
+    assert report.dropped == {"list_page": 1}
+    assert sorted((row["reason"], row["title"]) for row in report.rows()) == [("list_page", f"Page {row}") for row in range(3)]
+    assert sum("[email]" in row["excerpt"] for row in report.rows()) == 2
+    assert not any("mill@example.org" in row["excerpt"] for row in report.rows())
 
 
 @pytest.mark.parametrize(

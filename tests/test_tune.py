@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
@@ -24,7 +25,13 @@ from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, cor
 from niels_cache_assets.corpus.tuning import facts, similarity
 from niels_cache_assets.corpus.tuning.facts import tuning
 from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.defs.metadata.corpora import documents_metadata
 from niels_cache_assets.documents import Document
+from niels_cache_assets.show.reports.cache import cache_report, find_items
+from niels_cache_assets.show.reports.charts import shown
+from niels_cache_assets.show.reports.drawings import NONE
+from niels_cache_assets.show.reports.history import History
+from niels_cache_assets.show.reports.page import render_page
 from niels_cache_assets.show.reports.tuning import render_tuning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
@@ -278,6 +285,23 @@ def test_the_page_is_self_contained_and_shows_everything(
     assert not (root / "reports" / "tune").exists()
     assert main(["tune", "books", *common]) == 0
     assert (root / "reports" / "tune" / "books.html").read_text("utf-8") == page
+
+
+def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, root = books
+    found = tuning(registry, "books", root=root, seed=0)["cleaning"]["rules"]
+    report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
+    page = render_page(report, NONE, now=1_800_000_000.0)
+    assert page.count('<svg class="chart"') == 2 * len(found) > 10  # of two corpora
+    folder = corpus_dir(root, "books")
+    outcome = Outcome(key="corpus/books", state="cache_hit", meta=read_meta(str(folder / "meta.json")), directory=folder)
+    rows = documents_metadata(outcome)["limits_table"].records
+    assert [(row.data["limit"], row.data["dropped_alone"]) for row in rows] == [(rule["key"], rule["dropped_alone"]) for rule in found]
+    for rule in found:
+        assert f"{rule['key']}</code> = {shown(rule['limit'], rule['form'])}: drops" in page
+        assert not any(row["excerpt"] in page for row in (*rule["below"], *rule["above"]))
+    monkeypatch.setattr(facts, "MEASURES_NAME", "none.json")
+    assert "limits_table" not in documents_metadata(outcome)
 
 
 def test_a_corpus_without_measures_says_so(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:

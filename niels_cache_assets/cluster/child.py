@@ -245,6 +245,8 @@ class _Lines:
 
 def _outcome(part: Apart, result: Mapping[str, Any], *, seconds: float) -> Outcome:
     """Return the outcome that the child reports, with the meta.json that it wrote."""
+    if result.get("key") == "corpus/duplicates":  # another process has finished the search meanwhile
+        raise NielsCacheError(f"{part.key}: is not needed any more, because the search for duplicates is finished; run this again")
     meta = _seen(part.directory, result.get("meta_sha256"))
     return Outcome(
         key=part.key,

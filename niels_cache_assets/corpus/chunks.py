@@ -107,9 +107,8 @@ class ChunkWork:
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         given, dropped_by_source, examples = self.source.convert_all(chunk.documents)
-        for number, (reason, document) in enumerate(examples):
-            named = _with_writable_names(document)
-            report.add_example(Rejected(named._replace(text=writable(document.text)), reason, None), place=number)
+        for place, (reason, document) in enumerate(examples, start=len(given)):  # after those that are given, so each place is unique
+            report.add_example(Rejected(self._readable(document), reason, None), place=place)
         results = [self._clean(document, report) for document in given]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
@@ -127,6 +126,16 @@ class ChunkWork:
             after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
             words=sum(len(document.text.split()) for document in kept),
         )
+
+    def _readable(self, document: Document) -> Document:
+        """Return a document that the source has dropped, with text and names as an example shows them."""
+        from niels_cache_assets.cleaning.masks import mask
+
+        named = _with_writable_names(document)._replace(text=writable(document.text))
+        kinds = self.cleaning.mask if self.cleaning is not None else ()
+        if not kinds:
+            return named
+        return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
         from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS

@@ -25,6 +25,7 @@ from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.cluster.command import Apart
 from niels_cache_assets.config.registry import Registry
@@ -39,7 +40,7 @@ from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.results import was_interrupted, what_to_know, why_failed
+from niels_cache_assets.defs.results import meta_of, was_interrupted, what_to_know, why_failed
 from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
 from niels_cache_assets.show.progress import HowFar
@@ -47,7 +48,7 @@ from niels_cache_assets.show.reports.page import page_path
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
 LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
@@ -84,7 +85,8 @@ _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION)
 class LaunchResult:
     """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
 
-    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index or a plan, it is None.
+    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, a plan, and a step of a
+    search that another process has finished, it is None.
     """
 
     name: str
@@ -150,7 +152,7 @@ def launch_builds(
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [found[key] for key in group]
-            if are_parts and (force or not found.is_done(steps[0].key)):
+            if are_parts and (force or not found.is_done(steps[0].key)) and not launcher.has_nothing_to_search(steps[0]):
                 launcher.launch_parts(steps, force=force)
             for step in () if are_parts else steps:
                 if force or not found.is_done(step.key):
@@ -305,8 +307,12 @@ class _Launcher:
             self._new.add(key)
             self._sink.made.add(key)
         if artifact.takes_what_is_there and kind != HASHES:  # the drop lists follow the hashes, and take the same
-            self._new.difference_update(inputs)
+            self._new.difference_update([*inputs, HASHES])
         return True
+
+    def has_nothing_to_search(self, part: Artifact) -> bool:
+        """Return whether a part is a range of a search whose hashes were left out, because no corpus is new."""
+        return HASHES in part.inputs() and HASHES not in self._new and HASHES not in self._lacking
 
     def _cannot_be_built(self, member: str) -> bool:
         """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
@@ -335,9 +341,9 @@ class _Launcher:
                 return None
             metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            record = None if isinstance(step.artifact, PartsPlan) else step.artifact.record
-            meta = None if record is None else read_meta(str(step.artifact.directory / record))
-            result = replace(result, state=state, meta=meta, message=what_to_know(run, metadata))
+            result = replace(result, state=state, meta=meta_of(step.artifact), message=what_to_know(run, metadata))
+        elif isinstance(step.artifact, OfSearch) and not force and self._graph.is_done(step.artifact.key):
+            result = replace(result, state="cache_hit")  # another process has finished the search
         else:
             result = replace(result, message=why_failed(run))
         return replace(result, seconds=time.monotonic() - started)

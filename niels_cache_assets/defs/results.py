@@ -1,13 +1,18 @@
-"""The end of a run of a launch, in words: its warning, an interrupt, or its failure."""
+"""The end of a run of a launch: its record, and in words its warning, an interrupt, or its failure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.instance import dagster_home
 from niels_cache_assets.defs.home.refusals import recorded_refusal
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 def what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
@@ -42,3 +47,15 @@ def why_failed(run: dg.JobExecutionResult) -> str:
             if cause is not None:
                 return recorded_refusal(cause.message, dagster_home()) or " ".join(cause.message.split())
     return f"run {run.run_id} failed; the Dagster UI shows its log"
+
+
+def meta_of(artifact: Artifact) -> Meta | None:
+    """Return the record of an artifact that was built or found. Return None for a plan, and for a step of a search that is finished."""
+    if isinstance(artifact, PartsPlan) or artifact.record is None:
+        return None
+    try:
+        return read_meta(str(artifact.directory / artifact.record))
+    except NielsCacheError:
+        if not isinstance(artifact, OfSearch):
+            raise
+        return None  # another process has finished the search just now

@@ -115,7 +115,7 @@ class SearchProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfSearch(UnderLease):
+class OfSearch(UnderLease):
     """A step of the search for duplicates in ranges. ranges: how many there are."""
 
     root: Path
@@ -167,7 +167,7 @@ class _OfSearch(UnderLease):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hashes(_OfSearch):
+class Hashes(OfSearch):
     """The hashes of all documents, in files for each band and range, and their digests in the order of comparison."""
 
     takes_what_is_there = True
@@ -224,7 +224,7 @@ class _Linked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HashRange(_OfSearch):
+class HashRange(OfSearch):
     """The documents that share a hash, for one range of the hashes of every band."""
 
     number: int
@@ -243,16 +243,18 @@ class HashRange(_OfSearch):
 
     @property
     def name(self) -> str:
-        """One of the data sets that are searched. A range is that of all of them."""
-        return dedup_order(self.registry)[0]
+        """One of the data sets that are searched, for the command of a range. A range is that of all of them."""
+        return next(iter(self.wanted.corpora), dedup_order(self.registry)[0])
 
     def inputs(self) -> list[str]:
         return [HASHES]
 
     @cached_property
     def hashes(self) -> Hashes:
-        """The artifact of the hashes."""
-        return Hashes(registry=self.registry, root=self.root, ranges=self.ranges)
+        """The artifact of the hashes of the same corpora."""
+        hashes = Hashes(registry=self.registry, root=self.root, ranges=self.ranges)
+        vars(hashes).update(wanted=self.wanted)  # its cached property: if a corpus changes now, its hashes are not those of this range
+        return hashes
 
     def write(self, work: Work) -> Written:
         from niels_cache_assets.dedup.ranges import link_range, links_name

@@ -72,9 +72,23 @@ def read_measures(directory: Path) -> Measures | None:
         raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
 
 
-def _cleaning(directory: Path, meta: Meta) -> dict[str, Any]:
+def measured_limits(directory: Path) -> list[dict[str, Any]]:
+    """Return the facts about each limit of a corpus (see `_rule`), without its documents. Empty if nothing was measured.
+
+    Raises NielsCacheError for a damaged file.
+    """
+    found = read_measures(directory)
+    rules = [] if found is None else _rules(found)
+    return [{key: value for key, value in rule.items() if key not in ("below", "above")} for rule in rules]
+
+
+def _rules(found: Measures) -> list[dict[str, Any]]:
     from niels_cache_assets.cleaning.measures import RULES
 
+    return [_rule(rule, found) for rule in RULES if rule.key in found.limits]
+
+
+def _cleaning(directory: Path, meta: Meta) -> dict[str, Any]:
     found = read_measures(directory)
     if found is None:
         return {"note": NOT_MEASURED, "measured": 0, "counted": 0, "languages": dict(meta["languages"]), "rules": []}
@@ -83,7 +97,7 @@ def _cleaning(directory: Path, meta: Meta) -> dict[str, Any]:
         "measured": found.measured,
         "counted": found.documents,
         "languages": dict(found.languages.most_common()),
-        "rules": [_rule(rule, found) for rule in RULES if rule.key in found.limits],
+        "rules": _rules(found),
     }
 
 

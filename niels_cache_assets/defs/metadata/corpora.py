@@ -1,7 +1,7 @@
 """Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, examples of rejected documents, pictures).
 
-All values except the examples come from meta.json and report.json. The examples cost a small read of rejected.parquet, and a read of the
-first document.
+Most values come from meta.json and report.json. The examples cost a small read of rejected.parquet, and a read of the first document. The
+limits cost a read of measures.json.
 """
 
 import textwrap
@@ -16,6 +16,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, plot_names, reasons
+from niels_cache_assets.corpus.tuning.facts import measured_limits
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
 from niels_cache_assets.defs.metadata.entries import COLUMNS, behind_a_click, fenced, json_entry, pictures, table, without_empty
 from niels_cache_assets.show.reports.markdown import plain
@@ -25,6 +26,7 @@ from niels_cache_assets.sources.excluding import EXCLUDED
 EXAMPLES_PER_REASON = 5
 EXCERPT_CHARACTERS = 200
 FIRST_DOCUMENT_CHARACTERS = 1000
+_DROPPED = ("dropped_alone", "dropped_anyway")  # documents that only this limit drops, and those that another filter drops, too
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
@@ -46,6 +48,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
             "documents": documents["kept"],
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
+            "limits_table": _limits_table(outcome.directory),
             "made_from": json_entry({key: meta[key] for key in keys}),
             "files": files_list(meta["files"]),
             "content_sha256": meta["content_sha256"],
@@ -53,6 +56,12 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
     )
+
+
+def _limits_table(directory: Path) -> dg.TableMetadataValue:
+    """Return the limits of [cleaning] with the documents that they drop. Empty if nothing was measured."""
+    rows = [{"limit": rule["key"], "value": rule["limit"], **{key: rule[key] for key in _DROPPED}} for rule in measured_limits(directory)]
+    return table(rows, limit="string", value="float", **dict.fromkeys(_DROPPED, "int"))
 
 
 def duplicates_metadata(outcome: Outcome) -> Metadata:

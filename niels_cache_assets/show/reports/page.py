@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.show.contents import contents
 from niels_cache_assets.show.reports.cache import CacheReport, Item
+from niels_cache_assets.show.reports.charts import HEIGHT, MARGIN, WIDTH, rule_chart, shown
 from niels_cache_assets.show.reports.drawings import Drawings
 from niels_cache_assets.show.reports.history import date
 from niels_cache_assets.show.reports.mixture import share
@@ -40,7 +41,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
     """Return the page. `now`: the current time in seconds since 1970. The page shows this time, and ages refer to it."""
     return rendered(
         "page.html",
-        ["page.css"],
+        ["page.css", "charts.css"],
         report=report,
         drawings=drawings,
         now=now,
@@ -53,6 +54,8 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         UNKNOWN=UNKNOWN,
         label=label,
         reason=reason,
+        shown=shown,
+        rule_chart=rule_chart,
         is_open=lambda item: _is_open(report, item),
         data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
@@ -62,10 +65,12 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 def rendered(template: str, styles: Sequence[str], **values: Any) -> str:
     """Return a page. template, styles: names of files beside this module. The style sheets are in the page, and nothing else is allowed."""
     style = "".join(map(_text, styles))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return environment.from_string(_text(template)).render(style=style, policy=policy, **values)
+    return environment.get_template(template).render(style=style, policy=policy, width=WIDTH, height=HEIGHT, margin=MARGIN, **values)
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:
