@@ -168,6 +168,8 @@ def said(proof: Proof) -> str:
 
 def child(folder: Path, model: str, mode: str) -> None:
     """Build from `folder` and print the seconds. mode: auto or unchecked."""
+    import pandas  # noqa: F401  # Arrow imports it with its first array, within the measured time
+
     tokenizer = opened(model)
     source = sources(folder)["parquet"]
     with contextlib.ExitStack() as changes:

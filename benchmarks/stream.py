@@ -95,7 +95,7 @@ def block_samples(shard_mib: int) -> int:
 def options_of(name: str, shard_mib: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the arguments that a peer is first tried with, and those that its fastest setting is then tried with."""
     if name == "litdata":
-        return {}, [{"max_pre_download": 4}, {"max_pre_download": 8}, {"prefetch_factor": 8}]
+        return {}, [{"max_pre_download": 4}, {"prefetch_factor": 8}, {"is_locked": False}]
     # Its default shuffles 262,144 or more samples at a time, so that it needs all shards at once.
     shuffled = block_samples(shard_mib)
     more = [{"shuffle_algo": "py1br"}, {"predownload": 2 * shuffled}, {"predownload": 8 * B}, {"prefetch_factor": 8}]

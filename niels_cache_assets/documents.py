@@ -19,11 +19,12 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 
 NO_SPLIT = -1
 
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(TypedDict):
-    """One turn of a conversation: the speaker, and the text. Only chat templates know the speaker "tool".
+    """One turn of a conversation: the speaker, and the text. Only chat templates know the speakers
+    "developer" and "tool".
 
     With a chat template, a message may have further keys, with JSON values. They reach the template unchanged.
     """
@@ -135,6 +136,8 @@ class DocumentBatch:
 
     def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
+        if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
+            return self  # the columns are not changed
         return DocumentBatch(
             text=self.text[index],
             source_id=self.source_id[index],

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 _WIDE = 1 << 28  # a limit from which torch makes a number of 64 bits
 _MOST_OWN = 1_000_000  # a permutation of more numbers would take longer than the import of torch
+_SKIPPED_TOGETHER = 1_000_000
 
 
 class TorchRandom:
-    """The numbers that `torch.Generator().manual_seed(seed)` gives on the CPU. The seed is at least 0."""
+    """The numbers that `torch.Generator().manual_seed(seed)` gives on the CPU, for each seed that torch takes."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -27,7 +28,7 @@ class TorchRandom:
         return ((high << np.uint64(32) | low) % np.uint64(limit)).astype(np.int64)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """Return `torch.randperm(count)`."""
+        """Return `torch.randperm(count)`. Draw nothing after a permutation of more than a million numbers."""
         if count > _MOST_OWN:
             return self._of_torch(count)
         order = list(range(count))
@@ -45,5 +46,6 @@ class TorchRandom:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed)
-        torch.randint(2, (self._drawn,), generator=generator)  # the numbers that were drawn before
+        for start in range(0, self._drawn, _SKIPPED_TOGETHER):  # the numbers that were drawn before
+            torch.randint(2, (min(_SKIPPED_TOGETHER, self._drawn - start),), generator=generator)
         return torch.randperm(count, generator=generator).numpy()

@@ -2,8 +2,8 @@
 
 A column is either a `Strings`, or an object array of str. Sources give `Strings` for short texts that Arrow has already read. Both have a
 length, slices, masks, positions, iteration and `tolist`. A `Strings` is never changed. It may refer to some rows of a larger Arrow array,
-and these rows are copied together only when `arrow` or `buffers` is called: most steps of a build only choose and order rows. A step that
-needs Python strings calls `tolist`. Arrow releases the interpreter's lock while it copies.
+and these rows are copied together only when `arrow` or `buffers` is called, or if they are fewer than half: most steps of a build only
+choose and order rows. A step that needs Python strings calls `tolist`. Arrow releases the interpreter's lock while it copies.
 """
 
 from __future__ import annotations
@@ -73,12 +73,16 @@ class Strings:
         if isinstance(index, int):
             return self[[range(len(self))[index]]].tolist()[0]
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if self._rows is None and step == 1:
+            if self._rows is not None:
+                return Strings(self.values, self._rows[index])
+            start, stop, step = index.indices(len(self.values))
+            if step == 1:
                 return Strings(self.values.slice(start, max(stop - start, 0)))
         elif not isinstance(index, np.ndarray):
             index = np.array(index, dtype=np.int64)
-        return Strings(self.values, self.rows[index])
+        chosen = Strings(self.values, self.rows[index])
+        # A few strings must not keep the texts of many others in memory.
+        return chosen.copied() if 2 * len(chosen) < min(len(self), len(self.values)) else chosen
 
     def tolist(self) -> list[str]:
         """Return the strings as Python strings."""

@@ -29,7 +29,7 @@ UNMARKED = """\
 """
 
 
-def model_folder(folder: Path, *, template: str = MARKED, texts: Sequence[str] = ()) -> Path:
+def model_folder(folder: Path, *, template: str = MARKED, texts: Sequence[str] = (), vocab_size: int = 500) -> Path:
     """Write the folder of a model with a byte-level BPE and all of SPECIAL."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -38,7 +38,7 @@ def model_folder(folder: Path, *, template: str = MARKED, texts: Sequence[str] =
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=[*SPECIAL], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size, special_tokens=[*SPECIAL], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator([*sentences(200), *texts], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))

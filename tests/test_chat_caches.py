@@ -408,6 +408,7 @@ def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, mod
     assert "[tool search] found" in opened_model(model).decode(tokens)
 
 
+@pytest.mark.walk
 def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
     data = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():
@@ -435,3 +436,30 @@ def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
             drawn = [*notable(outcome.directory, "sft", "train", length=60, tokenizer=None)]
             assert any(each.is_target.any() for each in drawn)
         assert verify_cache(tmp_path / "cache") == []
+
+
+@pytest.mark.walk
+def test_real_chats_are_packed_with_little_padding(tmp_path: Path) -> None:
+    data = os.environ.get("NIELS_CACHE_REAL_DATA")
+    if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():
+        pytest.skip("NIELS_CACHE_REAL_DATA is not set: real chats are packed")
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(data).glob("*/*.jsonl")) if path.parent.name in ("oasst1", "dolly")]
+    model = model_folder(tmp_path / "model", texts=texts, vocab_size=8000)
+    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
+    packed = 0
+    for template in ("sentinels", "chatml", "model", "own.jinja"):
+        line = f"template = {json.dumps(template)}\n"
+        tables = (
+            f'[sft.dolly15k]\nfiles = ["{data}/dolly/*.jsonl"]\nval_frac = 0\n{line}'
+            f'[sft.oasst1]\nfiles = ["{data}/oasst1/en_trees_60.jsonl"]\nsplit_by = "tree"\nval_frac = 0\n'
+        )
+        registry = project(tmp_path, model, template, data=tables)
+        for name in ("dolly15k", "oasst1"):
+            outcome = built(tmp_path, registry, name)
+            assert verify_dataset(outcome.directory) == []
+            report = PackedExamples(str(outcome.directory / "train"), T=1024, seed=0).report()
+            print(name, template, report)
+            assert report.rows > 20
+            assert report.fill > 0.98
+            packed += 1
+    assert packed == 8

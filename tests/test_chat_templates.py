@@ -18,6 +18,7 @@ from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, join_spa
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model
@@ -99,6 +100,70 @@ def test_ids_and_masks_are_those_of_transformers(name: str, real: tuple[Any, Any
         assert mask.tolist() == wanted["assistant_masks"]
         learned += int(mask.sum())
     assert learned > 100
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "é", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    }
+]
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+WITH_TOOLS: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Is it raining in Köln?", "name": "ann"},
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "name": "weather", "content": '{"rain": true}'},
+    {"role": "assistant", "content": "It is.", "reasoning_content": "The tool says so."},
+]
+
+
+def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list[list[dict[str, Any]]]], tmp_path: Path) -> None:
+    ours, theirs, _ = real
+    assert _FOLDER is not None
+    path = tmp_path / "chats.jsonl"
+    in_text = {**CALL, "function": {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}}  # type: ignore[dict-item]
+    with_null = [{**each, "content": None, "tool_calls": [in_text]} if "tool_calls" in each else each for each in WITH_TOOLS]
+    rows = [{"messages": WITH_TOOLS, "tools": TOOLS}, {"messages": WITH_TOOLS, "tools": json.dumps(TOOLS)}, {"messages": WITH_TOOLS}]
+    rows.append({"messages": with_null, "tools": TOOLS})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "model"})
+    ((with_tools, decoded, without, null),) = source.conversations(StreamContext(seed=0))
+    assert with_tools.tools == decoded.tools == TOOLS
+    assert without.tools is None
+    equal = 0
+    for name in COMPARED:
+        text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        template = Template(name=name, text=text, variables={"bos_token": BOS, "eos_token": EOS}, where=name)
+        for row, given, tools in ((with_tools, WITH_TOOLS, TOOLS), (without, WITH_TOOLS, None), (null, with_null, TOOLS)):
+            settings: dict[str, Any] = {"chat_template": text, "return_dict": True, "return_assistant_tokens_mask": True}
+            try:
+                wanted = theirs.apply_chat_template(given, tools=tools, **settings)
+            except Exception:  # a template that knows no tools
+                continue
+            with ChatEncoder(template, ours) as encoder:
+                (found,) = encoder.encode([Chat(row.messages, "row", row.tools)])
+            if isinstance(found, Refusal):
+                assert not any(wanted["assistant_masks"]) or found.reason == "special_token_collision", (name, found)
+                continue
+            mask = np.zeros(len(found.ids), dtype=int)
+            for start, end in found.spans.tolist():
+                mask[start:end] = 1
+            assert found.ids.tolist() == wanted["input_ids"], name
+            if not name.startswith("diffusion_gemma"):  # its empty mark is inside of a token, which transformers then counts as a target
+                assert mask.tolist() == wanted["assistant_masks"], name
+                equal += 1
+    assert equal > 24
+
+
+def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
+    asked = {"role": "user", "content": "q"}
+    rows = [
+        [asked, {"role": "assistant", **said}] for said in ({"content": None, "tool_calls": [CALL]}, {"content": "a", "tool_calls": [CALL]})
+    ]
+    with ChatEncoder(chatml(), opened_model(model)) as encoder:
+        found = encoder.encode([Chat(row, "row") for row in rows])
+    assert [getattr(each, "reason", None) for each in found] == ["refused_by_template"] * 2
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2_5", "gemma", "smolvlm"])
@@ -355,6 +420,7 @@ def test_the_picture_of_spans_is_up_to_date(tmp_path: Path) -> None:
     from docs import chat_picture
 
     chat_picture.main(tmp_path)
-    kept, new = imread(chat_picture.TARGET / "chat_spans.png"), imread(tmp_path / "chat_spans.png")
-    assert kept.shape == new.shape
-    assert np.abs(kept - new).mean() < 0.005, "run python -m docs.chat_picture"  # machines may smooth edges otherwise
+    for name in ("chat_spans.png", "pair_spans.png"):
+        kept, new = imread(chat_picture.TARGET / name), imread(tmp_path / name)
+        assert kept.shape == new.shape
+        assert np.abs(kept - new).mean() < 0.005, "run python -m docs.chat_picture"  # machines may smooth edges otherwise

@@ -84,18 +84,17 @@ def test_line_ends_become_line_feeds(texts: list[str]) -> None:
     assert column(texts).with_line_feeds().tolist() == [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
 
 
-def test_columns_of_parquet_are_checked_like_python_strings() -> None:
-    texts = [*ODD, "", " ", "\n\t", "plain", "long" * 30, "\u00a0", "\x7f"]
-    for kind in (pa.string(), pa.large_string()):
-        for judged in (False, True):
-            _, found, _ = columns.texts_of_column(pa.array(["x", *texts], kind)[1:], encoding="utf-8", limit=100, judged=judged)
-            expected = columns.texts_of(texts, limit=100, judged=judged, damaged=())
-            assert isinstance(found.text, Strings)
-            assert (found.text.tolist(), found.characters.tolist(), [*found.odd]) == (
-                texts,
-                expected.characters.tolist(),
-                [*expected.odd],
-            )
+@pytest.mark.parametrize("plain", [0, 50])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("judged", [False, True])
+def test_columns_of_parquet_are_checked_like_python_strings(plain: int, kind: pa.DataType, judged: bool) -> None:
+    texts = [*ODD, *["plain" * 20] * plain, "", " ", "\n\t", "plain", "long" * 30, "\u00a0", "\x7f"]
+    _, found, _ = columns.texts_of_column(pa.array(["x", *texts], kind)[1:], encoding="utf-8", limit=100, judged=judged)
+    expected = columns.texts_of(texts, limit=100, judged=judged, damaged=())
+    assert isinstance(found.text, Strings)
+    assert found.text.tolist() == texts
+    assert found.characters.tolist() == expected.characters.tolist()
+    assert [*found.odd] == [*expected.odd]
 
 
 def test_invalid_utf8_makes_no_column_and_long_texts_stay_python_strings() -> None:
@@ -104,6 +103,16 @@ def test_invalid_utf8_makes_no_column_and_long_texts_stay_python_strings() -> No
         assert columns.valid_strings(invalid) is None
     assert columns.valid_strings(pa.array(["a", None])) is None
     assert isinstance(columns.valid_strings(pa.array(["x" * 5_000])), np.ndarray)
+
+
+def test_a_few_strings_do_not_keep_the_texts_of_many_in_memory() -> None:
+    whole = column(["x" * 1_000] * 100)
+    for few in (whole[np.arange(100) < 3], whole[[1, 2, 98]], whole[50:][np.arange(50) < 3], whole[np.arange(99)][np.arange(99) < 3]):
+        assert few.tolist() == ["x" * 1_000] * 3
+        assert few.values.buffers()[2].size < 4_000
+    names = repeated("file", 100)
+    assert isinstance(names, Strings)
+    assert names[np.arange(100) < 3].values is names.values  # one string cannot be fewer
 
 
 # ---- the shuffle
@@ -143,6 +152,26 @@ def test_the_order_of_a_shuffle_does_not_depend_on_the_form_of_its_columns(
         assert [each for batch in found for each in batch] == expected
 
 
+def rows_in_torchs_order(count: int, buffer_size: int, seed: int) -> list[int]:
+    """Return the row of each document of a shuffle, which exchanges one document after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    buffer, order, draws = list(range(min(buffer_size, count))), [], list[int]()
+    for row in range(buffer_size, count):
+        if not draws:
+            draws = torch.randint(buffer_size, (8_192,), generator=generator).tolist()
+        slot = draws.pop()
+        order.append(buffer[slot])
+        buffer[slot] = row
+    return [*order, *(buffer[slot] for slot in torch.randperm(len(buffer), generator=generator).tolist())]
+
+
+@pytest.mark.parametrize(("count", "buffer_size"), [(12_000, 300), (700, 1), (700, 2_000), (700, 700)])
+def test_the_order_of_a_shuffle_is_that_of_torchs_numbers(count: int, buffer_size: int) -> None:
+    documents = [Document("text", str(number), "file", number) for number in range(count)]
+    found = shuffled(batches_of(documents, of=256, objects=(30,)), buffer_size=buffer_size, seed=7)
+    assert [row for batch in found for row in batch.row.tolist()] == rows_in_torchs_order(count, buffer_size, 7)
+
+
 @pytest.mark.parametrize("most", [0, 3_000, 9_000])
 def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle_buffers, "_MOST_BYTES", most)
@@ -154,10 +183,38 @@ def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatc
     assert [each for batch in shuffled(given, buffer_size=90, seed=1) for each in batch] == expected
 
 
+def test_a_shuffle_holds_a_large_buffer_only_as_python_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, kind in ((1 << 20, shuffle_buffers.ColumnBuffer), (1_000, shuffle_buffers.ObjectBuffer)):
+        monkeypatch.setattr(shuffle_buffers, "_MOST_BYTES", most)
+        batches = batches_of(some_documents(300), of=17, objects=(3,))
+        buffer = shuffle_buffers.buffer_of(batches)
+        assert isinstance(buffer, kind)
+        assert batches == []
+        assert [*buffer.documents(np.arange(300))] == some_documents(300)
+
+
+def test_a_buffer_forgets_the_documents_and_files_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
+    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
+    monkeypatch.setattr(shuffle_buffers, "_COPIED_TOGETHER", 7)
+    documents = [Document("text " * 9, f"id {number}", f"file {number}", number) for number in range(3_000)]
+    first, *rest = batches_of(documents, of=50)
+    buffer = shuffle_buffers.buffer_of([first])
+    most = 0
+    for batch in rest:
+        leaving = buffer.exchange(batch, np.arange(50))
+        assert leaving is not None
+        assert isinstance(leaving.text, Strings)
+        assert isinstance(leaving.file, Strings)
+        most = max(most, len(leaving.file.values), len(leaving.text.values))
+    assert [*buffer.documents(np.arange(50))] == documents[-50:]
+    assert most <= 4 * 50
+
+
 # ---- random numbers
 
 
-@pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1, 2**32 + 5, 2**63 - 1])
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1, 2**32 + 5, 2**63 - 1, 2**64 - 1, -1, -(2**63)])
 def test_random_numbers_are_those_of_torch(seed: int) -> None:
     ours, theirs = TorchRandom(seed), torch.Generator().manual_seed(seed)
     for limit, count in ((10_000, 700), (3, 5), (1 << 40, 9), (1, 2), ((1 << 28) - 1, 4), (1 << 28, 3), (1 << 33, 3)):
@@ -171,8 +228,9 @@ def test_long_permutations_come_from_torch_itself(monkeypatch: pytest.MonkeyPatc
     ours = []
     for most in (1_000, 10):
         monkeypatch.setattr("niels_cache_assets.random_numbers._MOST_OWN", most)
+        monkeypatch.setattr("niels_cache_assets.random_numbers._SKIPPED_TOGETHER", 4)
         random = TorchRandom(5)
-        random.below(10, 3)
+        random.below(10, 9)
         ours.append(random.permutation(50).tolist())
     assert ours[0] == ours[1]
 

@@ -55,7 +55,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache build-all": "everything there is; tests/test_dagster_corpus.py",
     },
     "docs/cluster.md": {
-        "niels-cache part": "a data set in parts; tests/test_worker.py",
+        "niels-cache part": "a data set in parts; tests/test_worker.py, tests/test_range_jobs.py",
+        "niels-cache build-all --only web": "the same",
         "sbatch": "Slurm's own",
         "touch": "a part that is being built; tests/test_attempts.py",
         "storage:": "a Postgres server; tests/cluster",

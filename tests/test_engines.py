@@ -20,7 +20,9 @@ from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_s
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, gpt2_tokenizer_json, prove, proven_engine
@@ -104,6 +106,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have four documents. Every second batch is compared."""
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
+    monkeypatch.setattr(checked, "FIRST_BATCHES", 1)
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 2)
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
 
@@ -673,6 +676,7 @@ def test_the_merges_of_ranks_give_the_ids_of_tiktoken(tokenizer: TiktokenTokeniz
     assert compare(texts, reference=tokenizer.encode_flat, engine=converted.encode_flat).differing == 0
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize("name", ["deepseek_tokenizer.json", "anthropic_tokenizer.json", "gpt2.tiktoken", "qwen.tiktoken"])
 @pytest.mark.real_data
 @pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
@@ -707,12 +711,24 @@ def test_fastokens_takes_no_mongolian_separator_for_a_blank(tokenizer: TiktokenT
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100, 2_048])
 def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> None:
-    assert list(range(size)[checked._compared(0)]) == list(range(size))  # the first batch is compared whole
     batches = 64 * 8 * 3
-    places = [(batch, place) for batch in range(64, 64 + batches) for place in range(size)[checked._compared(batch)]]
+    places = [(batch, place) for batch in range(64, 64 + batches) for place in range(size)[checked._compared(batch, 400 * size)]]
     assert len(places) == batches * size // 512
     assert len({place for _, place in places}) == size
-    assert not range(size)[checked._compared(None)]
+    assert not range(size)[checked._compared(None, 400 * size)]
+
+
+def test_the_first_batches_are_compared_whole_up_to_about_a_megabyte() -> None:
+    whole = {
+        size: [batch for batch in range(20) if len(range(256)[checked._compared(batch, 256 * size)]) == 256]
+        for size in (1, 390, 2_000, 4_100, 100_000)
+    }
+    assert whole == {1: [*range(8)], 390: [*range(8)], 2_000: [0, 1], 4_100: [0], 100_000: [0]}
+
+
+def test_the_first_tasks_have_one_chunk_so_that_all_cores_compare_them() -> None:
+    batches = [DocumentBatch.of([Document("some text")] * 256)] * 40
+    assert [task.size for task in encode._tasks(batches, Feed.of((), SourceReport()), 0)] == [256] * 8 + [2_048] * 4
 
 
 def test_uses_are_told_in_words() -> None:

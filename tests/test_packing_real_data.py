@@ -12,6 +12,7 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 
 pytestmark = [
+    pytest.mark.walk,
     pytest.mark.real_data,
     pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples"),
 ]

@@ -13,6 +13,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import sharing
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
+from niels_cache_assets.disk.attempts import attempt_path
 from niels_cache_assets.parts.lease import LeaseLost, Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
@@ -169,6 +170,18 @@ def test_a_process_that_was_overtaken_replaces_neither_tokenizer_nor_plan_nor_se
     build(found)
     assert verify_cache(found.root) == []
     assert [path.name for path in found.root.rglob(".*.partial*")] == []
+
+
+def test_a_killed_attempt_at_the_tokenizer_is_removed_also_without_parts(project: PartsProject) -> None:
+    found = project.graph(2, SETTINGS)
+    build(found, ["tokenizer"])
+    left = attempt_path(found["tokenizer"].directory, 1)
+    left.mkdir()
+    (left / "sample.txt").write_text("text")
+    plain = project.graph(1, SETTINGS)
+    assert not plain.registry.has_parts
+    assert [each.state for each in build(plain, ["tokenizer"]).values()] == ["cache_hit"]
+    assert not left.exists()
 
 
 def _build(found: Graph, begin: Any, told: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.forecast.sample import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.build_cache.pairs import paired, spans_of_mask
 from niels_cache_assets.chats.encoding import EncodedChat
@@ -25,7 +26,9 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.publish.card import data_card
+from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import examples, notable
+from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
 from niels_cache_runtime import NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.layout import SCHEMA_VERSION
@@ -177,15 +180,19 @@ FORMS: dict[str, tuple[Any, Any, Any]] = {
     "text after messages": ([ASK], "good", "bad"),
     "dialogues": (None, "\n\nHuman: q\n\nAssistant: good", "\n\nHuman: q\n\nAssistant: bad"),
     "the rest of a dialogue": ("\n\nHuman: q\n\nAssistant:", " good", " bad"),
+    "whole conversations and their prompt with a newline": ("q\n", [ASK, GOOD], [ASK, BAD]),
+    "dialogues and their beginning": (
+        "\n\nHuman: q\n\nAssistant:",
+        "\n\nHuman: q\n\nAssistant: good",
+        "\n\nHuman: q\n\nAssistant: bad",
+    ),
+    "dialogues and their question": ("q", "Human: q\n\nAssistant: good", "Human: q\n\nAssistant: bad"),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None:
-    def read(value: Any) -> list[Message] | None:
-        return value if isinstance(value, list) else None
-
-    assert sides_of(*FORMS[form], read) == ([ASK, GOOD], [ASK, BAD])
+    assert sides_of(*FORMS[form], template_messages) == ([ASK, GOOD], [ASK, BAD])
     keys = ("prompt", "chosen", "rejected")
     path = tmp_path / "pairs.jsonl"
     rows = [{key: value for key, value in zip(keys, FORMS[form], strict=True) if value is not None}] * 3
@@ -194,9 +201,28 @@ def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", {"kind": "preference"})
 
 
+def test_a_prompt_of_text_is_asked_after_the_system_and_is_no_dialogue_by_chance() -> None:
+    system = message("system", "s")
+    assert sides_of("q", [system, GOOD], [system, BAD], template_messages) == ([system, ASK, GOOD], [system, ASK, BAD])
+    asked = message("user", "Human: a word of Latin?")
+    answers = [message("assistant", "yes"), message("assistant", "no")]
+    assert sides_of(asked["content"], "yes", "no", template_messages) == ([asked, answers[0]], [asked, answers[1]])
+
+
+def test_prompts_that_differ_in_white_space_or_in_ids_are_one_prompt() -> None:
+    def hash_of(*prompt: Any) -> str:
+        return prompt_hash([*prompt, GOOD], [*prompt, BAD])
+
+    asked = message("user", "what is\nit?")
+    same = [message("user", "what is\r\nit?"), message("user", " what  is it? "), {**asked, "id": "7"}]
+    assert {hash_of(each) for each in same} == {hash_of(asked)}
+    others = [message("user", "what is that?"), message("system", "what is it?"), {**asked, "tool_calls": [{"name": "f"}]}]
+    assert len({hash_of(asked), hash_of(asked, asked), *map(hash_of, others)}) == 5
+
+
 def test_text_without_a_prompt_is_no_pair() -> None:
-    assert sides_of(None, "good", "bad", lambda value: None) == "no_prompt"
-    assert sides_of("q", 3, "bad", lambda value: None) == "malformed_pair"
+    assert sides_of(None, "good", "bad", template_messages) == "no_prompt"
+    assert sides_of("q", 3, "bad", template_messages) == "malformed_pair"
     assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
     assert dialogue("So\n\nHuman: a") is None
 
@@ -319,6 +345,22 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
         packed.padded_inputs()
 
 
+def test_padding_is_never_attended(cache: Path) -> None:
+    expected = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
+    lengths = sorted({len(ids) for ids in expected})
+    exact = 0
+    for T in lengths[len(lengths) // 2 :: 3]:
+        loader = TokenLoader(str(cache / "train"), T=T, B=4, seed=0, epochs=1, kind="preference", packing=False, overflow="drop")
+        for batch in loader:
+            inputs = batch.padded_inputs()  # type: ignore[attr-defined]
+            for ids, attended in zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True):
+                (side,) = (each for each in expected if list(each) == ids[: len(each)])
+                exact += len(side) == T
+                is_last_a_target = len(side) == T + 1 and not expected[side][-1]
+                assert sum(attended) == len(side) - is_last_a_target
+    assert exact > 2
+
+
 def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: Path, model: Path) -> None:
     build(tmp_path / "x", model)
     folder = tmp_path / "x"
@@ -363,6 +405,8 @@ def test_hf_samples_the_catalog_and_the_card_show_both_sides(tmp_path: Path, mod
                 assert row[f"{side}_input_ids"] == ids[:T]
                 assert row[f"{side}_labels"] == [token if target else IGNORED for token, target in zip(ids, targets, strict=True)][:T]
         assert pickle.loads(pickle.dumps(dataset))[3] == dataset[3]
+    measures = measure_cache(folder, "sft", meta)
+    assert (measures.noun, measures.items) == ("sides", 2 * (meta["train_examples"] + meta["val_examples"]))
     drawn = [*notable(folder, "sft", "train", length=1000, tokenizer=opened_model(model))]
     drawn += examples(folder, "train", count=3, length=1000, generator=torch.Generator().manual_seed(0), tokenizer=None)
     known = [side for pair in expected for side in pair]
@@ -442,6 +486,14 @@ def test_a_table_builds_pairs_once(tmp_path: Path, model: Path) -> None:
 def test_keys_of_the_other_kind_are_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(NielsCacheError, match="messages_field"):
         project(tmp_path, model, [], more='messages_field = "x"\n')
+
+
+def test_a_forecast_counts_both_sides(tmp_path: Path, model: Path) -> None:
+    items = pairs(20)
+    source = project(tmp_path, model, rows_of(items), more='template = "chatml"\n').source("pairs")
+    found = sample_of_source(source, [], seed=0, encoder=None)
+    assert found is not None
+    assert found.text_bytes == sum(len(each["content"]) for item in items for each in [*item.messages, *(item.rejected or [])])
 
 
 @pytest.mark.walk

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -24,12 +25,26 @@ from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
-from niels_cache_runtime.remote import fetcher, local_copy
+from niels_cache_runtime.remote import fetcher, keeping, local_copy
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.store import RemoteError
-from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, T, Watch, bytes_of, copied, only_shards, room, rows, write_notes
+from tests.copied_caches import (
+    ADDRESS,
+    OVERHEAD,
+    SHARD_BYTES,
+    SHARDS,
+    Published,
+    T,
+    Watch,
+    bytes_of,
+    copied,
+    only_shards,
+    room,
+    rows,
+    write_notes,
+)
 from tests.loopback_s3 import BUCKET
 from tests.remote_caches import Caches
 
@@ -390,14 +405,16 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -
 
 
 def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
     remote, local = published.remote(limit_bytes=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
     for _ in range(2):  # in the first epoch, the shards come; in the second one, they are mapped once more
         assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
     (reader,) = readers(published)
-    assert next(iter(reader.keeps.values())).files == SHARDS
+    ((folder, size),) = reader.keeps.items()
+    assert folder.endswith("/train/")
+    assert size > SHARDS * SHARD_BYTES
     assert not any("/shard_" in path for path in reader.maps)
     mapped: list[int] = []
     take = SlotTokens.map
@@ -406,16 +423,15 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     assert mapped == []
     small = LocalCopy(published.copy, limit_bytes=room(3))
     small.open(ADDRESS)
-    assert bytes_of(published.copy) > room(3)
+    wait_until(lambda: bytes_of(published.copy) <= room(3))  # the loader yields no batch meanwhile
     assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
-    assert bytes_of(published.copy) <= room(3)
     assert not any(reader.keeps for reader in readers(published))
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
     assert len(mapped) > 0
 
 
 def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
     limit = room(8)
@@ -436,3 +452,44 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
         assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
     assert len(list(folders[0].iterdir())) == SHARDS + 1
     assert bytes_of(published.copy) <= limit
+
+
+def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rank evaluates on another split while the loaders of all ranks stand still."""
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 10.0)
+    other = f"s3://{BUCKET}/at/other"
+    push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
+    remote, local = published.remote(limit_bytes=room(8)), published.local()
+    ours, theirs = iter(remote), iter(local)
+    batches = remote.samples_per_epoch["notes"] // remote.B + 40
+    for _ in range(2):
+        assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    assert [len(reader.keeps) for reader in readers(published)] == [1]
+    folder = LocalCopy(published.copy, limit_bytes=room(8)).fetch_split(f"{other}/train")
+    assert len(list(folder.iterdir())) == SHARDS + 1
+    assert bytes_of(published.copy) <= room(8)
+    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+
+
+def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    remote = published.remote(limit_bytes=room(8), epochs=3)
+    iterator = iter(remote)
+    assert len(list(islice(iterator, 2 * remote.samples_per_epoch["notes"] // remote.B + 40))) > 0
+    assert len(threads()) == 1
+    del iterator, remote
+    gc.collect()
+    wait_until(lambda: threads() == [])
+    assert readers(published) == []
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "local copy"]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

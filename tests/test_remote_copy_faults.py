@@ -184,6 +184,33 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
         assert state.unchecked == set()
 
 
+def test_a_folder_of_two_machines_is_not_hashed_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both name another boot. While one of them reads, the other proves nothing about a new boot."""
+    expected = rows(published.local(epochs=1))
+    loaders = []
+    for name in ("first", "second", "first"):
+        monkeypatch.setattr(ledger, "boot", lambda name=name: name)
+        loaders.append(published.remote(epochs=1, limit_bytes=room(8)))
+        assert rows(loaders[-1]) == expected
+        with Ledger(published.copy).changing() as state:
+            assert (state.boot, state.unchecked) == ("first", set())
+    loaders.clear()
+    gc.collect()
+    monkeypatch.setattr(ledger, "boot", lambda: "second")
+    with Ledger(published.copy).changing() as state:
+        assert state.boot == "second"
+        assert len(state.unchecked) > 0
+
+
+def test_a_file_that_was_removed_before_its_check_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has reserved room for it any more."""
+    Ledger(tmp_path).make()
+    fetched: list[str] = []
+    monkeypatch.setattr(Fetcher, "_fetch", lambda self, path: fetched.append(path))
+    Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin")
+    assert fetched == []
+
+
 def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected

@@ -81,6 +81,8 @@ def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading:
         "group": None,
         "category": "open_qa",
         "split": None,
+        "rejected": None,
+        "tools": None,
     }
     assert oasst["facts"] == {"trees": 14}
     assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.cleaning.chain import Cleaner
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
@@ -34,6 +37,7 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
+from tests.corpora import articles
 from tests.depth import cases
 from tests.hub_repositories import json_lines, parquet
 from tests.read_sources import read
@@ -544,3 +548,46 @@ def test_calls_of_known_templates_on_real_pages_keep_their_words() -> None:
     assert len(calls) > 200
     lost = [each for each in calls if re.search(r"\|[^=|]*\w", each) and not plain_text(each)]
     assert lost == []
+
+
+LIST_ONLY = "== Mills ==\n" + "".join(f"* [[Mill {number}]]\n" for number in range(40)) + "== References ==\n* a book\n"
+
+
+def test_an_article_of_lists_is_a_list_page_with_an_example(tmp_path: Path) -> None:
+    pages = {"Mills": LIST_ONLY, "Templates": "{{only|a template}}", "Prose": "\n\n".join(articles(4))}
+    body = "".join(
+        f"<page><title>{title}</title><ns>0</ns><id>{number}</id><revision><text>{escape(text)}</text></revision></page>"
+        for number, (title, text) in enumerate(pages.items())
+    )
+    (tmp_path / "pages.xml").write_text(f"<mediawiki>{body}</mediawiki>")
+    assert plain_text(LIST_ONLY) == ""
+    source = Wikipedia(files=[str(tmp_path / "pages.xml")])
+    documents, context = read(source)
+    assert [document.title for document in documents] == ["Prose"]
+    assert context.report.dropped == {"list_page": 1, "empty": 1}
+    table = 'source = "wikipedia"\nfiles = ["pages.xml"]\nprepare = ["clean"]\n'
+    (tmp_path / "niels_cache.toml").write_text(f'[cleaning]\nskip = ["not_english", "language_error"]\n[pretrain.wiki]\n{table}')
+    meta = prepare_corpus(load_registry(config=str(tmp_path / "niels_cache.toml")), "wiki", root=tmp_path / "cache", processes=1).meta
+    assert meta["dropped_by_source"] == {"list_page": 1, "empty": 1}
+    rejected = pq.read_table(tmp_path / "cache" / "corpus" / "wiki" / "rejected.parquet").to_pylist()
+    assert [(row["reason"], row["title"]) for row in rejected] == [("list_page", "Mills")]
+    assert rejected[0]["excerpt"].startswith("- Mill 0\n- Mill 1")
+
+
+@pytest.mark.parametrize(
+    ("heading", "file"),
+    [
+        ("Einzelnachweise", "Datei"),
+        ("Notes et références", "Fichier"),
+        ("Véase también", "Archivo"),
+        ("Altri progetti", "File"),
+        ("Ligações externas", "Ficheiro"),
+        ("Zie ook", "Bestand"),
+        ("Källor", "Fil"),
+        ("Linki zewnętrzne", "Plik"),
+        ("Примечания", "Файл"),
+    ],
+)
+def test_end_matter_and_files_of_other_wikipedias_show_no_text(heading: str, file: str) -> None:
+    page = f"[[{file}:a.jpg|thumb|a picture]]Prose.\n== {heading} ==\nA source of it.\n== History ==\nMore prose."
+    assert plain_text(page).split() == ["Prose.", "History", "More", "prose."]

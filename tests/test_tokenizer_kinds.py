@@ -426,6 +426,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         open_model(path, pattern=WORDS_PATTERN, special_tokens={"eot": EOT})
 
 
+@pytest.mark.walk
 @needs_real
 def test_none_of_the_added_tokens_of_a_real_model_becomes_a_special_id(tmp_path: Path) -> None:
     path = REAL / "deepseek_tokenizer.json"

@@ -152,7 +152,7 @@ def test_samples_are_the_nearest_to_the_limit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_repetitive_document_tells_its_phrase() -> None:
-    text = articles(1)[0] + " Green house" * 12
+    text = articles(1)[0] + " Green house" * 8
     found = measured([text], SETTINGS.with_changes({"max_duplicate_lines": None})).measures
     assert found is not None
     assert [row["pair"] for row in found.samples("max_bigram_share", "above")] == ["green house"]

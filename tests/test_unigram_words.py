@@ -171,6 +171,7 @@ def test_without_numba_there_is_no_engine(tokenizer: SentencePieceTokenizer, mon
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a build load the engine after some hundred characters, without the proof, and compare every second batch of four documents."""
     monkeypatch.setattr(checked, "WORTH_CHARACTERS", 800)
+    monkeypatch.setattr(checked, "FIRST_BATCHES", 1)
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 2)
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)

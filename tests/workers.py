@@ -23,7 +23,6 @@ _IMPORTED = (
     "megatron.core.datasets.gpt_dataset",
     "playwright.sync_api",
     "torch._dynamo",
-    "tests.collected",
 )
 _FORK = """
 import signal, sys
@@ -43,6 +42,8 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.pluginmanager.hasplugin("tests.mutants.plugin"):
         return
     imported = tuple(module for module in _IMPORTED if find_spec(module.partition(".")[0]) is not None)
+    if config.getoption("hypothesis_profile", None) is None:  # a module that is imported already would keep the profile of `make test`
+        imported += ("tests.collected",)
     programs.share(imported, children.IMPORTED)
     fork = _FORK.format(repository=str(config.rootpath), imported=imported)
     for spec in specs:

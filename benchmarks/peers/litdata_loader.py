@@ -4,7 +4,8 @@ Headerless uint16 chunks of 64 MB in a local folder, read in place and shuffled,
 """
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,25 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
     return StreamingDataLoader(dataset, batch_size=B, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
 
 
+def let_threads_take_turns() -> None:
+    """Change TokensLoader so that a remote one can be measured at all.
+
+    In litdata 0.2.76, the thread that downloads calls `delete` for a chunk, and the thread that reads calls `close` for it. Both look into
+    the same dictionaries, and then remove from them, so one of them ends with a KeyError.
+    """
+    lock = threading.RLock()
+
+    def locked(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            with lock:
+                method(*arguments)
+
+        return call
+
+    for name in ("_load_chunk", "close", "delete"):
+        setattr(TokensLoader, name, locked(getattr(TokensLoader, name)))
+
+
 def make_remote_loader(
     folder: Path,
     *,
@@ -58,12 +78,15 @@ def make_remote_loader(
     workers: int,
     collate: Any,
     prefetch_factor: int = 2,
+    is_locked: bool = True,
     **options: Any,
 ) -> StreamingDataLoader:
-    """Read from a bucket, with its copy in `folder`. options: of StreamingDataset.
+    """Read from a bucket, with its copy in `folder`. options: of StreamingDataset. is_locked: see `let_threads_take_turns`.
 
     litdata gives obstore options that hide AWS_ALLOW_HTTP, so an endpoint without encryption is allowed here.
     """
+    if is_locked:
+        let_threads_take_turns()
     downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
     dataset = StreamingDataset(
         address,

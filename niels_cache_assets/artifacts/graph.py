@@ -40,11 +40,13 @@ from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.layout import HASHES, range_name
 from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.disk.attempts import lease_path
+from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.parts.layout import PART_KINDS, number_in
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, tokenizer_dir
 
 
 def graph(registry: Registry, root: str | Path) -> Graph:
@@ -60,8 +62,9 @@ class Graph:
     root: Path
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer. Machines share it if they share a data set."""
-        kind = SharedTokenizer if self.registry.has_parts else Tokenizer
+        """Return the tokenizer. Machines share it if they share a data set, or if they did: then an unfinished attempt may be left."""
+        was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
+        kind = SharedTokenizer if self.registry.has_parts or was_shared else Tokenizer
         return kind(registry=self.registry, root=self.root)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:

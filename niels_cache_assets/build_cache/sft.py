@@ -26,7 +26,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.conversations import example_problem
+from niels_cache_assets.sources.conversations import contents, example_problem
 from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, prompt_hash
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
@@ -356,8 +356,7 @@ def _sizes(conversations: list[Conversation]) -> np.ndarray:
 
 
 def _characters(conversation: Conversation) -> int:
-    messages = [*conversation.messages, *(conversation.rejected or [])]
-    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+    return sum(map(len, contents(conversation)))
 
 
 def _name(conversation: Conversation, number: int) -> str:

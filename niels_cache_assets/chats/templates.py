@@ -16,12 +16,15 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME
 from niels_cache_runtime.format.meta import sha256_text
 
-CODE_VERSION = "1"  # raise this by hand if the same template would give other tokens or targets
+CODE_VERSION = "2"  # raise this by hand if the same template would give other tokens or targets
 MOST_BYTES = 1 << 20  # of a template
 
 _CONFIG_NAME = "tokenizer_config.json"
 _MAP_NAME = "special_tokens_map.json"  # of older tokenizers
 _CHATML = r"""{%- for message in messages %}
+{%- if message['tool_calls'] or message['content'] is not string %}
+{{- raise_exception('ChatML has no form for a call of a tool, or for a message without text') }}
+{%- endif %}
 {{- '<|im_start|>' + message['role'] + '\n' }}
 {%- if message['role'] == 'assistant' %}
 {%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}

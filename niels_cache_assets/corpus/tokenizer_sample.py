@@ -20,6 +20,7 @@ from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.documents import Document, Documents
+from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.rows import batched
@@ -107,8 +108,7 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
     else:
         for conversations in source.conversations(context):
             for conversation in conversations:
-                for message in conversation.messages:
-                    yield message["content"]
+                yield from contents(conversation)
 
 
 class _Lines:

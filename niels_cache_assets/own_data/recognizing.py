@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources import PRETRAIN_SOURCES
+from niels_cache_assets.sources.chat_forms import are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.conversations import example_problem
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, advice_for_missing, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
@@ -37,11 +36,6 @@ KINDS = {
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
 _LOOKED_AT = 5  # number of files of a pattern that are looked at, spread over all its files
-_INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
-_INPUTS = ("input", "context")
-_ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
-_SYSTEMS = ("system", "system_prompt")
-_SIDES = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("preferred", "dispreferred"))
 _NOT_TEXT = re.compile(r"(^|_)(id|uuid|url|uri|hash|date|time|timestamp|lang|language|license|source|path|file|filename)$", re.IGNORECASE)
 _MOST_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
@@ -226,48 +220,10 @@ def _is_roam_export(path: str) -> bool:
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
     """Return the kind of source that makes conversations of these rows, or None if they hold no conversations."""
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    if any(isinstance(row.get("prompt"), dict) and "replies" in row["prompt"] for row in rows) or {"message_id", "parent_id", "role"} <= {
-        *fields
-    }:
+    if are_trees(rows):
         return Kind("sft", "oasst1")
-    if (keys := _pair_fields(rows, fields)) is not None:
-        return Kind("sft", "chat_jsonl", tuple(keys.items()))
-    for name in sorted(fields, key=lambda name: name != "messages"):
-        keys = {"messages_field": name} if name != "messages" else {}
-        if any(isinstance(row.get(name), list) for row in rows) and _fits(rows, keys):
-            return Kind("sft", "chat_jsonl", tuple(keys.items()))
-    lowered = {name.lower(): name for name in reversed(fields)}
-    pick = lambda names: next((lowered[name] for name in names if name in lowered), None)  # noqa: E731
-    chosen = {"instruction_field": pick(_INSTRUCTIONS), "input_field": pick(_INPUTS), "output_field": pick(_ANSWERS)}
-    if chosen["instruction_field"] is None and chosen["output_field"] is not None and "input" in lowered:
-        chosen |= {"instruction_field": lowered["input"], "input_field": None}
-    if chosen["instruction_field"] is None or chosen["output_field"] is None:
-        return None
-    keys = {key: name for key, name in {**chosen, "system_field": pick(_SYSTEMS)}.items() if name is not None}
-    return Kind("sft", "chat_jsonl", tuple(keys.items())) if _fits(rows, keys) else None
-
-
-def _pair_fields(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> dict[str, str] | None:
-    """Return the keys of a table that makes preference pairs of these rows, or None if they hold none."""
-    for chosen, rejected in _SIDES:
-        if chosen not in fields or rejected not in fields:
-            continue
-        keys = (
-            {"kind": "preference"} if chosen == _SIDES[0][0] else {"kind": "preference", "chosen_field": chosen, "rejected_field": rejected}
-        )
-        prompts = [{}, *({"prompt_field": name} for name in (*_INSTRUCTIONS, *_INPUTS) if name in fields)]
-        for prompt in prompts:
-            if _fits(rows, keys | prompt):
-                return keys | prompt
-    return None
-
-
-def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
-    """Return whether these keys make a conversation or a pair from at least one row. A list of messages may be empty."""
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], **keys})
-    made = [example for row in rows if not isinstance(example := source.example_of(row), str)]
-    return any(example_problem(Conversation(each[0], rejected=each[1])) in (None, "empty_conversation") for each in made)
+    keys = keys_of_rows(rows, lambda keys: ChatJsonl.fits(rows, keys))
+    return None if keys is None else Kind("sft", "chat_jsonl", tuple(keys.items()))
 
 
 def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:

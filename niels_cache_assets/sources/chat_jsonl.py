@@ -6,14 +6,18 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.sources.chat_forms import advice
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches
+from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, MALFORMED_MESSAGES, plain_messages, template_messages, tools_of
 from niels_cache_assets.sources.pairs import MALFORMED, NO_PROMPT, prompt_length, sides_of
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
@@ -23,11 +27,11 @@ from niels_cache_assets.sources.reading.rows import file_rows, kind_of, row_id, 
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
-_FIELDS_NAMED = 50
-_OPTIONAL = ("input_field", "system_field", "prompt_field")
+_FIELDS_NAMED, _LOOKED_AT = 50, 20
+_OPTIONAL = ("input_field", "system_field", "prompt_field", "tools_field")
 _OF_CHATS = ("messages_field", "instruction_field", "input_field", "output_field", "system_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
-_PROMPT = "prompt"  # the field that is read if `prompt_field` is not set
+_PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
@@ -36,13 +40,19 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
     NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
 }
+_MISTAKES = {  # by reason for dropping: what a person would want to know of the first such row
+    "unknown_role": f"a message has a role other than {', '.join(sorted({*ROLE_TO_KEY, *TEMPLATE_ROLES}))}",
+    "no_assistant": "the assistant never speaks",
+    BROKEN_CALL: "a call of a tool is not valid JSON",
+    BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
+}
+_WANTED = {"messages_field": "a list of messages", "tools_field": "a list of tools"}
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
 )
-_ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
-_MESSAGE_KEYS = ("role", "from", "content", "value")
 
+Refuse = Callable[[str, str, int], None]  # gets the reason, the file and the row
 Example = tuple[list[Message], list[Message] | None]  # the messages, and those of the rejected side of a pair
 
 
@@ -62,6 +72,9 @@ class ChatJsonl(DecodesText, SftSource):
     input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
     output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
     system_field: str | None = Field(None, description="Field of a system message")
+    tools_field: str | None = Field(
+        None, description="With a template, the field of the tools (a list, or JSON); None takes `tools` if the rows have it"
+    )
     kind: Literal["chat", "preference"] = Field(
         "chat", description="'preference' reads pairs: the chosen and the rejected answer to a prompt, for DPO and similar training"
     )
@@ -78,6 +91,8 @@ class ChatJsonl(DecodesText, SftSource):
         if unused := [key for key in others if key in self.model_fields_set]:
             needed = '"chat"' if self.is_preference else '"preference"'
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
+        if self.tools_field and self.template == SENTINELS:
+            raise ValueError("tools_field is for a chat template; remove it, or set template")
         return self
 
     @property
@@ -106,21 +121,41 @@ class ChatJsonl(DecodesText, SftSource):
         stream = (row for file in files for row in self._rows(file))
         unseen, fields = self._configured(), list[str]()
         problems: Counter[str | None] = Counter()
+        looked_at: list[dict[str, Any]] = []
         for _, values in rows_of_proof(stream):
+            looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or [*values][:_FIELDS_NAMED]
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problems[self._problem(values)] += 1
             if not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys()):
                 return
         ends_here = next(stream, None) is None
+        fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
         for key, name in unseen.items():
             if problems and (ends_here or key not in _OPTIONAL):
-                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
+                wrong = f"no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}"
+                raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
+                first = f"first {count:,} {'row' if count == 1 else 'rows'}"
                 raise NielsCacheError(
-                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {count:,} {'row' if count == 1 else 'rows'}; {_FORMS}"
+                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the {first}; {_FORMS}{self._template_advice(looked_at) or fitting()}"
                 )
+
+    def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
+        """Return a clause for a table without a chat template whose rows need one, such as calls of tools. Otherwise it is empty."""
+        with_template = self.model_copy(update={"template": "model"})
+        needs = self.template == SENTINELS and any(with_template._problem(row) is None for row in rows)
+        return '; these rows need a chat template, such as template = "model"' if needs else ""
+
+    @classmethod
+    def fits(cls, rows: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> bool:
+        """Return whether a table with these keys makes a conversation or a pair of at least one row. A list of messages may be empty."""
+        for template in (SENTINELS, "chatml"):  # a template knows more roles, and calls of tools
+            table = cls.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
+            if any(table._problem(row) in (None, "empty_conversation") for row in rows):
+                return True
+        return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         made = self.example_of(values)
@@ -128,10 +163,12 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
+        keys: tuple[str, ...] = ("messages_field",)
         if self.is_preference:
-            return {key: name for key in ("chosen_field", "rejected_field", "prompt_field") if (name := getattr(self, key))}
-        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
-        return {key: name for key in keys if (name := getattr(self, key))}
+            keys = ("chosen_field", "rejected_field", "prompt_field")
+        elif self.instruction_field:
+            keys = ("instruction_field", "input_field", "output_field", "system_field")
+        return {key: name for key in (*keys, "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
@@ -141,9 +178,24 @@ class ChatJsonl(DecodesText, SftSource):
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
-        yield from valid_batches(self._conversations(files, context), context.report, files, roles=self.roles)
+        refuse = self._refuser(context)
+        yield from valid_batches(self._conversations(files, context, refuse), context.report, files, roles=self.roles, refuse=refuse)
 
-    def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
+    def _refuser(self, context: StreamContext) -> Refuse:
+        """Return a function that counts a dropped row. With a template, it reports the first row of each reason that is a mistake."""
+        told: set[str] = set()
+
+        def refuse(reason: str, file: str, row: int) -> None:
+            context.report.dropped[reason] += 1
+            if self.template != SENTINELS and reason in _MISTAKES and reason not in told:
+                told.add(reason)
+                said = f"{file}: row {row}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"
+                context.report.hints.append(said)
+                context.log(said)
+
+        return refuse
+
+    def _conversations(self, files: FilePass, context: StreamContext, refuse: Refuse) -> Iterator[Conversation]:
         configured = self._configured()
         needed = {"messages_field": self.instruction_field or self.messages_field}
         if self.is_preference:
@@ -168,13 +220,14 @@ class ChatJsonl(DecodesText, SftSource):
                         wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
                 missing = next((key for key, name in needed.items() if name not in values), None)
                 made = f"missing_{missing}" if missing else self.example_of(values)
-                if isinstance(made, str):
-                    context.report.dropped[made] += 1
+                tools = self._tools(values)
+                if isinstance(made, str) or isinstance(tools, str):
+                    refuse(made if isinstance(made, str) else str(tools), file.name, row)
                     continue
                 if not decoding.admits(file.name, *_contents(made), replaced=replaced):
                     continue
                 messages, rejected = made
-                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected)
+                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected, tools=tools)
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])
@@ -183,7 +236,7 @@ class ChatJsonl(DecodesText, SftSource):
             )
         for key in (key for key in unproven if key in wrong and context.start is None):
             name, row, value, fields = wrong[key]
-            wanted = "a list of messages" if key == "messages_field" else "text or messages" if self.is_preference else "text"
+            wanted = _WANTED.get(key, "text or messages" if self.is_preference else "text")
             advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {wanted}"
             context.report.hints.append(
                 f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {wanted} there; {advice}"
@@ -191,20 +244,22 @@ class ChatJsonl(DecodesText, SftSource):
 
     def example_of(self, values: dict[str, Any]) -> Example | str:
         """Return the messages of a row, and those of the rejected side or None. Return the reason if the row has none."""
-        if not self.is_preference:
-            messages = self.messages_of(values)
-            return "malformed_messages" if messages is None else (messages, None)
-        prompt = values.get(self.prompt_field or _PROMPT)
-        return sides_of(prompt, values.get(self.chosen_field), values.get(self.rejected_field), self._read)
+        if self.is_preference:
+            prompt = values.get(self.prompt_field or _PROMPT)
+            return sides_of(prompt, values.get(self.chosen_field), values.get(self.rejected_field), self._read)
+        messages = self._mapped(values) if self.instruction_field else self._read(values.get(self.messages_field))
+        return messages if isinstance(messages, str) else (messages, None)
 
-    def _read(self, value: Any) -> list[Message] | None:
-        return _messages(value, keeps_others=self.template != SENTINELS)
+    def _read(self, value: Any) -> list[Message] | str:
+        """Return the messages in a list, or the reason why there are none."""
+        if self.template != SENTINELS:
+            return template_messages(value)
+        messages = plain_messages(value)
+        return MALFORMED_MESSAGES if messages is None else messages
 
-    def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
-        """Return the messages of a row, or None if it has no list of messages."""
-        if self.instruction_field:
-            return self._mapped(values)
-        return self._read(values.get(self.messages_field))
+    def _tools(self, values: dict[str, Any]) -> list[Any] | str | None:
+        """Return the tools of a row for the chat template, or the reason why they cannot be used."""
+        return None if self.template == SENTINELS else tools_of(values.get(self.tools_field or _TOOLS))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
         extra = values.get(self.input_field) if self.input_field else None
@@ -217,9 +272,11 @@ def _is_right(key: str, value: Any) -> bool:
     """Return whether the field of this key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
+    if key == "tools_field":
+        return tools_of(value) != BROKEN_TOOLS
     if key in _OF_PAIRS:
-        return isinstance(value, str | dict) or _messages(value) is not None
-    return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
+        return isinstance(value, str | dict) or plain_messages(value) is not None
+    return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
 
 
 def _contents(example: Example | str) -> list[str]:
@@ -228,22 +285,4 @@ def _contents(example: Example | str) -> list[str]:
         return []
     messages, rejected = example
     others = [] if rejected is None else rejected[prompt_length(messages, rejected) :]
-    return [content for message in (*messages, *others) if isinstance(content := message["content"], str)]
-
-
-def _messages(value: Any, *, keeps_others: bool = False) -> list[Message] | None:
-    """Return the messages with the keys and role names of this project, or None if the value is not a list of objects.
-
-    keeps_others: whether messages keep their other keys, for a chat template. Keys without a value are left out.
-    """
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        return None
-    messages = []
-    for message in value:
-        role = message.get("role", message.get("from"))
-        content = message.get("content", message.get("value"))
-        if role == "system" and content in (None, ""):
-            continue
-        others = {key: each for key, each in message.items() if key not in _MESSAGE_KEYS and each is not None} if keeps_others else {}
-        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content, **others})
-    return cast(list[Message], messages)
+    return [content for message in (*messages, *others) if isinstance(content := message.get("content"), str)]

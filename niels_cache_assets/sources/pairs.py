@@ -27,15 +27,15 @@ _TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such 
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 Messages = Sequence[Mapping[str, Any]]
-Read = Callable[[Any], list[Message] | None]
+Read = Callable[[Any], list[Message] | str]
 
 
 def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read) -> tuple[list[Message], list[Message]] | str:
     """Return the messages of both sides, with the prompt, or the reason why the row has none.
 
     prompt: text, messages, or None. chosen, rejected: text, a message, or messages, with the prompt or without it. read: returns the
-    messages in a list, or None. A text without a prompt must be a dialogue: turns that begin with `Human:` and `Assistant:` after an empty
-    line.
+    messages in a list, or the reason why there are none. A text without a prompt must be a dialogue: turns that begin with `Human:` and
+    `Assistant:` after an empty line.
     """
     sides = [_side(prompt or None, side, read) for side in (chosen, rejected)]
     for side in sides:
@@ -47,18 +47,17 @@ def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read) -> tuple[list[
 def _side(prompt: Any, side: Any, read: Read) -> list[Message] | str:
     if isinstance(side, str):
         return _of_text(prompt, side, read)
-    messages = read([side] if isinstance(side, dict) else side)
-    if messages is None:
-        return MALFORMED
-    if prompt is None:
+    messages = _read(side, read)
+    if prompt is None or isinstance(messages, str):
         return messages
     if isinstance(prompt, str):
-        first = next((message for message in messages if message["role"] != "system"), None)
-        is_there = first is not None and first["role"] == "user" and first["content"] == prompt
-        return messages if is_there else [Message(role="user", content=prompt), *messages]
-    before = read(prompt)
-    if before is None:
-        return MALFORMED
+        systems = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        if systems < len(messages) and messages[systems]["role"] != "assistant":
+            return messages  # a whole conversation, with its own prompt
+        return [*messages[:systems], Message(role="user", content=prompt), *messages[systems:]]
+    before = _read(prompt, read)
+    if isinstance(before, str):
+        return before
     return messages if messages[: len(before)] == before else [*before, *messages]
 
 
@@ -66,9 +65,24 @@ def _of_text(prompt: Any, text: str, read: Read) -> list[Message] | str:
     if prompt is None:
         return dialogue(text) or NO_PROMPT
     if isinstance(prompt, str):
-        return dialogue(prompt + text) or [Message(role="user", content=prompt), Message(role="assistant", content=text)]
-    before = read(prompt)
-    return MALFORMED if before is None else [*before, Message(role="assistant", content=text)]
+        return _dialogue_with(prompt, text) or [Message(role="user", content=prompt), Message(role="assistant", content=text)]
+    before = _read(prompt, read)
+    return before if isinstance(before, str) else [*before, Message(role="assistant", content=text)]
+
+
+def _dialogue_with(prompt: str, text: str) -> list[Message] | None:
+    """Return the messages of a dialogue that has the prompt in `text`, or continues it there. Return None for other texts."""
+    whole, asked = dialogue(text), prompt.strip()
+    if whole and (text.strip().startswith(asked) or whole[0]["content"].strip() == asked):
+        return whole
+    continued = dialogue(prompt + text)
+    return continued if continued and continued[-1]["role"] == "assistant" else None
+
+
+def _read(value: Any, read: Read) -> list[Message] | str:
+    """Return the messages of a list, or of one message. A value of another form is a malformed pair."""
+    messages = [value] if isinstance(value, dict) else value
+    return read(messages) if isinstance(messages, list) else MALFORMED
 
 
 def dialogue(text: str) -> list[Message] | None:
@@ -101,6 +115,18 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
 
 
 def prompt_hash(chosen: Messages, rejected: Messages) -> str:
-    """Return the hash of the prompt of a pair, 15 hex digits. It is over the messages as JSON with sorted keys."""
-    prompt = [dict(message) for message in chosen[: prompt_length(chosen, rejected)]]
+    """Return the hash of the prompt of a pair, 15 hex digits.
+
+    It is over the speaker, the text and the calls of each message. Each run of white space counts as one blank, because templates remove or
+    change white space. Other keys of a message, such as an id, do not count.
+    """
+    prompt = [[message["role"], _squeezed(message.get("content")), message.get("tool_calls")] for message in _prompt(chosen, rejected)]
     return sha256_text(json.dumps(prompt, sort_keys=True, default=str))[:_HASH_DIGITS]
+
+
+def _prompt(chosen: Messages, rejected: Messages) -> Messages:
+    return chosen[: prompt_length(chosen, rejected)]
+
+
+def _squeezed(text: Any) -> Any:
+    return " ".join(text.split()) if isinstance(text, str) else text

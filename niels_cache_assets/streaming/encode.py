@@ -18,6 +18,7 @@ from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_assets.strings import Strings
+from niels_cache_assets.tokenizer.checked import FIRST_BATCHES
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -114,10 +115,10 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
     """Divide a stream of documents into chunks, and group chunks of short documents into tasks.
 
     Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it. The
-    first task has one chunk, because a fast engine is compared with its reference for the whole first task (checked.py).
+    first tasks have one chunk, because a fast engine is compared with its reference for all of them (checked.py), on all cores.
     """
     divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
-    task, most = Chunks(), 1
+    task, number = Chunks(), 0
     try:
         for batch in batches:
             start = 0
@@ -127,10 +128,10 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
                 task.add(batch[start : part.stop])
                 start = part.stop
                 task.end_chunk(feed.position(first + task.size))
-                if len(task) >= most or task.characters >= _CHUNK_CHARACTERS:
+                if len(task) >= (1 if number < FIRST_BATCHES else _CHUNKS_PER_TASK) or task.characters >= _CHUNK_CHARACTERS:
                     first += task.size
                     yield task
-                    task, most = Chunks(), _CHUNKS_PER_TASK
+                    task, number = Chunks(), number + 1
             if start < len(batch):
                 task.add(batch[start:])
             del batch  # so that a long text is not kept in memory while the next batch is read

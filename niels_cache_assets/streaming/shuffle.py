@@ -43,7 +43,6 @@ def shuffled(batches: Iterable[DocumentBatch], *, buffer_size: int, seed: int) -
             if filled < buffer_size:
                 continue
             buffer, batch = buffer_of(first), batch[missing:]
-            first.clear()
         if len(batch):
             slots = draw(len(batch))
             leaving = buffer.exchange(batch, slots)

@@ -10,7 +10,6 @@ Titles and redirects are left out, because no step after a shuffle reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -24,6 +23,7 @@ _MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
 _SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
 _ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice their ids
 _ROOM_ROWS = 1 << 15  # beside twice the documents
+_COPIED_TOGETHER = 4096  # documents
 _STRINGS = ("text", "source_id", "file")
 _COLUMNS = (*_STRINGS, "row", "split", "characters")
 
@@ -46,11 +46,26 @@ class Buffer(Protocol):
         """Return a buffer with the same documents in the same slots, which takes any documents."""
 
 
-def buffer_of(batches: Sequence[DocumentBatch]) -> Buffer:
-    """Return a buffer with the documents of `batches`, in their order."""
-    documents = DocumentBatch.joined([replace(batch, title=None, redirect=None) for batch in batches])
-    columns = _Columns.of(documents) if any(isinstance(batch.text, Strings) for batch in batches) else None
-    return ObjectBuffer(documents) if columns is None or columns.text_bytes > _MOST_BYTES else ColumnBuffer(columns)
+def buffer_of(batches: list[DocumentBatch]) -> Buffer:
+    """Return a buffer with the documents of `batches`, in their order. The list is emptied.
+
+    Each batch is freed when it was converted, so that a large buffer is not in memory in two forms.
+    """
+    if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
+        columns = _Columns.of(DocumentBatch.joined(batches))
+        if columns is not None:
+            batches.clear()
+            return ColumnBuffer(columns)
+    batches.reverse()
+    converted = []
+    while batches:
+        converted.append(batches.pop().with_objects())
+    return ObjectBuffer(replace(DocumentBatch.joined(converted), title=None, redirect=None))
+
+
+def _text_bytes(batch: DocumentBatch) -> int:
+    """Return the bytes of the texts in Arrow's form, or the characters of Python strings, which are not more."""
+    return len(batch.text.buffers()[0]) if isinstance(batch.text, Strings) else int(batch.characters.sum())
 
 
 class _Exchange:
@@ -105,7 +120,7 @@ class ColumnBuffer:
     """A buffer of columns, in which a slot is the number of a document."""
 
     def __init__(self, documents: _Columns) -> None:
-        self._arrivals = _Arrivals(documents, None)
+        self._arrivals = _Arrivals.of(documents)
         self._arrived = np.arange(len(documents.row))  # for each slot, the number of its document
 
     def __len__(self) -> int:
@@ -123,11 +138,9 @@ class ColumnBuffer:
             return None
         new = self._arrivals.append(columns)
         if new is None:
-            held = _Columns.of(self._arrivals.documents(self._arrived))
-            assert held is not None
-            if held.text_bytes + columns.text_bytes > _MOST_BYTES:
+            if self._arrivals.text_bytes(self._arrived) + columns.text_bytes > _MOST_BYTES:
                 return None
-            self._arrivals, self._arrived = _Arrivals(held, columns), np.arange(len(self))
+            self._arrivals, self._arrived = self._arrivals.compacted(self._arrived, columns), np.arange(len(self))
             new = self._arrivals.append(columns)
             assert new is not None
         moved = _Exchange(slots)
@@ -167,6 +180,10 @@ class _Columns(NamedTuple):
     def text_bytes(self) -> int:
         return len(self.text.buffers()[0])
 
+    @property
+    def id_bytes(self) -> int:
+        return len(self.source_id.buffers()[0])
+
 
 class _Appended:
     """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
@@ -188,6 +205,10 @@ class _Appended:
         np.add(offsets[1:], start, out=self._offsets[count + 1 : end])
         return True
 
+    def size(self, rows: NDArray[np.int64]) -> int:
+        """Return the bytes of the strings with these numbers."""
+        return int((self._offsets[rows + 1] - self._offsets[rows]).sum())
+
 
 class _Arrivals:
     """Documents in the order of their arrival. Documents are appended, and none is changed or removed.
@@ -195,27 +216,55 @@ class _Arrivals:
     So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
     """
 
-    def __init__(self, documents: _Columns, incoming: _Columns | None) -> None:
-        """incoming: documents for which there must be room after the first `documents`."""
-        texts, ids, count = documents.text_bytes, len(documents.source_id.buffers()[0]), len(documents.row)
-        rows = 2 * count + _ROOM_ROWS
-        size, id_size = 2 * texts + _ROOM_BYTES, 2 * ids + _ROOM_BYTES
-        if incoming is not None:
-            rows += len(incoming.row)
-            size, id_size = size + incoming.text_bytes, id_size + len(incoming.source_id.buffers()[0])
-        self._text, self._source_id = _Appended(rows=rows, size=size), _Appended(rows=rows, size=id_size)
+    def __init__(self, names: Strings, *, rows: int, text_bytes: int, id_bytes: int) -> None:
+        """names: of the files of the first documents. rows, text_bytes, id_bytes: of the most documents."""
+        self._text, self._source_id = _Appended(rows=rows, size=text_bytes), _Appended(rows=rows, size=id_bytes)
         self._numbers: list[NDArray[Any]] = [
             np.empty(rows, np.int64),
             np.empty(rows, np.int8),
             np.empty(rows, np.int64),
             np.empty(rows, np.int64),
         ]
-        places, file = np.unique(documents.file.rows, return_inverse=True)
-        self._names = Strings(documents.file.values, places).arrow()  # of all files, in the order of their arrival
+        self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
         self._base = 0  # their place in `names`
         self._count = 0
-        self.append(documents._replace(file=Strings(self._names, file)))
+
+    @classmethod
+    def of(cls, documents: _Columns) -> _Arrivals:
+        """Return the columns of these documents, with room for others."""
+        places, file = np.unique(documents.file.rows, return_inverse=True)
+        arrivals = cls(
+            Strings(documents.file.values, places),
+            rows=2 * len(documents.row) + _ROOM_ROWS,
+            text_bytes=2 * documents.text_bytes + _ROOM_BYTES,
+            id_bytes=2 * documents.id_bytes + _ROOM_BYTES,
+        )
+        arrivals.append(documents._replace(file=Strings(arrivals._names, file)))
+        return arrivals
+
+    def compacted(self, numbers: NDArray[np.int64], incoming: _Columns) -> _Arrivals:
+        """Return columns of the documents with these numbers only, with room for others, and for `incoming` too.
+
+        The documents are copied in pieces, so that their texts are in memory only twice: in these columns and in the new ones.
+        """
+        places, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
+        arrivals = type(self)(
+            Strings(self._names, places),
+            rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
+            text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + incoming.text_bytes,
+            id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + incoming.id_bytes,
+        )
+        for start in range(0, len(numbers), _COPIED_TOGETHER):
+            piece = slice(start, start + _COPIED_TOGETHER)
+            held = _Columns.of(replace(self.documents(numbers[piece]), file=Strings(arrivals._names, file[piece])))
+            assert held is not None
+            arrivals.append(held)
+        return arrivals
+
+    def text_bytes(self, numbers: NDArray[np.int64]) -> int:
+        """Return the bytes of the texts of the documents with these numbers."""
+        return self._text.size(numbers)
 
     def append(self, documents: _Columns) -> NDArray[np.int64] | None:
         """Append documents, and return their numbers, (n,). Return None if there is no room."""

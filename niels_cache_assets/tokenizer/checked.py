@@ -1,10 +1,10 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
 Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the reference
-also encodes the whole first batch, which is a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no
-batch waits long for the reference. The first batch is compared before anything is written. If ids differ, EngineDiffers ends the build, and
-the build starts again with the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million
-characters, the reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
+also encodes the first batches whole, which are a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no
+batch waits long for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the build
+starts again with the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the
+reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
 more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
@@ -25,6 +25,8 @@ from niels_cache_assets.tokenizer.engines import Engine, is_proven, proven_engin
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
 
+FIRST_BATCHES = 8  # batches that are compared whole, of 256 documents each
+_FIRST_CHARACTERS = 1 << 20  # about the most characters in them; the first batch is compared in any case
 BATCHES_PER_CHECK = 8
 TEXTS_PER_CHECK = 64
 
@@ -156,7 +158,7 @@ class Encoder:
         if found is None:
             self._count_own(len(texts))
             return self._view.encode_flat(_python_strings(texts))
-        chosen = _compared(batch)
+        chosen = _compared(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
         compared = _python_strings(texts[chosen])
@@ -230,13 +232,14 @@ def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:
     return np.diff(texts.buffers()[1]) if isinstance(texts, Strings) else np.fromiter(map(len, texts), np.int64, len(texts))
 
 
-def _compared(batch: int | None) -> slice:
-    """Return which texts of a batch are compared with the reference: all texts of the first batch, then one of 64 in every eighth batch.
+def _compared(batch: int | None, size: int) -> slice:
+    """Return which texts of a batch are compared with the reference: all texts of the first batches, then one of 64 in every eighth batch.
 
-    The place of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate.
+    The place of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate. size: the
+    characters or bytes of the batch.
     """
+    if batch == 0 or (batch is not None and batch < FIRST_BATCHES and (batch + 1) * size <= _FIRST_CHARACTERS):
+        return slice(None)
     if batch is None or batch % BATCHES_PER_CHECK:
         return slice(0, 0)
-    if batch == 0:
-        return slice(None)
     return slice(batch // BATCHES_PER_CHECK % TEXTS_PER_CHECK, None, TEXTS_PER_CHECK)

@@ -189,7 +189,7 @@ class Fetcher:
         """Hash an unchecked file, and remove it if it is damaged. Return False if the file must be downloaded instead."""
         with self._ledger.changing() as state:
             if path not in state.unchecked:  # another fetcher may have checked it meanwhile
-                return path in state.entries and state.entries[path].owner != self._group
+                return path not in state.entries or state.entries[path].owner != self._group  # it may have been removed, too
             expected = state.entries[path].sha256
         found = None
         with suppress(NielsCacheError):  # it is missing, or the disk cannot read it
@@ -345,13 +345,6 @@ def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
     for _, want in sorted(dict.fromkeys(wants)):
         for path in want.paths():
             yield path, False
-
-
-def _tail_of(path: str) -> tuple[str, int, int]:
-    """Return the split, the number of the first shard and the bytes of a tail, from its path."""
-    split, name = path.split("/")[-2:]
-    stop, size = name.removesuffix(".bin").split("-")
-    return split, int(stop), int(size)
 
 
 def _unmapped(state: State) -> bool:

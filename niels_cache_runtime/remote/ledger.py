@@ -11,7 +11,8 @@ its process. Nothing here compares clocks: `used` counts uses. A look costs abou
 remove, and `fetcher` downloads.
 
 After a power failure, a file may have lost its content while its size is right. So the manifest also records the boot of the machine. After
-another boot, all files are `unchecked`: nobody may use one before the fetcher has hashed it again.
+another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. A live reader of the recorded boot
+proves that there was no other boot: then two machines share the folder, or two containers that name the boot in their own ways.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.remote.needs import BUILDS, Reader, Want, Whole
+from niels_cache_runtime.remote.needs import BUILDS, Reader, Want
 
 VERSION = 1
 PART = ".part"  # the end of the name of a file that is not complete
@@ -75,7 +76,7 @@ class State:
 
     readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
     failed: why the download of a file that a reader waits for failed. etags: of objects whose first bytes were read. overhead: the bytes of
-    the ledger itself. unchecked: complete files that nobody has hashed since the machine started.
+    the ledger itself. unchecked: complete files without a hash since the machine started. boot: the start that `unchecked` belongs to.
     """
 
     entries: dict[str, Entry]
@@ -88,6 +89,7 @@ class State:
     readers: dict[str, Reader]
     overhead: int
     unchecked: set[str] = field(default_factory=set)
+    boot: str = ""
 
     def used_bytes(self) -> int:
         """Return the bytes that the copy takes on the disk when all downloads are done."""
@@ -226,9 +228,9 @@ class Ledger:
             entries = {path: Entry(*values) for path, values in said["entries"].items()}
             of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
             tick = int(said["tick"])
-            unchecked = set(said.get("unchecked", ())) if said.get("boot", "") == boot() else {*filter(_needs_check, entries)}
+            unchecked, booted = set(said.get("unchecked", ())), said.get("boot", "")
         except FileNotFoundError:
-            content, entries, tick, unchecked = "", {}, 0, set()
+            content, entries, tick, unchecked, booted = "", {}, 0, set(), boot()
             of_state = {name: {} for name in ("builds", "addresses", "failed", "etags")} | {"counts": dict.fromkeys(_COUNTS, 0)}
         except NielsCacheError:
             raise
@@ -238,7 +240,9 @@ class Ledger:
             ) from error
         readers, overhead = self._readers()
         overhead += 2 * len(content)
-        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead, unchecked=unchecked, **of_state)
+        if booted != boot() and all(reader.boot != booted for reader in readers.values()):
+            unchecked, booted = {*filter(_needs_check, entries)}, boot()
+        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead, unchecked=unchecked, boot=booted, **of_state)
         owners = {entry.owner for entry in entries.values() if entry.owner}
         dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
         for path in [path for path, entry in entries.items() if entry.owner in dead]:
@@ -257,8 +261,7 @@ class Ledger:
                 with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
                     content = (self.folder / "readers" / name).read_bytes()
                     said = json.loads(content)
-                    keeps = {folder: Whole(*whole) for folder, whole in said.get("keeps", {}).items()}
-                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]], "keeps": keeps})
+                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
                     size += len(content)
         return found, size
 
@@ -284,7 +287,7 @@ class Ledger:
     def _save(self, state: State, before: str) -> None:
         said = {
             "version": VERSION,
-            "boot": boot(),
+            "boot": state.boot,
             "tick": state.tick,
             "counts": state.counts,
             "addresses": state.addresses,
@@ -324,6 +327,7 @@ class Presence:
     def write(self, reader: Reader) -> None:
         """Record what a reader needs. Call this only while the ledger's lock is held."""
         said = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count below the limit
+        said["boot"] = boot()
         content = json.dumps(said, separators=(",", ":")).encode()
         try:
             os.pwrite(self.descriptor, content, 0)

@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
+from niels_cache_runtime.remote.keeping import Keeper, Kept, Leave
 from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, once_unlocked
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
@@ -37,11 +38,9 @@ from niels_cache_runtime.remote.store import MissingError, RemoteError, open_sto
 _PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
-_LOOK_AGAIN_SECONDS = 1.0  # if this process keeps files mapped
 _IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
-Leave = Callable[[bool], Collection[str]]
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
 
 
@@ -67,7 +66,7 @@ class LocalCopy:
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._woken, self._looked = 0, 0.0
+        self._keeper = Keeper(self._give_way)
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._reader = self._new_reader()
         _copies.add(self)
@@ -245,28 +244,34 @@ class LocalCopy:
             self._enter(state)
             reader = self._reader
             reader.run, reader.position, reader.wants = run, position, list(wants)
-            reader.keeps = dict(splits) if splits and may_keep(state, splits, state.limit() or self.limit) else {}
+            is_kept = bool(splits) and may_keep(state, splits or {}, state.limit() or self.limit)
+            reader.keeps = {folder: whole.bytes for folder, whole in (splits or {}).items()} if is_kept else {}
+            leave = list(leave)
             for each in leave:
-                self._untake(each(bool(reader.keeps)))
+                self._untake(each(is_kept))
             self._write()
             self._shrink(state)
             is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
             is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
+            woken = self._ledger.woken()  # under the lock, so that every later change is seen
+            self._keeper.keep(Kept([weakref.WeakMethod(each) for each in leave], splits or {}, woken) if is_kept else None)
         if not is_idle:
             self._ledger.wake()
-        self._woken, self._looked = self._ledger.woken(), time.monotonic()
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
-    def is_crowded(self) -> bool:
-        """Return whether this process should call `need` again: it keeps files mapped, and another process needs something new.
+    def is_keeping(self) -> bool:
+        """Return whether shards of this process may stay mapped (rule 6 of `room`)."""
+        return bool(self._reader.keeps)
 
-        This looks once per second.
-        """
-        if not self._reader.keeps or time.monotonic() - self._looked < _LOOK_AGAIN_SECONDS:
-            return False
-        self._looked = time.monotonic()
-        return self._ledger.woken() != self._woken
+    def _give_way(self) -> bool:
+        """Give kept shards back if they may be in the way of another process. Return whether to look again later."""
+        with self.reading, self._lock:
+            kept, reader = self._keeper.kept, self._reader
+            if kept is not None and self._ledger.woken() != kept.woken:
+                leave = [method for each in kept.leave if (method := each()) is not None]
+                self.need(reader.run, reader.position, reader.wants, leave=leave, splits=kept.splits)
+            return self._keeper.is_needed()
 
     def is_reader(self) -> bool:
         """Return whether this process counts as a reader: it has used this object, and the object has not ended since."""
@@ -298,6 +303,7 @@ class LocalCopy:
             self._taken.clear()
             self._held.clear()
             self._reader = self._new_reader()
+            self._keeper.keep(None)
 
     def _open(self, address: str) -> CopiedBuild:
         with self._lock, self._ledger.changing() as state:
@@ -379,6 +385,7 @@ class LocalCopy:
                 forget()
         self._taken = Counter(self._held)
         self._reader = self._new_reader()
+        self._keeper = Keeper(self._give_way)
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""What a process that reads a local copy needs, and what it has mapped. `ledger` writes this to the disk."""
+"""The needs of a process that reads a local copy, and the files that it has mapped. `ledger` writes them to the disk."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Want(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The shards of a split, with its tails. bytes: of all of them together. files: the number of shards that a run reads."""
+    """A split with its tails. bytes: of all shards and tails together. paths: the shards and tails that a run reads."""
 
     bytes: int
-    files: int
+    paths: tuple[str, ...]
 
 
 def split_folder(build: str, split: str) -> str:
@@ -56,7 +56,7 @@ class Reader:
 
     maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long.
     run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
-    keeps: the splits of which it may have mapped any shard, by folder.
+    keeps: the bytes of each split of which it may have mapped any shard, by folder. boot: of its machine (`ledger.boot`).
     """
 
     pid: int
@@ -68,7 +68,8 @@ class Reader:
     demand: list[str] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
     starved: bool = False
-    keeps: dict[str, Whole] = field(default_factory=dict)
+    keeps: dict[str, int] = field(default_factory=dict)
+    boot: str = ""
 
     def mapped(self, paths: set[str]) -> set[str]:
         """Return the files that this process may have mapped. paths: all files of the copy."""

@@ -7,9 +7,9 @@
        each file is downloaded once. Files of another run stay if it is reading them now.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
-       costs time to map a shard again for each block.
+       costs time to map a shard again for each block. When another process needs room, it gives them back within about a second.
 
-A reader records what it needs next: as much as fits below its limit (`ledger.Want`). The decisions need no clock and no files.
+A reader records what it needs next: as much as fits below its limit (`needs.Want`). The decisions need no clock and no files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from niels_cache_runtime.remote.ledger import Entry, State
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 
 _SOONEST = -1
+_MOST_KEPT = 10_000  # files: Linux allows 65,530 mappings in a process, and a shard can cost two
 
 
 def first_needs(reader: Reader) -> dict[str, Want]:
@@ -49,18 +50,21 @@ def make_room(state: State, need: int, limit: int, *, path: str | None = None) -
 
 
 def may_keep(state: State, splits: Mapping[str, Whole], limit: int) -> bool:
-    """Return whether a reader may keep all shards of these splits mapped (rule 6). All of them must be there, and need no check."""
-    ready = sum(path.startswith(tuple(splits)) and state.is_ready(path) for path in state.entries)
-    if ready < sum(whole.files for whole in splits.values()):
+    """Return whether a reader may keep all shards of these splits mapped (rule 6).
+
+    All their files must be there, and need no check. So a reader that keeps shards never waits for a file while it holds this room.
+    """
+    paths = [path for whole in splits.values() for path in whole.paths]
+    if len(paths) > _MOST_KEPT or not all(map(state.is_ready, paths)):
         return False
-    kept, others = dict(splits), set[str]()
+    kept, others = {folder: whole.bytes for folder, whole in splits.items()}, set[str]()
     for reader in state.readers.values():
         kept |= reader.keeps
         others.update(reader.maps, reader.demand, *(want.paths() for want in reader.wants))
     others = {path for path in others if not path.startswith(tuple(kept))}
     if not others <= state.entries.keys():
         return False  # a file is missing, so its download may need room
-    return sum(whole.bytes for whole in kept.values()) + sum(state.entries[path].size for path in others) + state.overhead <= limit
+    return sum(kept.values()) + sum(state.entries[path].size for path in others) + state.overhead <= limit
 
 
 def surplus(state: State, limit: int) -> list[str]:

@@ -47,7 +47,7 @@ def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[st
 
 
 def doubt(state: State, tails: Iterable[str]) -> None:
-    """Let nobody use these tails again. The fetcher removes each when a reader needs it, and fetches it anew."""
+    """Take these tails out of use. When a reader needs one, the fetcher removes it, and fetches it again."""
     for tail in list(tails):
         state.entries[tail].sha256 = ""
         state.unchecked.add(tail)

@@ -12,6 +12,8 @@ import pytest
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_JOB
 from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.disk.attempts import staged_attempts
+from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease_files import latest
 from tests.cluster.servers import free_port, processes_of, redis, wait_for_port
 from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, running, stop, wait_until
@@ -29,6 +31,7 @@ DAEMON = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 run_monitoring: {enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}
 """
+PLACES = {"dask": 0, "celery": 1}  # of the pool, that a run takes; the executor for Dask takes none
 DASK, CELERY = ROOT / "deploy/dask/definitions.py", ROOT / "deploy/celery/definitions.py"
 
 
@@ -162,6 +165,8 @@ def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pyte
             run = launch(url, definitions, parts_of(walk.graph)[LONG].removeprefix("part/"))
             walk.wait_for_records()
             pid = walk.worker()
+            assert is_alive(pid)
+            assert walk.held_slots() == PLACES[engine]
             assert ask(url, TERMINATE, {"id": run})["terminateRun"]["__typename"] == "TerminateRunSuccess"
             wait_until(lambda: not is_alive(pid), TERMINATED_SECONDS)
             wait_until(lambda: status_of(url, run) == "CANCELED", TERMINATED_SECONDS)
@@ -171,6 +176,8 @@ def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pyte
     last = latest(walk.long)
     assert last is not None
     assert last.is_over
+    staged = staged_attempts(walk.long)
+    assert [read_journal(folder) is not None for folder in staged] == [True], "the next run cannot resume"
     wait_until(lambda: not processes_of(walk.folder), TERMINATED_SECONDS)
 
 

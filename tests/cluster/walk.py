@@ -197,7 +197,14 @@ def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def stop(*outputs: Output) -> None:
-    """End programs in an orderly way."""
+    """End programs in an orderly way. If one hangs, kill it and fail, after all others have ended."""
+    hanging = []
     for output in outputs:
         output.process.send_signal(signal.SIGTERM)
-        output.process.wait(30)
+    for output in outputs:
+        try:
+            output.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(output.process.pid, signal.SIGKILL)
+            hanging.append(str(output))
+    assert not hanging

@@ -39,6 +39,7 @@ SFT_TABLES = {
     "chats": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
     "templated": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\ntemplate = "own.jinja"\n',
     "trees": 'source = "oasst1"\nfiles = ["trees.jsonl"]\nsplit_by = "tree"\nval_frac = 0.2\n',
+    "pairs": 'source = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\ntemplate = "own.jinja"\nval_frac = 0.2\n',
 }
 _PAGES = 'source = "huggingface"\ndataset = "owner/pages"\n'
 HUB_TABLES = {
@@ -73,6 +74,10 @@ def write_project(folder: Path, model: Path) -> None:
             replies = [reply, {**reply, "message_id": f"{row}-2", "text": f"No. {text}"}]
             prompt = {"message_id": f"{row}", "text": text, "role": "prompter", "lang": "en", "replies": replies}
             trees.write(json.dumps({"message_tree_id": f"{row}", "prompt": prompt}) + "\n")
+    with open(folder / "pairs.jsonl", "w") as pairs:
+        for row, text in enumerate(texts):
+            rejected = f"No. {text}" if row % 40 else text
+            pairs.write(json.dumps({"prompt": f"Question {row % 300}?", "chosen": text, "rejected": rejected}) + "\n")
     (folder / "own.jinja").write_text(UNMARKED)
     tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **HUB_TABLES, **PARTS_TABLES}.items()]
     tables += [f"[sft.{name}]\n{table}" for name, table in SFT_TABLES.items()]

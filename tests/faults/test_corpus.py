@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -28,6 +29,8 @@ from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.corpus.text_export import FILE_TYPES, TextExport
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
@@ -56,6 +59,7 @@ STAGES = [
     *(f"export {format}" for format in FORMATS),
     *(f"replacing {format}" for format in FORMATS),
 ]
+TEXT_STAGES = [f"text {file_type}" for file_type in FILE_TYPES]
 
 
 def write_project(folder: Path) -> None:
@@ -72,8 +76,13 @@ def write_project(folder: Path) -> None:
     (folder / "book.txt").write_text("\n\n".join(texts))
     tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **_MEMBERS}.items()]
     (folder / "niels_cache.toml").write_text("\n".join(['[cleaning]\nskip = ["not_english", "language_error"]', *tables]))
-    for name in ("lines", "rows"):
-        prepare_corpus(project(folder), name, root=folder / "prepared", processes=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "_CHUNK_ITEMS", 20)
+        patch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
+        patch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
+        for name in ("lines", "rows"):
+            prepare_corpus(project(folder), name, root=folder / "prepared", processes=1)
+    find_duplicates(project(folder), root=folder / "prepared")
     for name, seed in (("older", 1), ("newer", 5)):
         documents = {"train": random_documents(300, seed=seed), "val": random_documents(40, seed=seed + 1)}
         write_documents_cache(folder / name / "pages", documents, shard_tokens=500)
@@ -117,6 +126,9 @@ def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: i
                 prepare_corpus(project(folder), name, root=root, processes=processes, log=tell)
             elif kind == "duplicates":
                 find_duplicates(project(folder, name), root=root, log=tell)
+            elif kind == "text":
+                prepared = open_prepared(project(folder), "lines", root=folder / "prepared")
+                TextExport(prepared=prepared, folder=root / "out", file_type=name).write()  # type: ignore[arg-type]
             else:
                 export(folder, "newer", name, root, force=kind == "replacing")
         finally:
@@ -215,10 +227,22 @@ def test_a_stage_killed_late_goes_on_and_does_not_start_afresh(workshop: Worksho
     begin(workshop.project, stage, root)
     assert workshop.run(stage, root, at=reference.calls * 3 // 4) == -signal.SIGKILL
     assert workshop.run(stage, root) == 0
-    assert "resuming" in log_of(root)
+    assert re.search("resuming|continuing its work", log_of(root))
     assert "afresh" not in log_of(root)
     assert int(Path(f"{root}.calls").read_text()) < reference.calls
     assert contents(root) == reference.files
+
+
+@pytest.mark.parametrize("stage", TEXT_STAGES)
+@pytest.mark.parametrize("place", [pytest.param(place, marks=[pytest.mark.torture] if place % 7 else []) for place in range(1, 21)])
+def test_an_export_of_text_killed_at_twenty_places_has_the_same_bytes(workshop: Workshop, tmp_path: Path, stage: str, place: int) -> None:
+    reference, root = workshop.reference(stage), tmp_path / "root"
+    assert len(reference.files) > 3
+    begin(workshop.project, stage, root)
+    assert workshop.run(stage, root, at=reference.calls * place // 21) == -signal.SIGKILL
+    if contents(root) != reference.files:
+        assert workshop.run(stage, root) == 0, log_of(root)
+    assert contents(root) == reference.files, log_of(root)
 
 
 def stop_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, number: signal.Signals, tries: int = 3) -> None:

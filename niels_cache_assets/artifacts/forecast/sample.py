@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.documents import Conversation, DocumentBatch, Documents
+from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
@@ -94,7 +95,7 @@ def _texts(batch: Documents) -> list[str]:
 
 
 def _messages(batch: Sequence[Conversation]) -> list[str]:
-    return [message["content"] for conversation in batch for message in conversation.messages]
+    return [content for conversation in batch for content in contents(conversation)]
 
 
 def _sample(

@@ -21,7 +21,6 @@ from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SIDES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +88,7 @@ size and the ranks of the run. It refuses a cache that changed after the state w
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.loader_states import read_loader_state
     from niels_cache_assets.show.origins import caches_of, row_of
+    from niels_cache_runtime.format.layout import SIDES
     from niels_cache_runtime.loader.trace import BatchTrace
 
     if arguments.step < 0:

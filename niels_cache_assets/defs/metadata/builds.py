@@ -264,7 +264,7 @@ def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
     if measures.conversations is not None:
         cut = share_of(measures.cut, measures.items) if measures.cut else "none"
         said.append(f"{share_of(measures.conversations.target_tokens, measures.counted)} of the tokens are targets")
-        said.append(f"T = {CONTEXT:,} cuts {cut} of the examples")
+        said.append(f"T = {CONTEXT:,} cuts {cut} of the {measures.noun}")
         ratio = round(measures.characters_per_token(tokenizer.piece_bytes(), tokenizer.special_token_ids().values()), 3)
     plots = None
     if draw:

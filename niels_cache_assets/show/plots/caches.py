@@ -29,7 +29,7 @@ from niels_cache_assets.show.plots.style import (
     short,
 )
 from niels_cache_assets.show.wording import share_of
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import SIDES, Family
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,11 +39,11 @@ _RANKS_DRAWN = 400
 
 def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str, int]) -> dict[str, bytes]:
     """Return PNGs by title, in display order. `dropped`: the number of dropped documents or examples for each reason, from meta.json."""
-    noun = "documents" if family == "pretrain" else "examples"
-    plots = {"lengths": _lengths(measures, noun, cut=family == "sft")}
+    plots = {"lengths": _lengths(measures, measures.noun, cut=family == "sft")}
     if measures.conversations is not None:
         plots["conversations"] = _conversations(measures.conversations, measures)
-    return {**plots, "token frequency": _frequency(measures), "dropped": _dropped(dropped, measures.items, noun)}
+    kept, noun = (measures.items // len(SIDES), "pairs") if measures.noun == "sides" else (measures.items, measures.noun)
+    return {**plots, "token frequency": _frequency(measures), "dropped": _dropped(dropped, kept, noun)}
 
 
 def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
@@ -109,10 +109,10 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
-    """Draw two panels. One shows examples by number of turns, the other shows examples by their share of target tokens."""
+    """Draw two panels. One shows examples (or sides of pairs) by number of turns, the other shows them by their share of target tokens."""
     figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
-    set_title(left, f"examples by {conversations.counted}")
+    set_title(left, f"{measures.noun} by {conversations.counted}")
     most = max(conversations.turns, default=1)
     turns = list(range(min(conversations.turns, default=1), most + 1))
     left.bar(turns, [conversations.turns[turn] for turn in turns], width=BAR, color=BLUE)
@@ -121,7 +121,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
         ticks = [1, *range(5, MAX_TURNS + 1, 5)]
         left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
     left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # a few bars stay narrow
-    label_axes(left, conversations.counted, "examples")
+    label_axes(left, conversations.counted, measures.noun)
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)
     set_title(right, f"by share of targets ({share_of(share)} of all)")
@@ -129,7 +129,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     right.xaxis.set_major_formatter(PercentFormatter(1.0))
     right.set_xlim(0, 1)
     right.axvline(share, color=ORANGE, linewidth=1, linestyle="--")
-    label_axes(right, "tokens of the example that are targets", "examples")
+    label_axes(right, f"tokens of the {measures.noun.removesuffix('s')} that are targets", measures.noun)
     _count_axis(right)
     return as_png(figure)
 

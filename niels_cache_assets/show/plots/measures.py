@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from niels_cache_runtime.format.layout import (
     Split,
     Tokens,
     doc_ends_name,
+    has_pairs,
     has_spans,
     idx_name,
     list_shards,
@@ -61,10 +63,11 @@ class ConversationMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheMeasures:
-    """The counts of one cache. `items`: the number of documents or examples. `lengths`: a histogram of items by length, with one count for
-    each of LENGTH_EDGES. `tokens`: the number of all tokens. `counted`: the number of tokens that were counted. `token_counts`: how often
-    each id below MAX_IDS occurs in the counted tokens. `vocab_size`: None if unknown; then `token_counts` ends at the largest id. `cut`:
-    the number of items that are too long for a row of CONTEXT tokens with targets. `conversations`: None unless the cache is SFT.
+    """The counts of one cache. `items`: the number of documents, examples, or sides of pairs (`noun`). `lengths`: a histogram of items
+    by length, with one count for each of LENGTH_EDGES. `tokens`: the number of all tokens. `counted`: the number of tokens that were
+    counted. `token_counts`: how often each id below MAX_IDS occurs in the counted tokens. `vocab_size`: None if unknown; then
+    `token_counts` ends at the largest id. `cut`: the number of items that are too long for a row of CONTEXT tokens with targets.
+    `conversations`: None unless the cache is SFT.
     """
 
     lengths: NDArray[np.int64]
@@ -75,6 +78,7 @@ class CacheMeasures:
     counted: int
     tokens: int
     conversations: ConversationMeasures | None
+    noun: Literal["documents", "examples", "sides"]
 
     @property
     def pieces_used(self) -> int:
@@ -129,6 +133,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
         counted=int(token_counts.sum()),
         tokens=all_tokens,
         conversations=conversations.measures("replies" if has_spans(meta) else "turns") if conversations else None,
+        noun="documents" if family == "pretrain" else "sides" if has_pairs(meta) else "examples",
     )
 
 

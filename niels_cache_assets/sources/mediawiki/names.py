@@ -20,6 +20,9 @@ TAGS = "|".join(sorted({*BLOCK_TAGS, *_INLINE_TAGS.split(), *EXTENSIONS}, key=la
 # Namespaces that show no text in a link, in the languages of the largest wikis.
 _NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
 _NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
+_NO_TEXT += " fil kategori tiedosto kuva luokka soubor obrázek fájl kép kategória dosya resim fișier fişier imagine"
+_NO_TEXT += " fitxer imatge berkas gambar"
+_NO_TEXT += " αρχείο εικόνα κατηγορία датотека слика категорија ملف صورة تصنيف קובץ תמונה קטגוריה پرونده رده"
 _NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
 HIDDEN_NAMESPACES = frozenset(_NO_TEXT.split())
 # Codes of Wikipedias (meta.wikimedia.org, List of Wikipedias).
@@ -44,7 +47,19 @@ sources, secondary sources, general sources, online sources, cited sources, bibl
 further reading, suggested reading, recommended reading, additional reading, external links, external link, external sources, web links,
 links, see also, related articles
 """
-END_MATTER = frozenset(" ".join(_END_MATTER.split()).split(", "))
+# The same of other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
+_END_MATTER_OF_OTHERS = """
+einzelnachweise, weblinks, siehe auch, anmerkungen, quellen, fußnoten, belege, quellen und einzelnachweise,
+notes et références, références, voir aussi, liens externes, articles connexes, lien externe, notes et sources, bibliographie,
+referencias, enlaces externos, véase también, notas, notas y referencias, bibliografía, fuentes,
+note, altri progetti, collegamenti esterni, voci correlate, bibliografia, fonti,
+referências, ligações externas, ver também, notas e referências, leitura adicional,
+externe links, externe link, zie ook, bronnen, voetnoten, noten en/of referenties, referenties,
+källor, externa länkar, se även, referenser, noter, fotnoter, vidare läsning,
+przypisy, linki zewnętrzne, zobacz też, uwagi, źródła,
+примечания, ссылки, см. также, источники, сноски
+"""
+END_MATTER = frozenset(f"{' '.join(_END_MATTER.split())}, {' '.join(_END_MATTER_OF_OTHERS.split())}".split(", "))
 # Templates that are named after a code of a country (International Olympic Committee, and ISO 3166) show the flag and the name.
 _COUNTRIES = """
 AFG Afghanistan, ALB Albania, ALG Algeria, ARG Argentina, ARM Armenia, AUS Australia, AUT Austria, AZE Azerbaijan, BAN Bangladesh, BEL

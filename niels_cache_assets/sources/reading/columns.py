@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIRST_NOT_ASCII = 0x7F  # DEL is not a blank, but it is rare
+_AFTER_FOLLOWERS = np.int8(-64)  # as signed numbers, all bytes of a character but its first are below this one
 _SHORT_BYTES = 4096  # of a text on average; longer texts become Python strings, each of which is freed alone
 
 
@@ -99,9 +100,13 @@ def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -
     """Return the length of each string of an Arrow column of valid strings, (n,) int64. content, offsets: see strings.buffers_of."""
     import pyarrow.compute as compute
 
+    sizes = np.diff(offsets)
     if not len(content) or content.max() < _FIRST_NOT_ASCII:
-        return np.diff(offsets)
-    return compute.utf8_length(column).to_numpy().astype(np.int64)
+        return sizes
+    followers = np.flatnonzero(content.view(np.int8) < _AFTER_FOLLOWERS)
+    if len(followers) > len(content) >> 4:  # many; Arrow counts them faster
+        return compute.utf8_length(column).to_numpy().astype(np.int64)
+    return sizes - np.bincount(np.searchsorted(offsets[1:], followers, side="right"), minlength=len(sizes))
 
 
 def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Strings | Objects:

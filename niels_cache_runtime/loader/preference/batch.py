@@ -49,7 +49,8 @@ class PreferenceBatch:
         """Return the batch as trl's DPOTrainer takes it, for rows of one pair each (`packing=False`, or PreferenceDataset).
 
         `input_ids`, `attention_mask` and `completion_mask` are (2 * B, T + 1) int64: B rows of chosen sides, then B rows of rejected sides.
-        The completion mask is 1 at targets. Raises NielsCacheError for rows with several pairs, because trl takes one pair a row.
+        The completion mask is 1 at targets. The attention mask is 0 at padding, and at a last token that is no target, because nothing
+        follows it. Raises NielsCacheError for rows with several pairs, because trl takes one pair a row.
         """
         if int(self.pairs.amax(dim=0) if len(self.pairs) else 0) > 1:
             raise NielsCacheError("padded_inputs: a row holds several pairs; give the loader packing=False")
@@ -58,7 +59,7 @@ class PreferenceBatch:
             assert side.document_ids is not None
             ids.append(torch.cat([side.x[:, :1], side.y], dim=1))
             is_token = side.document_ids == 0  # padding is a document of its own
-            attention.append(torch.cat([is_token, is_token[:, -1:]], dim=1))
+            attention.append(torch.cat([is_token, is_token[:, -1:] & mask[:, -1:]], dim=1))  # the last y may be padding
             completion.append(torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1))
         return {
             "input_ids": torch.cat(ids),

@@ -57,7 +57,9 @@ class BlockFeed:
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
         with self._copy.reading:
-            if first >= self._first_end or last > self._next_first or self._lead.feed is not self._key or self._copy.is_crowded():
+            # A kept block may stay in the record until the next one begins.
+            is_over = first >= self._first_end and not self._copy.is_keeping()
+            if is_over or last > self._next_first or self._lead.feed is not self._key:
                 self._move(first, min(last, self._end))
             for source in self._all:
                 source.is_fed = True

@@ -101,10 +101,12 @@ class CopiedWindows(PretrainWindows):
         return int((sums + self._tail_bytes).max())
 
     def whole(self) -> tuple[str, Whole]:
-        """Return the folder of the shards, relative to the copy, their size with all tails, and how many of them a run reads."""
-        own = self.blocks(self.block_shards)
-        used = int(np.diff(own.files)[np.diff(own.samples) > 0].sum())  # the last shards of a split may be too short for a window
-        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), used)
+        """Return the folder of the shards, relative to the copy, and what a run reads of them."""
+        own, paths = self.blocks(self.block_shards), list[str]()
+        for block in np.flatnonzero(np.diff(own.samples)).tolist():  # the last shards of a split may be too short for a window
+            paths += self._places[own.files[block] : own.files[block + 1]]
+            paths += [self._tail_of(block)] if self._tail_bytes[block] else []
+        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), tuple(paths))
 
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""

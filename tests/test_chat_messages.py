@@ -1,0 +1,175 @@
+"""The messages of a conversation with a chat template: tools, calls, reasoning, parts of text, and rows that are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.corpus.tokenizer_sample import raw_texts
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.own_data.recognizing import recognize
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.conversations import conversation_problem
+from niels_cache_assets.sources.messages import template_messages, tools_of
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_runtime import NielsCacheError
+
+ASK, SAY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+ROLES = {"system", "developer", "user", "assistant", "tool"}
+
+
+def read(path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Conversation], dict[str, int], list[str]]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    told: list[str] = []
+    context = StreamContext(seed=0, log=told.append)
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml", **keys})
+    found = [each for batch in source.conversations(context) for each in batch]
+    return found, dict(context.report.dropped), told
+
+
+def test_every_speaker_and_key_reaches_the_template(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "one"},
+        {"role": "developer", "content": "two"},
+        {"role": "user", "content": "q", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "7"},
+        {"role": "assistant", "content": "a", "reasoning_content": "thought"},
+    ]
+    (found,), dropped, _ = read(tmp_path / "x.jsonl", [{"messages": messages, "tools": [{"name": "f"}]}])
+    assert dropped == {}
+    assert found.tools == [{"name": "f"}]
+    assert found.messages == messages
+
+
+def test_a_message_without_text_is_in_no_sample_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    messages = [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]
+    path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml"})
+    assert [*raw_texts(source, StreamContext(seed=0))] == ["q", "1", "a"]
+    found = sample_of_source(source, [], seed=0, encoder=None)
+    assert found is not None
+    assert found.text_bytes == 3
+
+
+def test_a_wrong_name_of_the_tools_is_found_and_needs_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    with pytest.raises(NielsCacheError, match=r"tools_field.*functions"):
+        read(path, [{"messages": [ASK, SAY], "functions": []}], tools_field="function")
+    table = {"source": "chat_jsonl", "files": [str(path)], "tools_field": "function"}
+    with pytest.raises(NielsCacheError, match=r"tools_field.*functions"):
+        ChatJsonl.model_validate({**table, "template": "chatml"}).check_input({})
+    with pytest.raises(ValueError, match="tools_field"):
+        ChatJsonl.model_validate(table)
+    (found,), _, told = read(path, [{"messages": [ASK, SAY], "functions": [{"name": "f"}]}], tools_field="functions")
+    assert (found.tools, told) == ([{"name": "f"}], [])
+
+
+def test_rows_that_need_a_template_are_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [{"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(NielsCacheError, match="template"):
+        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
+
+
+def test_parts_of_text_become_one_text_and_calls_in_json_are_decoded() -> None:
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}, "c"]
+    assert template_messages([{"role": "user", "content": parts}, SAY]) == [{"role": "user", "content": "abc"}, SAY]
+    calls: Any = template_messages([ASK, {"role": "assistant", "content": "", "tool_calls": json.dumps([CALL])}])
+    assert calls[1]["tool_calls"] == [CALL]
+    in_text = {"function": {"name": "f", "arguments": '{"x": 1}'}}
+    kept: Any = template_messages([ASK, {"role": "assistant", "content": "", "tool_calls": [in_text]}])
+    assert kept[1]["tool_calls"] == [in_text]
+    assert tools_of(None) is tools_of("") is tools_of([]) is None
+    assert tools_of('[{"name": "f"}]') == [{"name": "f"}]
+    assert tools_of("[{") == tools_of([3]) == tools_of({"name": "f"}) == "broken_tools"
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video", "image_url", "input_audio"])
+def test_media_are_counted_with_their_kind(tmp_path: Path, kind: str) -> None:
+    content = [{"type": kind, kind: "x"}, {"type": "text", "text": "q"}]
+    found, dropped, _ = read(tmp_path / "x.jsonl", [{"messages": [{"role": "user", "content": content}, SAY]}, {"messages": [ASK, SAY]}])
+    assert len(found) == 1
+    assert dropped == {f"{kind.removeprefix('input_').removesuffix('_url')}_content": 1}
+
+
+MISTAKES: dict[str, list[Any]] = {
+    "unknown_role": [{"role": "bot", "content": "q"}, SAY],
+    "no_assistant": [ASK],
+    "broken_json_in_call": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
+}
+
+
+@pytest.mark.parametrize("reason", MISTAKES)
+def test_a_mistake_is_counted_and_said_once_with_its_file_and_row(tmp_path: Path, reason: str) -> None:
+    rows = [{"messages": [ASK, SAY]}, {"messages": MISTAKES[reason]}, {"messages": MISTAKES[reason]}]
+    found, dropped, told = read(tmp_path / "x.jsonl", rows)
+    assert len(found) == 1
+    assert dropped == {reason: 2}
+    (line,) = told
+    assert "x.jsonl: row 1" in line
+    assert reason in line
+
+
+def test_without_a_template_nothing_changes(tmp_path: Path) -> None:
+    silent = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    rows = [{"messages": [ASK, silent], "tools": [{}]}, {"messages": [{"role": "developer", "content": "x"}, SAY]}]
+    found, dropped, told = read(tmp_path / "x.jsonl", rows, template="sentinels")
+    assert (found, dropped, told) == ([], {"null_content": 1, "unknown_role": 1}, [])
+    assert conversation_problem([ASK, silent]) == "null_content"
+    assert conversation_problem([ASK, silent], ROLES) is None
+
+
+FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "messages": ({"messages": [ASK, SAY]}, {}),
+    "another name": ({"dialog": [ASK, SAY]}, {"messages_field": "dialog"}),
+    "ShareGPT": (
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        {"messages_field": "conversations"},
+    ),
+    "Alpaca": (
+        {"instruction": "do", "input": "q", "output": "a"},
+        {"instruction_field": "instruction", "input_field": "input", "output_field": "output"},
+    ),
+    "prompt and completion": ({"prompt": "q", "completion": "a"}, {"instruction_field": "prompt", "output_field": "completion"}),
+    "tools": ({"messages": [ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}, {}),
+    "developer": ({"messages": [{"role": "developer", "content": "x"}, ASK, SAY]}, {}),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, SAY]}, {}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
+    row, keys = FORMS[form]
+    path = tmp_path / "x.jsonl"
+    path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+    (proposal,) = recognize([str(path)], family="sft", option="--chats")
+    assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
+def test_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: str) -> None:
+    row, keys = FORMS[form]
+    path = tmp_path / "x.jsonl"
+    path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+    with pytest.raises(NielsCacheError) as raised:
+        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
+    assert all(f"{key} = {json.dumps(name)}" in str(raised.value) for key, name in keys.items())
+    ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], **keys}).check_input({})
+
+
+def test_trees_and_pairs_are_told_their_source_and_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    table = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]})
+    for row, told in [
+        ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "q"}, 'source = "oasst1"'),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, 'kind = "preference"'),
+    ]:
+        path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+        with pytest.raises(NielsCacheError, match=told):
+            table.check_input({})
