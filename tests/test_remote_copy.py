@@ -141,14 +141,16 @@ def test_an_older_iterator_that_ends_changes_nothing_for_the_newer_one(published
     found = rows(older, 2)
     newer = iter(remote)
     found += rows(newer, 2)
+    while not copied(remote).is_ready:  # the last shards of a block may come after its first batches
+        found += rows(newer, 1)
+        assert len(found) < 200
     (before,) = readers(published)
-    assert copied(remote).is_ready
     del older
     (after,) = readers(published)
     assert after.wants == before.wants != []
     assert after.maps == before.maps
     assert copied(remote).is_ready
-    assert found + rows(newer, 60) == rows(published.local(), 64)
+    assert found + rows(newer, 60) == rows(published.local(), len(found) + 60)
     del newer
     (left,) = readers(published)
     assert left.wants == []
@@ -303,6 +305,7 @@ def test_the_smaller_of_two_limits_counts(published: Published) -> None:
     assert rows(large, 200) == rows(published.local(), 200)
     assert bytes_of(published.copy) > room(3)
     small = published.remote(limit_bytes=room(3), epochs=1, seed=4)
+    wait_until(lambda: bytes_of(published.copy) <= room(3))  # a download may have begun before the smaller limit
     with Watch(published.copy) as watch:
         pairs = zip(islice(large, 60), islice(small, 60), strict=True)
         assert sum(1 for _ in pairs) == 60

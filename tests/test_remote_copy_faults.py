@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +212,20 @@ def test_a_file_that_was_removed_before_its_check_is_not_downloaded(tmp_path: Pa
     monkeypatch.setattr(Fetcher, "_fetch", lambda self, path: fetched.append(path))
     Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin")
     assert fetched == []
+
+
+def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may remove the last other file of the folder, and then the empty folder."""
+
+    def after_removal(fetch: Callable[..., Any], fetcher: Fetcher, *arguments: Any) -> Any:
+        for path in sorted(published.copy.glob("builds/**/"), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
+        return fetch(fetcher, *arguments)
+
+    for name in ("_download", "_tail"):
+        monkeypatch.setattr(Fetcher, name, partialmethod(partial(after_removal, getattr(Fetcher, name))))
+    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
 
 
 def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,12 +206,13 @@ class Fetcher:
         problem: str | None = None
         counts: dict[str, int] = {}
         sha256, build = "", None
+        place = self._ledger.folder / path
+        part = place.with_name(place.name + PART)
         try:
             with self._ledger.changing() as state:
                 build = self._build(state, path)
-            place = self._ledger.folder / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            part = place.with_name(place.name + PART)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                part.touch()  # `Ledger.remove` also removes empty folders, and this one must stay
             if is_tail(path):
                 content, counts = self._tail(build, path)
                 part.write_bytes(content)
