@@ -181,7 +181,8 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
     monkeypatch.setattr(ledger, "boot", lambda: "another")
     published.s3.requests.clear()
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
-    assert sum(published.shards_sent().values()) == int(damaged.startswith("shard"))  # a tail comes from its shard, which is there
+    # A tail comes from its shard if the shard is there. The tail of a damaged shard may come before the shard is there again.
+    assert sum(published.shards_sent().values()) in ((1, 2) if damaged.startswith("shard") else (0,))
     with Ledger(published.copy).changing() as state:
         assert state.counts["again"] == len(files)
         assert state.unchecked == set()

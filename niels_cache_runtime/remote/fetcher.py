@@ -294,7 +294,8 @@ class Fetcher:
         return found, {"tails": requests, "tail_bytes": fetched}
 
     def _local_bytes(self, path: str, length: int) -> bytes | None:
-        """Return the first bytes of a shard that the copy has, or None."""
+        """Return the first bytes of a shard that the copy has, or None. Hash the shard first if it is unchecked."""
+        self._check(path)
         with self._ledger.changing() as state:  # a file that is open here may be removed meanwhile
             if not state.is_ready(path):
                 return None
