@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.ranges import CODE_VERSION
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import build_partition, built
+from niels_cache_assets.defs.assets.parts import build_partition, built, result_of, to_parts
 from niels_cache_assets.defs.config import CorpusConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
@@ -66,7 +66,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=keys.CORPUS_PARTS,
-        deps=[dg.AssetDep(keys.PLAN, partition_mapping=dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()}))],
+        deps=[dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
         kinds={"parquet"},
@@ -84,7 +84,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path).corpus_part(context.partition_key)
         outcome = build_partition(context, artifact, config, progress_sink, keys.CORPUS_PARTS)
         if outcome is not None:
-            yield _result(outcome, corpus_part_metadata(outcome))
+            yield result_of(outcome, corpus_part_metadata(outcome))
 
     return build_corpus_part
 
@@ -105,7 +105,7 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         outcome = built(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
-        return _result(outcome, search_metadata(outcome))
+        return result_of(outcome, search_metadata(outcome))
 
     return hash_signatures
 
@@ -131,13 +131,9 @@ def _ranges(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path).hash_range(context.partition_key)
         outcome = build_partition(context, artifact, config, progress_sink, keys.RANGES)
         if outcome is not None:
-            yield _result(outcome, search_metadata(outcome))
+            yield result_of(outcome, search_metadata(outcome))
 
     return link_range
-
-
-def _result(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
-    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
 
 def corpus_part_metadata(outcome: Outcome) -> Metadata:

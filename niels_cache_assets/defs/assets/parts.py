@@ -131,16 +131,16 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
         outcome = built(context, artifact, config, progress_sink, keys.VAL_PART)
-        return dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        return result_of(outcome, part_metadata(outcome))
 
     return build_val_part
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
     of_plan = keys.parts_of_datasets(registry)
-    deps = [dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=_to_parts(of_plan))]
+    deps = [dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))]
     if names := keys.with_val_part(registry):
-        deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=_to_parts({name: of_plan[name] for name in names})))
+        deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=to_parts({name: of_plan[name] for name in names})))
 
     @dg.asset(
         key=keys.PARTS,
@@ -162,13 +162,19 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path).part(context.partition_key)
         outcome = build_partition(context, artifact, config, progress_sink, keys.PARTS)
         if outcome is not None:
-            yield dg.MaterializeResult(metadata=part_metadata(outcome), data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+            yield result_of(outcome, part_metadata(outcome))
 
     return build_part
 
 
-def _to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
+def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
+    """Return the mapping from a data set to its parts."""
     return dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()})
+
+
+def result_of(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
+    """Return the result of a step whose data version is the hash of its content."""
+    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
 
 def build_partition(
