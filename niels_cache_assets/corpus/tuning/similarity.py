@@ -24,6 +24,7 @@ from niels_cache_assets.corpus.order import Inputs
 from niels_cache_assets.corpus.prepared import open_documents
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_runtime.format.meta import Meta
 
 MOST = 100_000
@@ -81,7 +82,7 @@ def similarities(registry: Registry, name: str, *, root: Path, corpora: dict[str
     places = np.flatnonzero(~is_exact[own.order])  # in the order of the search
     documents = len(places)
     if documents > MOST:
-        places = np.sort(np.random.default_rng(seed).choice(places, MOST, replace=False))
+        places = np.sort(places[TorchRandom(seed).permutation(documents)[:MOST]])
     threshold = registry.dedup.threshold
     least = max(_LEAST, threshold - BELOW)
     with own.slots() as rows:
