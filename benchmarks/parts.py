@@ -5,9 +5,10 @@
 * `together`: two parts of a data set, with one encoding thread each, one after the other and at once, in turns. Each part is built by a
   process of its own, which has imported everything before the clock starts. The table also has the cores that one part uses alone: its
   processor time by its duration. On two cores, the ratio cannot be above two divided by this number. The machine must be quiet.
-* `at-once`: six parts, each built by the command `part` in a process of its own, with 1, 2 and 3 parts at a time. Each part gets its share
-  of the cores, as with `[cluster] at_once`. Durations contain the starts of the processes, so parts must not be too small. First with the
-  project's own SentencePiece tokenizer, then with the fast BPE of DeepSeek (with NIELS_CACHE_REAL_DATA). The machine must be quiet.
+* `at-once`: six parts, one after the other in one process (as `build-all` does if one part is built at a time), and each by the command
+  `part` in a process of its own, with 1, 2 and 3 parts at a time. Each part gets its share of the cores, as with `[cluster] at_once`.
+  Durations contain the starts of the processes. First with the project's own SentencePiece tokenizer, then with the fast BPE of DeepSeek
+  (with NIELS_CACHE_REAL_DATA). The machine must be quiet.
 * `reading`: the same random tokens in the shards of 64 parts and of one build, warm in the page cache, in turns (see loader.py).
 * `opening`: sparse shards of 128 MiB in 64 parts, with the ends of a hundred million documents.
 * `sealing`: sparse shards of 64 parts become one cache.
@@ -60,8 +61,9 @@ from niels_cache_runtime.format.meta import write_meta
 
 PARTS = 64
 WANTED = {"get_batch": 1.1, "loader": 1.25}
-AT_ONCE = (1, 2, 3)
-PARTS_AT_ONCE = 6  # a multiple of each of AT_ONCE
+ONE_PROCESS = 0  # in place of the number of parts at a time
+AT_ONCE = (ONE_PROCESS, 1, 2, 3)
+PARTS_AT_ONCE = 6  # a multiple of each number in AT_ONCE
 DEEPSEEK_EOT = "<｜end▁of▁sentence｜>"
 
 
@@ -169,9 +171,15 @@ def prepare_parts(folder: Path, texts: Path, tokenizer: Tables) -> Graph:
     return found
 
 
-def build_by_command(found: Graph, root: Path, limit: int) -> tuple[float, float]:
-    """Build all parts with so many at a time. Return the seconds, and the processor time of all processes in seconds."""
-    shutil.copytree(found.root, root)
+def build_in_one_process(config: str, root: Path) -> None:
+    """Build all parts, one after the other. This is the child."""
+    chosen = graph(load_registry(config=config), root)
+    for number in range(PARTS_AT_ONCE):
+        materialize(chosen[f"part/texts/{part_name(number)}"])
+
+
+def build_by_command(found: Graph, root: Path, limit: int) -> None:
+    """Build each part by its command, so many at a time."""
     cluster = found.registry.cluster.model_copy(update={"at_once": limit})
     chosen = graph(replace(found.registry, cluster=cluster), root)
 
@@ -181,10 +189,19 @@ def build_by_command(found: Graph, root: Path, limit: int) -> tuple[float, float
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 
-    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with ThreadPoolExecutor(limit) as pool:
         for _ in pool.map(build, range(PARTS_AT_ONCE)):
             pass
+
+
+def measured_build(found: Graph, root: Path, limit: int) -> tuple[float, float]:
+    """Build all parts in one way. Return the seconds, and the processor time of all processes in seconds."""
+    shutil.copytree(found.root, root)
+    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if limit == ONE_PROCESS:
+        subprocess.run([sys.executable, __file__, "--inside", found.registry.origin, str(root)], check=True)
+    else:
+        build_by_command(found, root, limit)
     seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     shutil.rmtree(root)
     return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
@@ -198,14 +215,15 @@ def at_once(work: Path, *, megabytes: int, rounds: int, limits: Sequence[int] = 
         runs: dict[int, list[tuple[float, float]]] = {limit: [] for limit in limits}
         for turn in range(rounds):
             for limit in limits if turn % 2 == 0 else reversed(limits):
-                runs[limit].append(build_by_command(found, work / "at_once", limit))
+                runs[limit].append(measured_build(found, work / "at_once", limit))
         shutil.rmtree(work / f"at_once_{number}")
         durations = {limit: statistics.median(seconds for seconds, _ in measured) for limit, measured in runs.items()}
         for limit, measured in runs.items():
             used = statistics.median(used for _, used in measured)
             speed = PARTS_AT_ONCE * megabytes / durations[limit]
+            way = "in one process" if limit == ONE_PROCESS else f"{limit} at a time"
             yield Row(
-                what=f"{name}, {PARTS_AT_ONCE} parts of {megabytes} MB, {limit} at a time",
+                what=f"{name}, {PARTS_AT_ONCE} parts of {megabytes} MB, {way}",
                 measured=f"{durations[limit]:.1f} s ({speed:.1f} MB/s), {used:.1f} s of processor time",
                 wanted="",
                 ratio=times(durations[limits[0]] / durations[limit]),
@@ -325,7 +343,7 @@ def measure(chosen: list[str], *, quick: bool, megabytes: int, rounds: int, work
         yield from together(work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds)
     if "at-once" in chosen:
         yield from at_once(
-            work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds, limits=AT_ONCE[:2] if quick else AT_ONCE
+            work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds, limits=AT_ONCE[:3] if quick else AT_ONCE
         )
     if "reading" in chosen:
         yield from reading(work, scale)
@@ -342,9 +360,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=60, help="text of each part (default: 60)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of `together` and `at-once` (default: 3)")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.part:
         return build_part(Path(settings.part[0]), int(settings.part[1]))
+    if settings.inside:
+        return build_in_one_process(settings.inside[0], Path(settings.inside[1]))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     print("| what | measured | wanted | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
