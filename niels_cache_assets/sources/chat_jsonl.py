@@ -32,7 +32,7 @@ _SEARCHED = 1000  # rows in which a check looks for a broken one
 _OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "tools_field")
 _OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "system_field")
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
-_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
+_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
 MALFORMED_HISTORY = "malformed_history"
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
@@ -88,6 +88,11 @@ class ChatJsonl(DecodesText, SftSource):
     chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
     max_tokens: PositiveInt | None = Field(None, description="Pairs with a longer side are dropped and counted; None keeps all")
+    split_by: Literal["prompt", "conversation"] = Field(
+        "prompt",
+        description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' also keeps a prompt and those that "
+        "continue it together: all prompts whose messages up to the first one of the user are the same",
+    )
     on_broken: OnBroken | None = Field(
         None,
         description="A row with an unknown role, an assistant that never speaks, or broken JSON in a call or in tools: 'stop' ends the "
@@ -111,8 +116,8 @@ class ChatJsonl(DecodesText, SftSource):
         return self.kind == "preference"
 
     @property
-    def split_unit(self) -> Literal["example", "group", "prompt"]:
-        return "prompt" if self.is_preference else "example"
+    def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
+        return self.split_by if self.is_preference else "example"
 
     def missing_setting(self) -> str | None:
         if self.instruction_field and not self.output_field:

@@ -375,8 +375,10 @@ class SftSource(Source):
         return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
-    def split_unit(self) -> Literal["example", "group", "prompt"]:
-        """The unit that val_frac counts: examples, or groups of examples (or prompts of pairs) that must stay in one split."""
+    def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
+        """The unit that val_frac counts: examples, or groups of examples that must stay in one split. Groups of preference pairs are those
+        of one prompt, or of one conversation.
+        """
         return "example"
 
     @property
