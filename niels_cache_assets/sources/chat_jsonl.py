@@ -190,7 +190,7 @@ class ChatJsonl(DecodesText, SftSource):
 
     @property
     def _on_broken(self) -> OnBroken | None:
-        """What happens to broken rows. None: they are counted without a report."""
+        """The treatment of broken rows. None: they are counted without a report."""
         return self.on_broken or (None if self.template == SENTINELS else "stop")
 
     def _messages_of(self, values: dict[str, Any]) -> list[Message]:
