@@ -180,7 +180,7 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", *_DECONTAMINATION})
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", "tokens_in_parts", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -205,6 +205,9 @@ class PretrainSource(Source):
     decontaminate_share: float = Field(0.5, gt=0, le=1, description="A document goes that has this share of the 13-grams of such a text")
     decontaminate_words: int = Field(50, ge=13, description="A document goes that has a run of this many words of these texts")
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    tokens_in_parts: bool = Field(
+        False, description="With `parts` and `prepare`: each part of the corpus becomes a part of the cache. Needs val_frac or own splits"
+    )
     exclude: ConfigPath | None = Field(
         None, description="A file with one source id a line: these documents are left out, such as documents to take down"
     )
@@ -244,10 +247,10 @@ class PretrainSource(Source):
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a plan divides the cache. A data set that grows is in parts, even if its first files are one part. With `prepare`, a plan
-        divides the corpus instead.
+        """Whether the cache is built in parts. A data set that grows is in parts, even if its first files are one part. With `prepare`, the
+        plan divides the corpus, and only `tokens_in_parts` also divides the cache.
         """
-        return not self.prepare and (self.parts > 1 or bool(self.added))
+        return (self.tokens_in_parts or not self.prepare) and (self.parts > 1 or bool(self.added))
 
     @property
     def corpus_parts(self) -> int:

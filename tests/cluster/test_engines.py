@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +31,10 @@ DAEMON = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 run_monitoring: {enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}
 """
-PLACES = {"dask": 0, "celery": 1}  # of the pool, that a run takes; the executor for Dask takes none
-DASK, CELERY = ROOT / "deploy/dask/definitions.py", ROOT / "deploy/celery/definitions.py"
+PLACES = {"dask": 0, "celery": 1, "local": 1}  # of the pool, that a run takes; the executor for Dask takes none
+DASK, CELERY, LOCAL = (
+    ROOT / path for path in ("deploy/dask/definitions.py", "deploy/celery/definitions.py", "niels_cache_assets/definitions.py")
+)
 
 
 @pytest.fixture
@@ -159,13 +161,13 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("walk", [12_000], indirect=True)  # a step asks for the status of its run every 5 seconds
-@pytest.mark.parametrize("engine", ["dask", "celery"])
+@pytest.mark.parametrize("engine", ["dask", "celery", "local"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
     """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""
     with open(walk.home / "dagster.yaml", "a") as settings:
         settings.write(DAEMON)
-    with dask(walk) if engine == "dask" else celery(walk, tmp_path_factory.mktemp("redis")):
-        definitions, port = {"dask": DASK, "celery": CELERY}[engine], free_port()
+    with {"dask": dask, "celery": partial(celery, folder=tmp_path_factory.mktemp("redis")), "local": nullcontext}[engine](walk):
+        definitions, port = {"dask": DASK, "celery": CELERY, "local": LOCAL}[engine], free_port()
         server = walk.start("-m", "dagster", "dev", "-f", str(definitions), "-h", "127.0.0.1", "-p", str(port))
         with running(server):
             wait_for_port(port, server.process)
