@@ -94,11 +94,19 @@ def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tiny_to
 
 
 def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None:
-    path = folders["news"] / "train_documents.parquet"
+    path = folders["news"] / "val_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
     assert shared_texts(folders) == SharedTexts(not_checked=("news",))
     path.write_bytes(b"broken")
     assert shared_texts(folders) == SharedTexts(not_checked=("news",))
+
+
+def test_the_val_of_a_cache_counts_even_if_its_train_has_no_hashes(folders: dict[str, Path]) -> None:
+    path = folders["news"] / "train_documents.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
+    shared = shared_texts(folders)
+    assert [(each.train, each.val, each.documents) for each in shared.found] == [("web", "news", 10)]
+    assert shared.not_checked == ("news",)
 
 
 def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_content(
