@@ -48,7 +48,8 @@ class StreamContext:
     this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
     mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
     for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a data set, the
-    files to read instead of those of the table, and the field of their text; None without parts.
+    files to read instead of those of the table, and the field of their text; None without parts. `building`: the key of the cache that
+    is built from this pass, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class StreamContext:
     held_out: HeldOut | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
+    building: str | None = None
 
 
 class Source(BaseModel):
@@ -376,8 +378,10 @@ class SftSource(Source):
         return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
-    def split_unit(self) -> Literal["example", "group", "prompt"]:
-        """The unit that val_frac counts: examples, or groups of examples (or prompts of pairs) that must stay in one split."""
+    def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
+        """The unit that val_frac counts: examples, or groups of examples that must stay in one split. Groups of preference pairs are those
+        of one prompt, or of one conversation.
+        """
         return "example"
 
     @property
