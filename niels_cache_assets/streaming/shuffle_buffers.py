@@ -10,6 +10,7 @@ Titles and redirects are left out, because no step after a shuffle reads them.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -185,14 +186,37 @@ class _Columns(NamedTuple):
         return len(self.source_id.buffers()[0])
 
 
+class _Recycled:
+    """Memory for bytes. It is used again as soon as nothing refers to it.
+
+    The system gives fresh memory page by page, which takes longer than to fill it.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[NDArray[np.uint8], weakref.ref[Any]]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return an array of this size with arbitrary content. When this array object is gone, its memory is free again.
+
+        A NumPy view of the array does not keep the array object alive, but a buffer of Arrow does.
+        """
+        free = [memory for memory, taken in self._lent if taken() is None and size <= len(memory) <= 2 * size]
+        self._lent = [each for each in self._lent if each[1]() is not None]
+        memory = free[0] if free else np.empty(size + size // 8, np.uint8)
+        taken = memory[:size]
+        self._lent.append((memory, weakref.ref(taken)))
+        return taken
+
+
 class _Appended:
     """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
-    def __init__(self, *, rows: int, size: int) -> None:
-        """rows: the most strings. size: their most bytes."""
+    def __init__(self, content: NDArray[np.uint8], *, rows: int) -> None:
+        """content: memory for the bytes of the strings. rows: the most strings."""
         import pyarrow as pa
 
-        self._content, self._offsets = np.empty(size, np.uint8), np.zeros(rows + 1, np.int64)
+        size = len(content)
+        self._content, self._offsets = content, np.zeros(rows + 1, np.int64)
         self._offsets[-1] = size  # Arrow computes the average length from it
         self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
 
@@ -216,9 +240,12 @@ class _Arrivals:
     So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
     """
 
-    def __init__(self, names: Strings, *, rows: int, text_bytes: int, id_bytes: int) -> None:
-        """names: of the files of the first documents. rows, text_bytes, id_bytes: of the most documents."""
-        self._text, self._source_id = _Appended(rows=rows, size=text_bytes), _Appended(rows=rows, size=id_bytes)
+    def __init__(self, names: Strings, memory: tuple[_Recycled, _Recycled], *, rows: int, text_bytes: int, id_bytes: int) -> None:
+        """names: of the files of the first documents. memory: for texts and for ids. rows, text_bytes, id_bytes: of the most documents."""
+        self._memory = memory
+        self._text, self._source_id = (
+            _Appended(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
+        )
         self._numbers: list[NDArray[Any]] = [
             np.empty(rows, np.int64),
             np.empty(rows, np.int8),
@@ -236,6 +263,7 @@ class _Arrivals:
         places, file = np.unique(documents.file.rows, return_inverse=True)
         arrivals = cls(
             Strings(documents.file.values, places),
+            (_Recycled(), _Recycled()),
             rows=2 * len(documents.row) + _ROOM_ROWS,
             text_bytes=2 * documents.text_bytes + _ROOM_BYTES,
             id_bytes=2 * documents.id_bytes + _ROOM_BYTES,
@@ -251,6 +279,7 @@ class _Arrivals:
         places, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
         arrivals = type(self)(
             Strings(self._names, places),
+            self._memory,
             rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
             text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + incoming.text_bytes,
             id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + incoming.id_bytes,
