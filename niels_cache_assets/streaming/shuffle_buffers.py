@@ -24,7 +24,7 @@ _MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
 _SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
 _ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice their ids
 _ROOM_ROWS = 1 << 15  # beside twice the documents
-_COPIED_TOGETHER = 4096  # documents
+_COPIED_TOGETHER = 1024  # documents
 _STRINGS = ("text", "source_id", "file")
 _COLUMNS = (*_STRINGS, "row", "split", "characters")
 
@@ -53,10 +53,10 @@ def buffer_of(batches: list[DocumentBatch]) -> Buffer:
     Each batch is freed when it was converted, so that a large buffer is not in memory in two forms.
     """
     if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
-        columns = _Columns.of(DocumentBatch.joined(batches))
-        if columns is not None:
+        columns = [_Columns.of(batch) for batch in batches]
+        if None not in columns:
             batches.clear()
-            return ColumnBuffer(columns)
+            return ColumnBuffer(cast("list[_Columns]", columns))
     batches.reverse()
     converted = []
     while batches:
@@ -120,9 +120,10 @@ def _with_kept(documents: DocumentBatch) -> DocumentBatch:
 class ColumnBuffer:
     """A buffer of columns, in which a slot is the number of a document."""
 
-    def __init__(self, documents: _Columns) -> None:
-        self._arrivals = _Arrivals.of(documents)
-        self._arrived = np.arange(len(documents.row))  # for each slot, the number of its document
+    def __init__(self, batches: list[_Columns]) -> None:
+        """batches: the documents, in the order of their slots. The list is emptied."""
+        self._arrivals = _Arrivals.of(batches)
+        self._arrived = np.arange(self._arrivals.count)  # for each slot, the number of its document
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -241,7 +242,10 @@ class _Arrivals:
     """
 
     def __init__(self, names: Strings, memory: tuple[_Recycled, _Recycled], *, rows: int, text_bytes: int, id_bytes: int) -> None:
-        """names: of the files of the first documents. memory: for texts and for ids. rows, text_bytes, id_bytes: of the most documents."""
+        """names: of the files of the first documents. memory: for texts and for ids. rows, text_bytes, id_bytes: of the most documents.
+
+        count: the number of documents.
+        """
         self._memory = memory
         self._text, self._source_id = (
             _Appended(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
@@ -255,20 +259,21 @@ class _Arrivals:
         self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
         self._base = 0  # their place in `names`
-        self._count = 0
+        self.count = 0
 
     @classmethod
-    def of(cls, documents: _Columns) -> _Arrivals:
-        """Return the columns of these documents, with room for others."""
-        places, file = np.unique(documents.file.rows, return_inverse=True)
+    def of(cls, batches: list[_Columns]) -> _Arrivals:
+        """Return the columns of these documents, with room for others. The list is emptied: each batch is freed when it is copied."""
         arrivals = cls(
-            Strings(documents.file.values, places),
+            cast(Strings, Strings.of([])),
             (_Recycled(), _Recycled()),
-            rows=2 * len(documents.row) + _ROOM_ROWS,
-            text_bytes=2 * documents.text_bytes + _ROOM_BYTES,
-            id_bytes=2 * documents.id_bytes + _ROOM_BYTES,
+            rows=2 * sum(len(documents.row) for documents in batches) + _ROOM_ROWS,
+            text_bytes=2 * sum(documents.text_bytes for documents in batches) + _ROOM_BYTES,
+            id_bytes=2 * sum(documents.id_bytes for documents in batches) + _ROOM_BYTES,
         )
-        arrivals.append(documents._replace(file=Strings(arrivals._names, file)))
+        batches.reverse()
+        while batches:
+            arrivals.append(batches.pop())
         return arrivals
 
     def compacted(self, numbers: NDArray[np.int64], incoming: _Columns) -> _Arrivals:
@@ -299,7 +304,7 @@ class _Arrivals:
         """Append documents, and return their numbers, (n,). Return None if there is no room."""
         import pyarrow as pa
 
-        first, end = self._count, self._count + len(documents.row)
+        first, end = self.count, self.count + len(documents.row)
         if not (self._text.append(first, *documents.text.buffers()) and self._source_id.append(first, *documents.source_id.buffers())):
             return None
         if documents.file.values is not self._added:
@@ -308,7 +313,7 @@ class _Arrivals:
         new = (documents.row, documents.split, documents.characters, documents.file.rows + self._base)
         for column, values in zip(self._numbers, new, strict=True):
             column[first:end] = values
-        self._count = end
+        self.count = end
         return np.arange(first, end)
 
     def documents(self, numbers: NDArray[np.int64]) -> DocumentBatch:

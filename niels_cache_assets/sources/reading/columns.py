@@ -2,7 +2,7 @@
 
 In most rows, the text can become a document without a change. The few other rows are handled one by one, in order, because each reason for
 dropping is counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like
-`rows.batched`).
+`rows.batched`), and yields several groups of short documents as one batch.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
     """Yield (number of each row, rows), the small batches of `ParquetTable.batches` joined to larger ones.
 
     A batch costs the same time in every step of a build, and row groups are often small. A joined batch has `most_rows` rows, or about a
-    megabyte. If it has more than `of` rows, their number is a multiple of `of`. If `batches` fails, the rows before the error come first.
+    megabyte. Its rows are a multiple of `of`, if no large batch follows. A batch of more than a megabyte is not copied.
+    If `batches` fails, the rows before the error come first.
     """
     import pyarrow as pa
 
@@ -117,6 +118,9 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
         return (numbers[0], parts[0]) if len(parts) == 1 else (np.concatenate(numbers), pa.concat_batches(parts))
 
     for first, batch in read():
+        if parts and batch.nbytes >= _JOINED_BYTES:
+            yield whole()
+            numbers, parts, rows, nbytes = [], [], 0, 0
         numbers.append(np.arange(first, first + len(batch)))
         parts.append(batch)
         rows, nbytes = rows + len(batch), nbytes + batch.nbytes
