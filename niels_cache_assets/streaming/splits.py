@@ -84,6 +84,9 @@ class BudgetSplitter:
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute the documents of a batch to the splits. Documents beyond the budgets are left out."""
+        if self._all_go_to_train(batch):
+            self.remaining["train"] -= len(batch.tokens)
+            return {"train": _split_part(batch, slice(None), batch.tokens, batch.lengths, None)}
         kept = batch.lengths.copy()
         target = batch.documents.split.copy()  # index into SPLITS; NO_SPLIT: beyond the budgets
         for split in ("val", "train"):
@@ -97,6 +100,10 @@ class BudgetSplitter:
                 kept[taken[-1]] -= overrun
             self.remaining[split] -= int(kept[taken].sum())
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
+
+    def _all_go_to_train(self, batch: EncodedDocuments) -> bool:
+        """Return whether this is one of the usual batches: val is full, no document has a split, and the budget of train is not met."""
+        return 0 < len(batch.tokens) < self.remaining["train"] and self.val_is_full and bool((batch.documents.split == NO_SPLIT).all())
 
     def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates that begin within the budget of the split. The last of them may exceed the budget.
