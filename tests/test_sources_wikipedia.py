@@ -269,7 +269,7 @@ def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_
 
 def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:
     peaks = []
-    for pages in (300, 1500):
+    for pages in (600, 1500):  # from 600 pages on, whole batches are in memory
         files = file(tmp_path, f"w{pages}.xml", dump(page(number, "Some oaks grow. " * 400) for number in range(pages)))
         stream = Wikipedia(files=files).unconverted(StreamContext(seed=1))
         tracemalloc.start()
@@ -576,11 +576,12 @@ def test_an_article_of_lists_is_a_list_page_with_an_example(tmp_path: Path) -> N
     assert rejected[0]["excerpt"].startswith("- Mill 0\n- Mill 1")
 
 
-def test_list_pages_of_the_source_and_of_cleaning_are_masked_examples_in_one_chunk() -> None:
+def test_list_pages_of_the_source_and_of_cleaning_are_masked_examples_in_one_chunk(tmp_path: Path) -> None:
     listed = LIST_ONLY.replace("Mill 0", "mill@example.org")
     bullets = "\n".join(f"* the mill of number {number} is on the river and it has a wheel" for number in range(40))
     settings = CleaningSettings(skip=("not_english", "language_error"), mask=("email",))
-    work = ChunkWork(source=Wikipedia(files=["pages.xml"]), seed=7, cleaning=settings, num_perm=None, ngram=None)
+    source = Wikipedia(files=file(tmp_path, "pages.xml", dump([])))
+    work = ChunkWork(source=source, seed=7, cleaning=settings, num_perm=None, ngram=None)
     documents = [Document(text, str(row), "pages.xml", row, f"Page {row}") for row, text in enumerate([listed, bullets, listed])]
     assert work(Chunk(0, documents[:2])).report.dropped == {"list_page": 1}  # both have the first place among their own
     report = work(Chunk(0, documents)).report
