@@ -31,6 +31,7 @@ from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
 from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.mediawiki.templates import template_text
@@ -448,6 +449,28 @@ def test_no_mark_of_a_link_or_template_is_left_however_they_are_mixed(pieces: li
         assert not re.search(r"\[\[|\{\{|\}\}|'''", made) or "{{{" in wikitext or "'''" in wikitext
     counted = Counter(re.findall("oak|elm", made))
     assert counted <= Counter(re.findall("oak|elm", wikitext)), "nothing is made up or said twice"
+
+
+MARKED_LINKS = [" ", "|", "\x05d\x06", "\x05 e \x06", "\x05f#g|h\x06", "\x05i|\x06", "\x05j", "\x05", "\x06", "\x02", "\x03"]
+LINE_PIECES = st.sampled_from([*MARKED_LINKS, *list("ab]}'&;=!*:-_é東"), "&amp;", "&nbsp;", "&foo;", "#65;", "//", "http://x.y"])
+
+
+@cases(300)
+@given(st.lists(LINE_PIECES, max_size=14).map("".join))
+@example("&amp\x05i|\x06;")  # no entity, because of the link in it
+def test_plain_links_and_entities_give_without_the_parser_what_it_gives(line: str) -> None:
+    shown = wikipedia_nodes.simple_text(line)
+    parsed = wikipedia_nodes.nodes_text(line.replace("\x05", "[[").replace("\x06", "]]"))
+    assert shown is None or shown == re.sub(r"\[\[|\]\]", "", parsed)
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+def test_the_lines_of_real_pages_give_without_the_parser_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    articles, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
+    monkeypatch.setattr(wikipedia_markup, "simple_text", lambda line: None)
+    parsed, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
+    assert articles == parsed
 
 
 HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- <nowiki> {{{ }} ]] ''' & ( ~ = ==a==; *~ {{lang|de|

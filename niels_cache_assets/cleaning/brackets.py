@@ -20,9 +20,11 @@ Span = tuple[int, int]  # (start, end)
 Mark = tuple[int, int, bool, str]
 
 
-def occurrences(text: str, opening: str, closing: str) -> Iterator[Mark]:
-    """Yield every occurrence of the two marks, in order and without overlaps. `str.find` is many times as fast as a pattern for this."""
-    opened, closed = text.find(opening), text.find(closing)
+def occurrences(text: str, opening: str, closing: str, start: int = 0) -> Iterator[Mark]:
+    """Yield every occurrence of the two marks from `start` on, in order and without overlaps. `str.find` is many times as fast as a pattern
+    for this.
+    """
+    opened, closed = text.find(opening, start), text.find(closing, start)
     while opened >= 0 or closed >= 0:
         if closed < 0 or 0 <= opened < closed:
             end = opened + len(opening)

@@ -304,7 +304,30 @@ def _in_place_of_entity(found: re.Match[str]) -> str:
 
 
 def _without_file_links(text: str) -> str:
-    return without(text, paired(text, occurrences(text, "[[", "]]"), LONGEST_FILE_LINK, _FILE_LINK)) if _FILE_LINK.search(text) else text
+    return without(text, paired(text, _brackets_of_files(text), LONGEST_FILE_LINK, _FILE_LINK))
+
+
+def _brackets_of_files(text: str) -> Iterator[Mark]:
+    """Yield the brackets of links, but leave out those between two links to files."""
+    found = _FILE_LINK.search(text)
+    while found:
+        start = end = found.start()
+        before = start
+        while before and text[before - 1] == "[":
+            before -= 1
+        if (start - before) % 2:  # in a run of brackets, links begin at every second one
+            found = _FILE_LINK.search(text, start + 1)
+            continue
+        depth = 0
+        for mark in occurrences(text, "[[", "]]", start):
+            yield mark
+            end = mark[1]
+            depth += 1 if mark[2] else -1
+            if not depth:
+                break
+        else:
+            return
+        found = _FILE_LINK.search(text, end)
 
 
 def _table_marks(text: str) -> Iterator[Mark]:

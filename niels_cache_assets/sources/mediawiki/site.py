@@ -17,7 +17,7 @@ _CANONICAL = {"media": _MEDIA, "special": -1, "talk": 1, "image": _FILE, "image 
     name: 2 * number for number, name in enumerate(("user", "project", "file", "mediawiki", "template", "help", "category"), start=1)
 }
 _CANONICAL |= {f"{name} talk": number + 1 for name, number in list(_CANONICAL.items()) if number > 1 and not name.endswith(" talk")}
-_UNSEEN = " \t\r\n_\u200e\u200f"  # around the name of a namespace, these have no meaning
+_UNSEEN = " \u200e\u200f"  # around the name of a namespace, these have no meaning
 _LONGEST_NAME = 80  # characters
 _WIKI = "wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage"
 _DATABASE = re.compile(rf"([a-z_]{{2,20}}?)(?:{_WIKI})")
@@ -73,7 +73,7 @@ def prefix_of(target: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return _BLANKS.sub(" ", name.strip(_UNSEEN)).lower()
+    return _BLANKS.sub(" ", name).strip(_UNSEEN).lower()
 
 
 def language_of(code: str, database: str, address: str) -> str:
