@@ -461,7 +461,8 @@ LINE_PIECES = st.sampled_from([*MARKED_LINKS, *list("ab]}'&;=!*:-_é東"), "&amp
 def test_plain_links_and_entities_give_without_the_parser_what_it_gives(line: str) -> None:
     shown = wikipedia_nodes.simple_text(line)
     parsed = wikipedia_nodes.nodes_text(line.replace("\x05", "[[").replace("\x06", "]]"))
-    assert shown is None or shown == re.sub(r"\[\[|\]\]", "", parsed)
+    shown, parsed = (None if text is None else re.sub(r"\[\[|\]\]", "", text) for text in (shown, parsed))
+    assert shown in (None, parsed)
 
 
 @pytest.mark.real_data
@@ -554,9 +555,11 @@ def test_the_text_of_a_real_dump_holds_what_wikiextractor_made_of_it() -> None:
             continue
         words = set(re.findall(r"\w+", theirs.text))
         shares.append(len(words & set(re.findall(r"\w+", ours.text))) / len(words))
-    # More than half of their lines are items among sentences: characters, a tree of languages, activities. Theirs has lost all lists.
-    names = ("List of Atlas Shrugged characters", "Austroasiatic languages", "American National Standards Institute")
-    assert differ == {name: ["list_page", None] for name in names}
+    assert differ == {}, "articles with prose stay, although theirs has lost all lists"
+    kept = {document.title for document in articles if isinstance(cleaner.clean(document), Document)}
+    # More than half of their lines are items among sentences: a tree of languages, activities.
+    names = ("Austroasiatic languages", "American National Standards Institute")
+    assert kept.issuperset(names)
     assert len(shares) > 55
     assert min(shares) > 0.94  # of mathematics: theirs numbers the formulas that ours holds
     assert sorted(shares)[6] > 0.99
