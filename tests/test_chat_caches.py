@@ -408,6 +408,36 @@ def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, mod
     assert "[tool search] found" in opened_model(model).decode(tokens)
 
 
+def test_a_broken_row_stops_a_build_that_then_goes_on_without_it(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
+    lines = [json.dumps({"messages": messages}) for messages in chats(900)]
+    table = '[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n'
+
+    def opened(folder: Path, rows: list[str], more: str = "") -> Registry:
+        registry = project(folder, model, "chatml", data=table + more)
+        (folder / "chats.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        return registry
+
+    good = built(tmp_path / "a", opened(tmp_path / "a", lines[:40]))
+    before = {path.name: path.read_bytes() for path in good.directory.iterdir()}
+    dirty = [*lines[:700], json.dumps({"messages": [{"role": "usr", "content": "q"}, {"role": "assistant", "content": "a"}]}), *lines[700:]]
+    with pytest.raises(NielsCacheError, match=r"\[sft\.chats\] chats\.jsonl: row 700: .*'usr' .*'user'.*on_broken") as raised:
+        built(tmp_path / "a", opened(tmp_path / "a", dirty))
+    assert "\n" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in good.directory.iterdir()} == before
+    outcome = built(tmp_path / "a", opened(tmp_path / "a", dirty, 'on_broken = "drop"\n'))
+    assert (outcome.state, outcome.meta["dropped"]) == ("built", {"unknown_role": 1})
+    assert outcome.resumed > 0
+    at_once = built(tmp_path / "b", opened(tmp_path / "b", dirty, 'on_broken = "drop"\n'))
+    assert at_once.resumed == 0
+    assert at_once.meta["content_sha256"] == outcome.meta["content_sha256"]
+    assert built(tmp_path / "b", opened(tmp_path / "b", dirty)).state == "cache_hit"
+    without = built(tmp_path / "c", opened(tmp_path / "c", lines))
+    assert [without.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")] == [
+        outcome.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")
+    ]
+
+
 @pytest.mark.walk
 def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
     data = os.environ.get("NIELS_CACHE_REAL_DATA")

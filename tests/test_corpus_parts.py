@@ -26,7 +26,7 @@ from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir
+from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir, ranges_dir
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts.layout import parts_dir
@@ -369,6 +369,24 @@ def test_prune_keeps_the_plan_and_the_parts_of_today(tmp_path: Path, tiny_model:
     build(project.graph(1, table))
     assert {part.directory for part in prune_parts(project.graph(1, table), NAME)} == {folder / f"part-0000{number}" for number in (0, 1)}
     assert not plan.exists()
+    assert not folder.exists()
+
+
+def test_prune_removes_a_search_that_nobody_needs(tmp_path: Path, tiny_model: Path) -> None:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([30, 30])
+    searched = project.graph(1, 'prepare = ["dedup"]\nval_frac = 0.1\n', build="[dedup]\nranges = 2\n")
+    build(searched)
+    folder = ranges_dir(searched.root)
+    materialize(searched.duplicates().hashes())
+    materialize(searched.duplicates().range(1))
+    assert prune_parts(searched, NAME) == []
+    assert folder.exists()
+    plain = project.graph(1, "val_frac = 0.1\n")
+    build(plain)
+    removed = prune_parts(plain, NAME)
+    assert {part.directory for part in removed} == {folder / "hashes", folder / "range-00001"}
+    assert all(part.bytes > 0 for part in removed)
     assert not folder.exists()
 
 
