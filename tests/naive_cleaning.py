@@ -245,7 +245,9 @@ def is_bullet(line: str) -> bool:
 
 def is_list(text: str) -> bool:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return len([line for line in lines if is_bullet(line)]) / len(lines) > 0.5
+    items = [line for line in lines if is_bullet(line)]
+    characters = sum(len(line) for line in items if len(line) < 100) / sum(len(line) for line in lines)
+    return len(items) / len(lines) > 0.5 and characters > 0.5
 
 
 def symbols(text: str) -> int:

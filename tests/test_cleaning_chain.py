@@ -63,10 +63,12 @@ def test_normalizers_that_are_skipped_do_not_run() -> None:
     assert isinstance(kept.clean(Document(" \n\0 \n")), Rejected)
 
 
-def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup() -> None:
+def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_path: Path) -> None:
     shown = "if [[ $a == b ]]; then echo '{{x}} &lt; <b>'; fi"
     page = f"{PROSE} {{{{stub}}}} [[Town|towns]]\n<syntaxhighlight lang='bash'>{shown}</syntaxhighlight>"
-    source = Wikipedia(files=["dump*", "extracted*"])
+    (tmp_path / "dump.xml.bz2").write_bytes(bz2.compress(b"<mediawiki></mediawiki>"))
+    (tmp_path / "extracted.jsonl").write_text("")
+    source = Wikipedia(files=[str(tmp_path / "*")])
     work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
     done = work(Chunk(0, [Document(page, file="dump.xml.bz2"), Document(page, file="extracted.jsonl")]))
     assert (done.report.kept, len(done.rows)) == (2, 2)

@@ -1,5 +1,6 @@
 """Normalizers. They convert markup, a second pass changes nothing, and the time for hostile text grows only with its length."""
 
+import re
 import time
 from collections.abc import Collection
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from niels_cache_assets.cleaning import normalizers
+from niels_cache_assets.cleaning.brackets import occurrences, paired
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, NORMALIZERS, Normalizer, normalize
 from tests import naive_cleaning
 
@@ -255,3 +258,16 @@ def test_time_grows_with_the_text_and_no_faster(parts: tuple[str, str]) -> None:
     small = 8_000 // len("".join(parts))
     ratios = (seconds(8 * small) / max(seconds(small), 2e-3) for _ in range(3))
     assert any(ratio < 28 for ratio in ratios)
+
+
+@given(
+    st.lists(st.sampled_from(["[[", "]]", "[", "]", "[[File:", "[[image :a|", "x", "<!--", "-->", "<!-->", "-"]), max_size=40).map("".join)
+)
+@example("[[[File:a]] [[[[File:a]]]] [[x")
+def test_marks_are_found_as_a_pattern_finds_them(text: str) -> None:
+    for opening, closing in (("[[", "]]"), ("<!--", "-->")):
+        pattern = re.compile(f"{re.escape(opening)}|{re.escape(closing)}")
+        assert [mark[:2] for mark in occurrences(text, opening, closing)] == [found.span() for found in pattern.finditer(text)]
+    of_files = (text, normalizers._brackets_of_files(text)), (text, occurrences(text, "[[", "]]"))
+    some, every = ([*paired(*marks, normalizers.LONGEST_FILE_LINK, normalizers._FILE_LINK)] for marks in of_files)
+    assert some == every, "brackets between two links to files decide nothing"

@@ -294,7 +294,7 @@ def test_markup_before_a_place_is_not_parsed(tmp_path: Path, monkeypatch: pytest
     source = Wikipedia(files=[str(tmp_path / "a.xml.bz2")])
     place, *counted = places_of(source)[-2]
     parsed: list[str] = []
-    monkeypatch.setattr(wikipedia_markup, "text_or_list", lambda text: (parsed.append(text) or text, False))
+    monkeypatch.setattr(wikipedia_markup, "text_or_list", lambda text, form: (parsed.append(text) or text, False))
     left = sum(map(len, batches_of(source, started_at(place, *counted))))
     assert len(parsed) == left > 0
 

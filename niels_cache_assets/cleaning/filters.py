@@ -32,6 +32,7 @@ _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
 )
 _DISAMBIGUATION_CHARACTERS = 500  # a disambiguation page has the phrase in its first sentence
+_SENTENCE_CHARACTERS = 100  # a longer line with a bullet is a paragraph
 _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
 _SCRIPT_CHARACTERS = 2_000  # the beginning tells whether a text is written without blanks
 _RUN_OF_LETTERS = re.compile(r"\w+")
@@ -136,7 +137,9 @@ def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank."""
+    """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank. If the share of characters in such lines
+    is smaller, it counts instead, and then a line of 100 characters or more is a paragraph.
+    """
     return _above("list_page", bullet_share(facts), settings.max_bullet_share)
 
 
@@ -222,8 +225,16 @@ def _is_followed_by_list(text: str, place: int) -> bool:
 
 
 def bullet_share(facts: Facts) -> float | None:
-    """Return the share of lines that begin with a bullet. None without lines."""
-    return _ratio(sum(line.startswith(BULLETS) for line in facts.lines), len(facts.lines))
+    """Return the share of lines that begin with a bullet, or the share of characters in short lines of this kind, if it is smaller. None
+    without lines.
+
+    A tree of forty short names does not make a list of an article with two pages of prose.
+    """
+    items = [len(line) for line in facts.lines if line.startswith(BULLETS)]
+    if not items:
+        return _ratio(0, len(facts.lines))
+    short = sum(size for size in items if size < _SENTENCE_CHARACTERS)
+    return min(len(items) / len(facts.lines), short / sum(map(len, facts.lines)))
 
 
 def alpha_share(facts: Facts) -> float | None:

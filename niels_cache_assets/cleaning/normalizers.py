@@ -15,12 +15,12 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from html.entities import html5
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cleaning.brackets import paired, rewritten, templates, without
+from niels_cache_assets.cleaning.brackets import Mark, occurrences, paired, rewritten, templates, without
 from niels_cache_assets.config.tables import NORMALIZERS as NAMES
 
 if TYPE_CHECKING:
@@ -47,19 +47,17 @@ _NONCHARACTERS = re.compile(
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")  # or escaped n times: &amp;amp;lt;
 
-_LINK_BRACKETS = re.compile(r"(?P<open>\[\[)|\]\]")
 _FILE_LINK = re.compile(r"\[\[[ \t_]*+(?:file|image|media|category)[ \t_]*+:", re.IGNORECASE)
 _TEMPLATE_NAME = re.compile(  # does not match {{ object.field }} of a web framework, nor {{1, 2}, {3, 4}}
     r"""\s{0,50}+(?![a-z_]\w*+\.\w)[\w#:!"'=&*~?+-][^{}|\[\]<>]{0,200}+(?=[|<]|\}\}|\{\{)"""
 )
-_TABLE_MARKS = re.compile(r"(?P<open>^[ \t:*]*+\{\|(?=[ \t]*+(?:$|<|[A-Za-z-]++[ \t]*+=)))|^[ \t]*+\|\}", re.MULTILINE)
+_TABLE_HEAD = re.compile(r"\{\|(?=[ \t]*+(?:$|<|[A-Za-z-]++[ \t]*+=))", re.MULTILINE)
 _WIKI_LINK = re.compile(
     r"\[\[(?=\S)(?:([^\[\]{}<>|\n]++\|(?:[^\[\]\n]++|\[(?!\[)|\](?!\]))*+)|(?<![A-Za-z0-9_)]\[\[)([^\[\]{}<>|\n]++))\]\]"
 )
 _EXTERNAL_LINK = re.compile(r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^\s\[\]<>]++(?:[ \t]++([^\[\]\n]*+))?\]")
 _HEADING = re.compile(r"^={1,6}(?![=>])[^\n]*+$", re.MULTILINE)
 
-_COMMENT_MARKS = re.compile(r"(?P<open><!--)|-->")
 _VALUELESS = (
     r"(?:allowfullscreen|async|autoplay|checked|chem|compact|controls|defer|disabled|hidden|inline|ismap|line|loop|multiple|muted|noshade|"
     r"nowrap|open|readonly|required|reversed|selected)(?=[\s/>])"
@@ -69,8 +67,8 @@ _ATTRIBUTES = (
     rf"|{_VALUELESS})){{0,30}}+"
 )
 _UNPROSE = "ref|gallery|script|style|timeline|math|chem|score|graph|templatedata|mapframe"
-_UNPROSE_TAGS = re.compile(
-    rf"(?P<open><(?P<name>{_UNPROSE})(?=[\s>]){_ATTRIBUTES}\s*+>)|</(?P<closed>{_UNPROSE})\s*+>", re.IGNORECASE | re.ASCII
+_UNPROSE_TAGS = re.compile(  # begins with one literal, because the search for a literal is fast
+    rf"<(?:(?P<name>{_UNPROSE})(?=[\s>]){_ATTRIBUTES}|/(?P<closed>{_UNPROSE}))\s*+>", re.IGNORECASE | re.ASCII
 )
 _TAG_NAME = (
     r"(?:(?P<breaking>address|article|aside|blockquote|br|caption|center|dd|details|dialog|dir|div|dl|dt|fieldset|figcaption|figure|footer|"
@@ -87,7 +85,7 @@ _BARE_TAG = re.compile(
     rf"<(?=/?[a-z])(/?)((?!(?:br|dd|dt|hr|li|nowiki|p|references|td|th|tr|wbr)\b){_TAG_NAME})(?:\s++{_VALUELESS})*+\s*+>",
     re.IGNORECASE | re.ASCII,
 )
-_POWER = re.compile(r"(?<=\d)<sup>\s{0,9}([+\-−]?\d{1,9})\s{0,9}</sup>", re.IGNORECASE)
+_POWER = re.compile(r"<sup>(?<=\d.{5})\s{0,9}([+\-−]?\d{1,9})\s{0,9}</sup>", re.IGNORECASE)
 
 _MARKS = {  # markup begins only with one of these
     "entities": r"&(?=[#A-Za-z])",
@@ -134,7 +132,7 @@ def remove_templates(text: str) -> str:
 
 def remove_tables(text: str) -> str:
     """Remove `{| ... |}`, nested tables included. Both marks begin a line, and only attributes may follow the opening mark."""
-    return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _TABLE_MARKS, LONGEST_TABLE)))
+    return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _table_marks(text), LONGEST_TABLE)))
 
 
 def remove_tags(text: str) -> str:
@@ -159,7 +157,14 @@ def keep_external_labels(text: str) -> str:
 
 def unmark_headings(text: str) -> str:
     """Replace `== Heading ==` by `Heading` if the line begins and ends with the same number of `=`. Lines of only `=` (underlines) stay."""
-    return _HEADING.sub(_heading_text, text) if "=" in text else text
+    kept, place = [], 0
+    start = 0 if text.startswith("=") else _line_with_equals_sign(text, 0)
+    while start is not None:
+        if found := _HEADING.match(text, start):
+            kept += [text[place:start], _heading_text(found)]
+            place = found.end()
+        start = _line_with_equals_sign(text, start)
+    return "".join((*kept, text[place:])) if kept else text
 
 
 def collapse_blanks(text: str) -> str:
@@ -255,12 +260,12 @@ def _table() -> "NDArray[np.uint64]":
 def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
     if mark[0] not in text or mark not in text:  # one character is found faster than two
         return text
-    return _settled(text, step, re.compile(_MARKS[name]), needs_marks=True)
+    return _settled(text, step, re.compile(_MARKS[name]), needed=mark)
 
 
-def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needs_marks: bool = False) -> str:
-    """Return the text after repeating `step` until the text stays the same. At most a fixed number of steps is run. `needs_marks`: whether
-    `step` changes no text without marks.
+def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needed: str = "") -> str:
+    """Return the text after repeating `step` until the text stays the same. At most a fixed number of steps is run. `needed`: a part of
+    each mark, if `step` changes no text without marks.
 
     Only a text that was made for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
     still changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on
@@ -268,7 +273,7 @@ def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, n
     """
     for _ in range(PASSES):
         before, text = text, step(text)
-        if text == before or (needs_marks and not marks.search(text)):
+        if text == before or (needed and (needed not in text or not marks.search(text))):
             return text
     for _ in range(REGIONS):
         after = step(text)
@@ -299,14 +304,53 @@ def _in_place_of_entity(found: re.Match[str]) -> str:
 
 
 def _without_file_links(text: str) -> str:
-    return without(text, paired(text, _LINK_BRACKETS, LONGEST_FILE_LINK, _FILE_LINK)) if _FILE_LINK.search(text) else text
+    return without(text, paired(text, _brackets_of_files(text), LONGEST_FILE_LINK, _FILE_LINK))
+
+
+def _brackets_of_files(text: str) -> Iterator[Mark]:
+    """Yield the brackets of links, but leave out those between two links to files."""
+    found = _FILE_LINK.search(text)
+    while found:
+        start = end = found.start()
+        before = start
+        while before and text[before - 1] == "[":
+            before -= 1
+        if (start - before) % 2:  # in a run of brackets, links begin at every second one
+            found = _FILE_LINK.search(text, start + 1)
+            continue
+        depth = 0
+        for mark in occurrences(text, "[[", "]]", start):
+            yield mark
+            end = mark[1]
+            depth += 1 if mark[2] else -1
+            if not depth:
+                break
+        else:
+            return
+        found = _FILE_LINK.search(text, end)
+
+
+def _table_marks(text: str) -> Iterator[Mark]:
+    """Yield the marks of tables. Blanks in front of a mark belong to it, and in front of an opening mark also marks of lists."""
+    for start, end, opens, _ in occurrences(text, "{|", "|}"):
+        line = start
+        while line and text[line - 1] in (" \t:*" if opens else " \t"):
+            line -= 1
+        if (not line or text[line - 1] == "\n") and (not opens or _TABLE_HEAD.match(text, start)):
+            yield line, end, opens, ""
+
+
+def _unprose_tags(text: str) -> Iterator[Mark]:
+    for found in _UNPROSE_TAGS.finditer(text):
+        name = found["name"]
+        yield found.start(), found.end(), name is not None, (name or found["closed"]).lower()
 
 
 def _without_tags(text: str) -> str:
     if "<!--" in text:
-        text = without(text, paired(text, _COMMENT_MARKS, LONGEST_COMMENT))
+        text = without(text, paired(text, occurrences(text, "<!--", "-->"), LONGEST_COMMENT))
     if "</" in text:
-        text = without(text, paired(text, _UNPROSE_TAGS, LONGEST_ELEMENT))
+        text = without(text, paired(text, _unprose_tags(text), LONGEST_ELEMENT))
         text = _POWER.sub(r"^\1", text)
     stays = _unmatched(text)
 
@@ -339,6 +383,12 @@ def _unmatched(text: str) -> bytearray | None:
 def _label(found: re.Match[str]) -> str:
     target, _, label = (found[1] or found[2]).rpartition("|")
     return (label or target.partition("|")[0]).removeprefix(":")
+
+
+def _line_with_equals_sign(text: str, after: int) -> int | None:
+    """Return the start of the next line that begins with an equals sign, or None."""
+    newline = text.find("\n=", after)
+    return newline + 1 if newline >= 0 else None
 
 
 def _heading_text(found: re.Match[str]) -> str:

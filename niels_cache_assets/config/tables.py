@@ -196,7 +196,9 @@ class CleaningSettings(Table):
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
-    max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: the share of lines with a bullet is above this")
+    max_bullet_share: float = Field(
+        0.5, ge=0, le=1, description="list_page: the share of lines with a bullet, and of the characters in them, is above this"
+    )
     min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: the share of words with a letter is below this")
     min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: the mean word length, in characters, is below this")
     max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: the mean word length, in characters, is above this")

@@ -2,29 +2,33 @@
 
 The file name decides the format. A file whose name ends in `.xml`, or in `.xml-p1p41242` as a part of a dump, is a dump. Every other file
 is JSON Lines (or a .parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert`
-turns their wikitext into text. Redirects are not articles: `redirects` among the facts of the report counts them, and they are not dropped
-documents. `mediawiki` describes the cost.
+turns their wikitext into text. The `<siteinfo>` of the dump names the language and the namespaces. If a file has none, that of the first
+file that has one counts, because only the first file of a divided dump may have it. Redirects are not articles: `redirects` among the facts
+of the report counts them, and they are not dropped documents. `mediawiki` describes the cost.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.mediawiki.dump import read_pages
-from niels_cache_assets.sources.mediawiki.names import REDIRECT
+from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
+from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.reading.places import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched, file_rows, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
@@ -43,11 +47,23 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         None, min_length=1, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub"
     )
 
+    tables: Literal["drop", "markdown"] = Field("drop", description="'markdown' keeps the tables of a dump, as Markdown")
+    headings: Literal["plain", "markdown"] = Field(
+        "plain", description="'markdown' keeps the levels of a dump's headings: `== A ==` becomes `## A`"
+    )
+    title: bool = Field(False, description="True puts the title in front of each article, and `# ` before it if headings are Markdown")
+
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if self.files and "dataset" in self.model_fields_set:
             raise ValueError("give files or dataset, not both")
+        if (key := self._key_for_dumps()) and not self.files:
+            raise ValueError(f'{key} = "markdown" needs XML dumps in files, because texts of the hub have no markup; remove {key}')
         return self
+
+    def _key_for_dumps(self) -> str:
+        """Return the name of a key that only dumps have a use for, or an empty string."""
+        return next((key for key in ("tables", "headings") if getattr(self, key) == "markdown"), "")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
@@ -75,21 +91,40 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return converted, dropped
 
     def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
-        from niels_cache_assets.sources.mediawiki.markup import text_or_list
+        from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
         dropped: Counter[str] = Counter()
+        sites = self._sites({document.file for document in documents if self.gives_plain_text(document)})
         for document in documents:
             if self.gives_plain_text(document):
-                text, only_lists = text_or_list(document.text)
+                form = Form(sites[document.file], tables=self.tables == "markdown", headings=self.headings == "markdown")
+                text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
                     dropped["list_page" if only_lists else "empty"] += 1
                     if only_lists:
                         examples.append(("list_page", document))
                     continue
+            if self.title and document.title:
+                mark = "# " if self.headings == "markdown" else ""
+                document = document._replace(text=f"{mark}{document.title}\n\n{document.text}")
             converted.append(document)
         return converted, dropped, examples
+
+    def _sites(self, names: set[str]) -> dict[str, Site]:
+        """Return the wiki of each of these dumps."""
+        if not names:
+            return {}
+        files = [file for part in self.upstream_splits() for file in find_files(part.files or []) if _DUMP.search(file.name)]
+        found: dict[str, Site] = {}
+        for file in files:
+            if file.name in names and file.name not in found:
+                found[file.name] = _site(file, self.encoding, _stamp(file))
+        if NO_SITE in found.values():
+            first = next((site for file in files if (site := _site(file, self.encoding, _stamp(file))) != NO_SITE), NO_SITE)
+            found = {name: first if site == NO_SITE else site for name, site in found.items()}
+        return {name: found.get(name, NO_SITE) for name in names}
 
     def gives_plain_text(self, document: Document) -> bool:
         return bool(self.files and _DUMP.search(document.file))
@@ -99,6 +134,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         held = HeldText()
         for file in files.files():
             is_dump = _DUMP.search(file.name)
+            if (key := self._key_for_dumps()) and not is_dump:
+                raise NielsCacheError(f'{file.name}: {key} = "markdown" needs wikitext, and only dumps (.xml) have it; remove {key}')
             split = splits[files.number]
             for document in self._dump(file, files, context) if is_dump else self._rows(file, files, context, held):
                 yield document._replace(split=split)
@@ -151,6 +188,19 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                     else:
                         yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
         held.tell(context, {}, key=None)
+
+
+@lru_cache(maxsize=4096)
+def _site(file: SourceFile, encoding: str, stamp: tuple[int, int]) -> Site:
+    """Return `read_site`. stamp: changes if the file changes."""
+    return read_site(file, encoding=encoding)
+
+
+def _stamp(file: SourceFile) -> tuple[int, int]:
+    if "://" in file.url:  # the file is not asked for with each batch
+        return 0, 0
+    facts = os.stat(file.url)
+    return facts.st_mtime_ns, facts.st_size
 
 
 def _title(value: object) -> str | None:

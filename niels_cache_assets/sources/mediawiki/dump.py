@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
+from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, damage_of, encoding_of
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
@@ -29,6 +30,9 @@ _MAX_NAME = 1000  # maximum characters of an element's name, with its namespace
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
+_OF_SITE = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
+_MOST_NAMESPACES = 1000
+_LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"  # an attribute of <mediawiki>
 
 
 class Page(NamedTuple):
@@ -88,6 +92,10 @@ class _Handler:
         self._text = (0, 0)  # begin and end of the page's text, counted like `starts`
         self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
+        self.site: Site | None = None  # what the dump says about its wiki, from the first page on
+        self._language, self._of_site = "", {"dbname": "", "base": ""}
+        self._namespaces: list[tuple[int, str]] = []
+        self._number = ""  # of the namespace that is being read
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(" ")[2]
@@ -98,13 +106,19 @@ class _Handler:
         parent = self._path[-1] if self._path else ""
         self._path.append(name)
         if name == "page":
+            self.site = self.site or self._found_site()
             self._values, self._redirect = {}, False
             self._start = self.parser.CurrentByteIndex
         elif parent == "page" and name == "redirect":
             self._redirect = True
         elif name == "revision":
             self._values.pop("text", None)
-        self._parts = [] if f"{parent}/{name}" in _KEPT and "deleted" not in attributes else None
+        elif name == "mediawiki" and not parent:
+            self._language = attributes.get(_LANGUAGE, "")
+        elif name == "namespace":
+            self._number = attributes.get("key", "")
+        place = f"{parent}/{name}"
+        self._parts = [] if (place in _KEPT and "deleted" not in attributes) or place in _OF_SITE else None
         if name == "text":
             self._text = (self.parser.CurrentByteIndex,) * 2
         self._collected = 0
@@ -119,7 +133,7 @@ class _Handler:
     def end(self, tag: str) -> None:
         name = self._path.pop()
         if self._parts is not None:
-            self._values[_KEPT[f"{self._path[-1]}/{name}"]] = "".join(self._parts)
+            self._keep(f"{self._path[-1]}/{name}", "".join(self._parts))
             self._parts = None
         if name == "text":
             self._text = (self._text[0], self.parser.CurrentByteIndex)
@@ -127,12 +141,15 @@ class _Handler:
             values = self._values
             replaced = self._replaced_in_page()
             in_text = [each for each in replaced if self._text[0] <= each.at < self._text[1]]
-            namespace = values.get("namespace", "0").strip()
+            title = values.get("title", "").strip()
+            namespace = values.get("namespace", "").strip()
+            if "namespace" not in values and self.site is not None:  # the export format before version 0.5
+                namespace = str(self.site.namespace_of(title))
             self.pages.append(
                 Page(
                     row=self._row,
                     id=values.get("id", "").strip(),
-                    title=values.get("title", "").strip(),
+                    title=title,
                     namespace=int(namespace) if re.fullmatch(r"-?\d{1,9}", namespace) else 0,
                     redirect=self._redirect,
                     model=values.get("model", "wikitext").strip(),
@@ -146,6 +163,19 @@ class _Handler:
             self._row += 1
             self._values = {}
         self.ended = not self._path
+
+    def _keep(self, place: str, text: str) -> None:
+        """Keep the text of an element of _KEPT or _OF_SITE."""
+        if place in _KEPT:
+            self._values[_KEPT[place]] = text
+        elif place != "namespaces/namespace":
+            self._of_site[place.partition("/")[2]] = text
+        elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MOST_NAMESPACES:
+            self._namespaces.append((int(self._number), text))
+
+    def _found_site(self) -> Site:
+        language = language_of(self._language, self._of_site["dbname"], self._of_site["base"])
+        return Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
 
     def _replaced_in_page(self) -> list[_Replaced]:
         """Return the replaced characters of the page that ends here. Forget replaced characters before this page."""
@@ -213,6 +243,20 @@ def read_pages(
             if on_damage is None:
                 raise error
             on_damage(error)
+
+
+def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
+    """Return what the beginning of a dump says about its wiki, or NO_SITE. Damage is left to `read_pages`, which reports it."""
+    with reading(file), open_bytes(file, lambda _: None) as stream:
+        handler = _Handler(file.name, _MAX_MARKUP_BYTES, 0)
+        for text, _, end, _ in _decoded(stream, 0, encoding_of(stream, encoding)):
+            try:
+                handler.parser.Parse(text)
+            except (expat.ExpatError, ValueError, NielsCacheError):  # also a page longer than this limit
+                break
+            if handler.site is not None or end > _MAX_MARKUP_BYTES:
+                break
+        return handler.site or NO_SITE
 
 
 def _seek(stream: IO[bytes], position: FilePosition) -> str:

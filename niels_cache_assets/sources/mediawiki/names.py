@@ -1,8 +1,6 @@
-"""Names with a meaning in wikitext (tags, namespaces, languages, headings of end matter). This module is data for `markup`, without
-logic.
+"""Names with a meaning in wikitext: tags, codes of languages and of countries. This module is data for `markup`, without logic. Words that
+differ by language are in `languages`.
 """
-
-import re
 
 # The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
@@ -17,14 +15,6 @@ _INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link
 _INLINE_TAGS += " strong sub sup td th time tt u var wbr noinclude includeonly onlyinclude"
 TAGS = "|".join(sorted({*BLOCK_TAGS, *_INLINE_TAGS.split(), *EXTENSIONS}, key=lambda name: (-len(name), name)))
 
-# Namespaces that show no text in a link, in the languages of the largest wikis.
-_NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
-_NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
-_NO_TEXT += " fil kategori tiedosto kuva luokka soubor obrázek fájl kép kategória dosya resim fișier fişier imagine"
-_NO_TEXT += " fitxer imatge berkas gambar"
-_NO_TEXT += " αρχείο εικόνα κατηγορία датотека слика категорија ملف صورة تصنيف קובץ תמונה קטגוריה پرونده رده"
-_NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
-HIDDEN_NAMESPACES = frozenset(_NO_TEXT.split())
 # Codes of Wikipedias (meta.wikimedia.org, List of Wikipedias).
 _CODES = """
 ab ace ady af als alt am an ang ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bcl be be-tarask be-x-old bg bh bi bjn
@@ -38,28 +28,6 @@ sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv
 xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
 """
 LANGUAGES = frozenset(_CODES.split())
-# Headings of sections without prose in the English Wikipedia (from its Manual of Style, Layout, with usual variants), in lower case.
-# A heading that joins several of these headings ("Notes and references") counts as well.
-_END_MATTER = """
-references, reference, general references, additional references, specific references, references cited, citations, notes, footnotes,
-endnotes, explanatory notes, explanatory footnotes, inline citations, works cited, cited works, literature cited, sources, primary
-sources, secondary sources, general sources, online sources, cited sources, bibliography, selected bibliography, select bibliography,
-further reading, suggested reading, recommended reading, additional reading, external links, external link, external sources, web links,
-links, see also, related articles
-"""
-# The same of other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
-_END_MATTER_OF_OTHERS = """
-einzelnachweise, weblinks, siehe auch, anmerkungen, quellen, fußnoten, belege, quellen und einzelnachweise,
-notes et références, références, voir aussi, liens externes, articles connexes, lien externe, notes et sources, bibliographie,
-referencias, enlaces externos, véase también, notas, notas y referencias, bibliografía, fuentes,
-note, altri progetti, collegamenti esterni, voci correlate, bibliografia, fonti,
-referências, ligações externas, ver também, notas e referências, leitura adicional,
-externe links, externe link, zie ook, bronnen, voetnoten, noten en/of referenties, referenties,
-källor, externa länkar, se även, referenser, noter, fotnoter, vidare läsning,
-przypisy, linki zewnętrzne, zobacz też, uwagi, źródła,
-примечания, ссылки, см. также, источники, сноски
-"""
-END_MATTER = frozenset(f"{' '.join(_END_MATTER.split())}, {' '.join(_END_MATTER_OF_OTHERS.split())}".split(", "))
 # Templates that are named after a code of a country (International Olympic Committee, and ISO 3166) show the flag and the name.
 _COUNTRIES = """
 AFG Afghanistan, ALB Albania, ALG Algeria, ARG Argentina, ARM Armenia, AUS Australia, AUT Austria, AZE Azerbaijan, BAN Bangladesh, BEL
@@ -75,11 +43,3 @@ Chinese Taipei, TUN Tunisia, TUR Turkey, UGA Uganda, UK United Kingdom, UKR Ukra
 Uzbekistan, VEN Venezuela, VIE Vietnam, WAL Wales, YUG Yugoslavia, ZAF South Africa, ZIM Zimbabwe
 """
 COUNTRIES = dict(entry.split(" ", 1) for entry in " ".join(_COUNTRIES.split()).split(", "))
-# The words that begin a redirect (MediaWiki, languages/messages). A link follows.
-_REDIRECTS = "redirect weiterleitung redirection redirección redireccion rinvia redirecionamento doorverwijzing patrz przekieruj tam"
-_REDIRECTS += (
-    " omdirigering omdiriger ohjaus uudelleenohjaus yönlendirme yönlendi̇rme přesměruj átirányítás redirecteaza preusmjeri преусмери"
-)
-_REDIRECTS += " перенаправление перенапр перенаправлення виклад đổi alih تحويل تغییر_مسیر تغییرمسیر הפניה ανακατευθυνση 転送 リダイレクト"
-_REDIRECTS += " 重定向 넘겨주기 पुनर्प्रेषित เปลี่ยนทาง"
-REDIRECT = re.compile(rf"\s*#(?:{'|'.join(_REDIRECTS.split())})\s*:?\s*\[\[", re.IGNORECASE)
