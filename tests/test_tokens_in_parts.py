@@ -36,7 +36,7 @@ from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 
 WHOLE = 'prepare = ["dedup"]\nval_frac = 0.1\n'
 TABLE = f"{WHOLE}tokens_in_parts = true\n"
-PARTS = 3
+PARTS, FILES = 3, 8
 
 
 @pytest.fixture
@@ -52,11 +52,14 @@ def cache(found: Graph) -> dict[str, bytes]:
     return contents(found.dataset(NAME).directory)
 
 
-def test_the_tokens_are_those_of_one_process(project: PartsProject) -> None:
-    whole, divided = project.graph(1, WHOLE, root="whole"), project.graph(PARTS, TABLE)
+@pytest.mark.parametrize("parts", [PARTS, FILES])
+def test_the_tokens_are_those_of_one_process(project: PartsProject, parts: int) -> None:
+    """With a part for each file, one part has no document, and one has no document of train: all of them are duplicates."""
+    (project.folder / "texts" / "f007.jsonl").touch()
+    whole, divided = project.graph(1, WHOLE, root="whole"), project.graph(parts, TABLE)
     build(whole)
     outcomes = build(divided)
-    assert [key for key in outcomes if key.startswith("part/")] == [f"part/{NAME}/part-{number:05d}" for number in range(PARTS)]
+    assert [key for key in outcomes if key.startswith("part/")] == [f"part/{NAME}/part-{number:05d}" for number in range(parts)]
     expected, found = stream_of(project.cache("whole")), stream_of(project.cache())
     assert found == expected
     assert len(found["train"]) > 1000
@@ -65,7 +68,9 @@ def test_the_tokens_are_those_of_one_process(project: PartsProject) -> None:
     for key in ("documents", "characters", "dropped", "facts", "split_rule", "dataset_revision", "tokenizer_sha256"):
         assert meta[key] == of_whole[key], key
     assert meta["dropped"]["exact_duplicate"] == 30
-    assert [part["documents"]["train"] + part["documents"]["val"] for part in meta["parts"]][-1] < 60
+    if parts == FILES:
+        assert [part["documents"]["train"] for part in meta["parts"]][-2:] == [0, 0]
+        assert meta["parts"][-1]["documents"] == {"train": 0, "val": 0}
     assert verify_cache(divided.root) == []
     assert divided.state(f"pretrain/{NAME}").state == "in sync"
 
