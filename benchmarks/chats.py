@@ -1,6 +1,6 @@
 """The cost of chat templates: rendering alone, and as a share of an SFT build of 200 MB.
 
-    python benchmarks/chats.py [--quick] [--megabytes 200] [--rounds 3]
+    python benchmarks/chats.py [--quick] [--only rendering build] [--megabytes 200] [--rounds 3]
 
 The conversations of oasst1 are repeated up to this size. For each template, the table has two rows:
 
@@ -20,8 +20,9 @@ import os
 import resource
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -46,6 +47,7 @@ UNMARKED = """\
 {%- if add_generation_prompt %}{{- '[assistant] ' }}{% endif %}
 """
 CHUNK = 256
+CHOICES = ("rendering", "build")
 
 
 def conversations(megabytes: int) -> list[Conversation]:
@@ -118,22 +120,26 @@ def build(template: Template | None, tokenizer: HuggingFaceTokenizer, given: lis
     build_sft_cache(feed, str(out), tokenizer=tokenizer, val_frac=0.1, seed=42, template=template)
 
 
-def measure(given: list[Conversation], folder: Path, *, rounds: int) -> None:
-    tokenizer = open_tokenizer(folder, given)
-    jobs: dict[str, Callable[[], None]] = {"build, sentinels": lambda: build(None, tokenizer, given, folder / "cache")}
-    for name, template in templates().items():
-        jobs[f"rendering, {name}"] = lambda template=template: render(template, given)  # type: ignore[misc]
-        jobs[f"build, {name}"] = lambda template=template: build(template, tokenizer, given, folder / "cache")  # type: ignore[misc]
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds):
-        for name, job in jobs.items():
-            seconds[name].append(processor_time(job))
+def jobs_of(given: list[Conversation], folder: Path, chosen: Sequence[str]) -> Iterator[dict[str, Callable[[], None]]]:
+    """Yield jobs that are compared with each other, by name."""
+    if "rendering" in chosen:
+        yield {f"rendering, {name}": partial(render, template, given) for name, template in templates().items()}
+    if "build" in chosen:
+        tokenizer = open_tokenizer(folder, given)
+        with_sentinels = {"build, sentinels": partial(build, None, tokenizer, given, folder / "cache")}
+        others = {f"build, {name}": partial(build, template, tokenizer, given, folder / "cache") for name, template in templates().items()}
+        yield with_sentinels | others
+
+
+def measure(given: list[Conversation], folder: Path, chosen: Sequence[str], *, rounds: int) -> None:
     messages = sum(len(each.messages) for each in given)
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        whole = statistics.median(seconds[name.replace("rendering", "build")])
-        share = f"{median / whole:.0%} of the build" if name.startswith("rendering") else ""
-        print(f"| {name} | {median / messages * 1e6:.1f} us | {share} |", flush=True)
+    for jobs in jobs_of(given, folder, chosen):
+        seconds: dict[str, list[float]] = {name: [] for name in jobs}
+        for _ in range(rounds):
+            for name, job in jobs.items():
+                seconds[name].append(processor_time(job))
+        for name, values in seconds.items():
+            print(f"| {name} | {statistics.median(values) / messages * 1e6:.1f} us |", flush=True)
 
 
 def main() -> None:
@@ -141,14 +147,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--megabytes", type=int, default=200, help="text of the conversations (default: 200)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="what to measure")
     settings = parser.parse_args()
     given = conversations(1 if settings.quick else settings.megabytes)
     messages = [message["content"] for each in given for message in each.messages]
     size = sum(len(text.encode()) for text in messages)
     print(f"{len(given):,} conversations, {len(messages):,} messages, {size / 1e6:.0f} MB, {size / len(messages):.0f} bytes a message")
-    print("| what | processor time a message | |\n|---|---|---|", flush=True)
+    print("| what | processor time a message |\n|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
-        measure(given, Path(temporary), rounds=1 if settings.quick else settings.rounds)
+        measure(given, Path(temporary), settings.only, rounds=1 if settings.quick else settings.rounds)
 
 
 if __name__ == "__main__":

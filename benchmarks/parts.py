@@ -63,7 +63,7 @@ PARTS = 64
 WANTED = {"get_batch": 1.1, "loader": 1.25}
 ONE_PROCESS = 0  # in place of the number of parts at a time
 AT_ONCE = (ONE_PROCESS, 1, 2, 3)
-PARTS_AT_ONCE = 6  # a multiple of each number in AT_ONCE
+PARTS_AT_ONCE = 6  # so that no number in AT_ONCE leaves a rest
 DEEPSEEK_EOT = "<｜end▁of▁sentence｜>"
 
 
@@ -155,11 +155,11 @@ def tokenizer_tables() -> dict[str, Tables]:
     return tables
 
 
-def prepare_parts(folder: Path, texts: Path, tokenizer: Tables) -> Graph:
+def prepare_parts(folder: Path, texts: Path, tokenizer: Tables, count: int) -> Graph:
     """Return the graph of a data set in parts, with its tokenizer and its plan, from a file that child processes read."""
     folder.mkdir()
     config = folder / "niels_cache.toml"
-    pretrain = {"source": "parquet", "files": [str(texts / "*.parquet")], "parts": PARTS_AT_ONCE, "val_frac": 0.0}
+    pretrain = {"source": "parquet", "files": [str(texts / "*.parquet")], "parts": count, "val_frac": 0.0}
     tables: Tables = {**tokenizer, "pretrain.texts": pretrain}
     lines = [
         line for name, table in tables.items() for line in (f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in table.items()))
@@ -174,7 +174,7 @@ def prepare_parts(folder: Path, texts: Path, tokenizer: Tables) -> Graph:
 def build_in_one_process(config: str, root: Path) -> None:
     """Build all parts, one after the other. This is the child."""
     chosen = graph(load_registry(config=config), root)
-    for number in range(PARTS_AT_ONCE):
+    for number in range(chosen.registry.pretrain["texts"].parts):
         materialize(chosen[f"part/texts/{part_name(number)}"])
 
 
@@ -190,7 +190,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
             raise SystemExit(f"{part.key}: {outcome.state}")
 
     with ThreadPoolExecutor(limit) as pool:
-        for _ in pool.map(build, range(PARTS_AT_ONCE)):
+        for _ in pool.map(build, range(chosen.registry.pretrain["texts"].parts)):
             pass
 
 
@@ -207,11 +207,11 @@ def measured_build(found: Graph, root: Path, limit: int) -> tuple[float, float]:
     return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
-def at_once(work: Path, *, megabytes: int, rounds: int, limits: Sequence[int] = AT_ONCE) -> Iterator[Row]:
+def at_once(work: Path, *, count: int, megabytes: int, rounds: int, limits: Sequence[int] = AT_ONCE) -> Iterator[Row]:
     texts = work / "texts"
-    write_texts(texts, documents(base_texts(), size=2000, megabytes=PARTS_AT_ONCE * megabytes), PARTS_AT_ONCE)
+    write_texts(texts, documents(base_texts(), size=2000, megabytes=count * megabytes), count)
     for number, (name, tables) in enumerate(tokenizer_tables().items()):
-        found = prepare_parts(work / f"at_once_{number}", texts, tables)
+        found = prepare_parts(work / f"at_once_{number}", texts, tables, count)
         runs: dict[int, list[tuple[float, float]]] = {limit: [] for limit in limits}
         for turn in range(rounds):
             for limit in limits if turn % 2 == 0 else reversed(limits):
@@ -220,10 +220,10 @@ def at_once(work: Path, *, megabytes: int, rounds: int, limits: Sequence[int] = 
         durations = {limit: statistics.median(seconds for seconds, _ in measured) for limit, measured in runs.items()}
         for limit, measured in runs.items():
             used = statistics.median(used for _, used in measured)
-            speed = PARTS_AT_ONCE * megabytes / durations[limit]
+            speed = count * megabytes / durations[limit]
             way = "in one process" if limit == ONE_PROCESS else f"{limit} at a time"
             yield Row(
-                what=f"{name}, {PARTS_AT_ONCE} parts of {megabytes} MB, {way}",
+                what=f"{name}, {count} parts of {megabytes} MB, {way}",
                 measured=f"{durations[limit]:.1f} s ({speed:.1f} MB/s), {used:.1f} s of processor time",
                 wanted="",
                 ratio=times(durations[limits[0]] / durations[limit]),
@@ -342,9 +342,8 @@ def measure(chosen: list[str], *, quick: bool, megabytes: int, rounds: int, work
     if "together" in chosen:
         yield from together(work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds)
     if "at-once" in chosen:
-        yield from at_once(
-            work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds, limits=AT_ONCE[:3] if quick else AT_ONCE
-        )
+        sizes = {"count": 2, "megabytes": 1, "rounds": 1, "limits": AT_ONCE[:3]} if quick else {"count": PARTS_AT_ONCE, "limits": AT_ONCE}
+        yield from at_once(work, **{"megabytes": megabytes, "rounds": rounds, **sizes})
     if "reading" in chosen:
         yield from reading(work, scale)
     if "opening" in chosen:

@@ -350,8 +350,8 @@ class Costs:
     def hours(self) -> float:
         """Hours on the clock, if all cores share the work.
 
-        With `prepare`, one process writes the cache from the corpus, and two steps of the search for duplicates are one process each: their
-        hours are added.
+        With `prepare`, two steps of the search for duplicates are one process each: their hours are added. The cache is built with
+        `tokens_in_parts`.
         """
         parallel = self.seconds
         if self.prepare:
@@ -360,10 +360,8 @@ class Costs:
 
     @property
     def alone(self) -> float:
-        """Hours of the processes that do not share their work: the hashes and the pass that chooses on one core, the encoding on eight."""
-        search = self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6
-        encoding = self.tokens / 1e6 * (self.measured.sentencepiece if self.engine == "SentencePiece" else self.measured.fast_bpe)
-        return (search + encoding / 8) / 3600
+        """Hours of the processes that do not share their work: the hashes, and the pass that chooses, each on one core."""
+        return self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6 / 3600
 
     @property
     def token_bytes(self) -> int:
@@ -401,12 +399,18 @@ class Costs:
 
     @property
     def memory_bytes(self) -> float:
-        """The process that takes most: a worker with eight threads, or the search, with 5 bytes a document and 100 a dropped document.
+        """The process that takes most: a worker with eight threads, or the drop lists (`search_bytes`).
 
-        A worker with eight threads takes at most eight times the memory of one with one thread.
+        A worker with eight threads takes at most eight times the memory of one with one thread. With `prepare`, it also takes 10 bytes for
+        each document of the corpus, while it divides them into train and val.
         """
         worker = 8 * self.measured.worker_megabytes * 1e6
-        return max(worker, self.documents * 5 + self.assumed.near * self.documents * 100) if self.prepare else worker
+        return max(worker + 10 * self.documents, self.search_bytes) if self.prepare else worker
+
+    @property
+    def search_bytes(self) -> float:
+        """Memory of the process that writes the drop lists: 5 bytes a document, and 100 a dropped document."""
+        return self.documents * 5 + self.assumed.near * self.documents * 100
 
     @property
     def dollars(self) -> float:
@@ -423,10 +427,10 @@ class Costs:
         """The reasons why this size does not work without a change."""
         found = []
         if self.shards > MOST_SHARDS:
-            found.append(f"{self.shards:,.0f} shards of 128 MiB: the plan proposes a larger shard_bytes")
-        if self.shards * self.measured.meta_bytes > MOST_META_BYTES:
+            found.append(f"{self.shards:,.0f} shards of 128 MiB: set the shard_bytes that the plan proposes")
+        if min(self.shards, MOST_SHARDS) * self.measured.meta_bytes > MOST_META_BYTES:
             found.append("meta.json would be above its limit")
-        if self.prepare and self.documents * (5 + 100 * self.assumed.near) > 256e9:
+        if self.prepare and self.search_bytes > 256e9:
             found.append("the drop lists need more than 256 GB in one process")
         if self.prepare and self.alone > 48:
             found.append(f"one process works for {self.alone:,.0f} hours")

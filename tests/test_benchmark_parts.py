@@ -21,8 +21,8 @@ def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whats = "\n".join(row[0] for row in rows)
     for part in (
         "two parts of 1 MB",
-        "6 parts of 1 MB, in one process",
-        "6 parts of 1 MB, 2 at a time",
+        "2 parts of 1 MB, in one process",
+        "2 parts of 1 MB, 2 at a time",
         "get_batch (64, 2048), 64 parts",
         "loader (8, 512), 64 parts",
         "open 100 shards",

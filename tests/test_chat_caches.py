@@ -19,6 +19,7 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.publish.card import data_card
@@ -439,7 +440,8 @@ def test_a_broken_row_stops_a_build_that_then_goes_on_without_it(tmp_path: Path,
 
 
 @pytest.mark.walk
-def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
+def test_real_chats_with_four_templates(tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Through build, verify, sample, the sampler and the loader. The next test packs them."""
     data = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():
         pytest.skip("NIELS_CACHE_REAL_DATA is not set: real chats are built")
@@ -465,7 +467,13 @@ def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
             print(name, template, source.report())
             drawn = [*notable(outcome.directory, "sft", "train", length=60, tokenizer=None)]
             assert any(each.is_target.any() for each in drawn)
+            capfd.readouterr()
+            config = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
+            assert main(["sample", name, "--seed", "1", "-n", "3", "--json", *config]) == 0
+            samples = json.loads(capfd.readouterr().out)["samples"]
+            assert len(samples) == 3
         assert verify_cache(tmp_path / "cache") == []
+        assert main(["verify", "--cache-dir", str(tmp_path / "cache")]) == 0
 
 
 @pytest.mark.walk

@@ -13,7 +13,12 @@ import pytest
 import xxhash
 
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Document
+from niels_cache_assets.show.reports.cache import cache_report, find_items
+from niels_cache_assets.show.reports.drawings import NONE
+from niels_cache_assets.show.reports.history import History
+from niels_cache_assets.show.reports.page import render_page
 from niels_cache_assets.show.shared_texts import SharedTexts, shared_texts
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, SplitState, WriterState
 from niels_cache_assets.strings import Strings, hashes_of
@@ -21,6 +26,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
+from tests.corpora import write_jsonl
 from tests.parts_project import NAME, PartsProject, build
 from tests.tiny import sentences
 
@@ -68,6 +74,23 @@ def test_nine_of_21_documents_are_found(folders: dict[str, Path]) -> None:
     assert (found.train, found.val, found.documents) == ("web", "news", 10)
     assert (found.first.file, found.first.row) == ("web.jsonl", 30)
     assert shared_texts({"web": folders["web"]}) == SharedTexts()
+
+
+def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tiny_tokenizer: SentencePieceTokenizer) -> None:
+    texts, root = sentences(40), tmp_path / "cache"
+    for name, own, val in (("web", texts[10:], texts[:3]), ("news", texts[:3], texts[10:19])):
+        write_jsonl(tmp_path / f"{name}.jsonl", texts)
+        (root / "pretrain").mkdir(parents=True, exist_ok=True)
+        cache_of(root / "pretrain" / name, tiny_tokenizer, own, val)
+    tables = [f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n' for name in ("web", "news")]
+    (tmp_path / "niels_cache.toml").write_text("".join(tables))
+    registry = load_registry(config=str(tmp_path / "niels_cache.toml"))
+    report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
+    told = {notice.name: notice.text for notice in report.notices if "decontaminate_against" in notice.text}
+    assert told.keys() == {"web", "news"}
+    assert '["news"]' in told["web"]
+    assert {row["documents"] for row in report.as_json()["shared_texts"]["found"]} == {9, 3}
+    assert "web.jsonl:0" in render_page(report, NONE, now=0.0)
 
 
 def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None:
