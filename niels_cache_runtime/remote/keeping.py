@@ -9,24 +9,35 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.needs import Whole
 
 _LOOK_AGAIN_SECONDS = 1.0
+_RECORD_SECONDS = 30.0  # after these, the begin of a block is recorded once
 
-Leave = Callable[[bool], Collection[str]]
+
+class Owner(Protocol):
+    """An object that maps files of the copy, such as a source of a loader. Its methods are called while `LocalCopy.reading` is held."""
+
+    def leave(self, is_kept: bool) -> Collection[str]:
+        """Unmap what is not in use, and return it. is_kept: whether shards may stay mapped."""
+
+    def map_kept(self) -> Collection[str]:
+        """Map all shards that are not mapped yet, and return them. The copy keeps them all."""
 
 
 class Kept(NamedTuple):
-    """The arguments of the last `LocalCopy.need` that kept shards mapped, and the value of `Ledger.woken` at that time."""
+    """The record of a process that keeps shards.
 
-    leave: Sequence[weakref.WeakMethod[Leave]]
-    splits: Mapping[str, Whole]
+    again: records the needs of now with `LocalCopy.need`. woken: the value of `Ledger.woken` at the last record. at: its time.monotonic().
+    """
+
+    again: weakref.WeakMethod[Callable[[], None]]
     woken: int
+    at: float
 
 
 class Keeper:
@@ -47,6 +58,11 @@ class Keeper:
         if kept is not None and not self._is_watched:
             threading.Thread(target=_watch, args=[self._give_way], name="local copy", daemon=True).start()
             self._is_watched = True
+
+    def is_undisturbed(self, woken: int) -> bool:
+        """Return whether no process has needed something new since the last record, which is not old. woken: `Ledger.woken` of now."""
+        kept = self.kept
+        return kept is not None and woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS
 
     def is_needed(self) -> bool:
         """Return whether the thread must go on. If not, it ends, and `keep` starts another one."""

@@ -4,6 +4,7 @@
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
+If all shards stay mapped, the begin of a visit is not recorded either, unless another process has come (`LocalCopy.is_undisturbed`).
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
@@ -49,7 +50,8 @@ class BlockFeed:
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
-        self._first_end, self._next_first = -1, -1
+        self._first, self._first_end, self._next_first = -1, -1, -1
+        self._sizes: dict[tuple[str, int], int] = {}
 
     def make(self, make: Callable[[Located], Batch], located: Located, first: int, last: int) -> Batch:
         """Return make(located), a batch with some of the samples first .. last-1 of the run.
@@ -57,6 +59,7 @@ class BlockFeed:
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
         with self._copy.reading:
+            self._first = first
             # A kept block may stay in the record until the next one begins.
             is_over = first >= self._first_end and not self._copy.is_keeping()
             if is_over or last > self._next_first or self._lead.feed is not self._key:
@@ -90,7 +93,7 @@ class BlockFeed:
     def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
         for source in self._all:
             source.use_visits(None, feed=None)
-        self._copy.need(self._run if run is None else run, position, wants, leave=[source.leave for source in self._all])
+        self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
 
     def _move(self, first: int, last: int) -> None:
         self._look_ahead()
@@ -106,12 +109,18 @@ class BlockFeed:
                 f"limit_bytes={self._copy.limit:,}: one batch reads {len(self._current)} blocks of together {needed:,} bytes; raise it, or "
                 "use larger block_shards or a smaller B"
             )
+        is_recorded = self._lead.feed is self._key and self._copy.is_undisturbed()
         for name, source in self._sources.items():
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
+        if not (is_recorded and all(source.is_ready for source in self._all)):
+            self._record()
+
+    def _record(self) -> None:
+        """Record what this process needs now and next. The caller holds `copy.reading`."""
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, first, wants, leave=[source.leave for source in self._all], splits=self._splits)
+        self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._record)
 
     def _look_ahead(self) -> None:
         """Fill `_coming` with as many visits as the copy can hold."""
@@ -124,7 +133,10 @@ class BlockFeed:
             room -= self._bytes(more[0])
 
     def _bytes(self, visit: BlockVisit) -> int:
-        return self._sources[visit.source].bytes_of(visit)
+        key = visit.source, visit.block
+        if key not in self._sizes:
+            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
+        return self._sizes[key]
 
 
 def fed(
