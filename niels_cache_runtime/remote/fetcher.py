@@ -228,6 +228,8 @@ class Fetcher:
             problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
+                with suppress(OSError):  # at once, because others need room for their records
+                    part.unlink()
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
