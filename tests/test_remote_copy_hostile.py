@@ -17,7 +17,7 @@ import pytest
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.remote import fetcher, ledger
+from niels_cache_runtime.remote import fetcher, keeping, ledger, upkeep
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -201,8 +201,6 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
 
 def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the hash of a file and its record, another process may remove it."""
-    from niels_cache_runtime.remote import upkeep
-
     assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
     gc.collect()
     monkeypatch.setattr(ledger, "boot", lambda: "another")
@@ -230,23 +228,29 @@ def test_a_check_of_another_folder_is_refused(tmp_path: Path, make: Callable[[Pa
         check(tmp_path / "copy")
 
 
-def test_a_reader_that_joins_during_an_epoch_of_kept_shards_gets_its_room(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader looks for others when a block begins, and not only once per second."""
-    from niels_cache_runtime.remote import keeping
-
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 3600.0)
+def test_the_position_of_a_reader_that_keeps_its_shards_is_recorded(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
     remote, local = iter(published.remote(limit_bytes=room(8))), iter(published.local())
-    while not kept(published):
+    while not reader_of(published).keeps:
         assert rows(islice(remote, 32)) == rows(islice(local, 32))
+    before = reader_of(published)
+    assert rows(islice(remote, 100)) == rows(islice(local, 100))
+    assert reader_of(published) == before  # its batches record nothing
+    monkeypatch.setattr(keeping, "_RECORD_SECONDS", 0.0)
+    wait_until(lambda: reader_of(published).position >= before.position + 400)  # 100 batches of 4 rows
+    assert reader_of(published).wants[0].first > before.wants[0].first
     small = LocalCopy(published.copy, limit_bytes=room(3))
     small.open(ADDRESS)
-    assert rows(islice(remote, 65)) == rows(islice(local, 65))  # a block has 32 batches
-    assert not kept(published)
-    with Ledger(published.copy).changing() as state:
-        assert state.used_bytes() <= room(3)
+    wait_until(lambda: not any(reader.keeps for reader in readers(published)))
+    assert rows(islice(remote, 100)) == rows(islice(local, 100))
     small.close()
 
 
-def kept(published: Published) -> bool:
+def readers(published: Published) -> list[Reader]:
     with Ledger(published.copy).changing() as state:
-        return any(reader.keeps for reader in state.readers.values())
+        return [*state.readers.values()]
+
+
+def reader_of(published: Published) -> Reader:
+    (reader,) = readers(published)
+    return reader

@@ -1,7 +1,8 @@
 """The shards that a process keeps mapped (rule 6 of `room`), and the thread that gives them back when another process needs their room.
 
 The thread looks once per second. A process can yield no batch for a long time, for example while it waits for the evaluation of another
-rank. If that rank needs room, the shards must go meanwhile.
+rank. If that rank needs room, the shards must go meanwhile. While nobody needs room, the batches of the process record nothing, and the
+thread records its position twice a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple, Protocol
 from niels_cache_runtime.errors import NielsCacheError
 
 _LOOK_AGAIN_SECONDS = 1.0
-_RECORD_SECONDS = 30.0  # after these, the begin of a block is recorded once
+_RECORD_SECONDS = 30.0  # the position in the record is not older
 
 
 class Owner(Protocol):
@@ -59,10 +60,15 @@ class Keeper:
             threading.Thread(target=_watch, args=[self._give_way], name="local copy", daemon=True).start()
             self._is_watched = True
 
-    def is_undisturbed(self, woken: int) -> bool:
-        """Return whether no process has needed something new since the last record, which is not old. woken: `Ledger.woken` of now."""
+    def due(self, woken: int) -> Callable[[], None] | None:
+        """Return what records the needs of now, if another process has needed something new, or the record is old; otherwise None.
+
+        woken: `Ledger.woken` of now.
+        """
         kept = self.kept
-        return kept is not None and woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS
+        if kept is None or (woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS):
+            return None
+        return kept.again()
 
     def is_needed(self) -> bool:
         """Return whether the thread must go on. If not, it ends, and `keep` starts another one."""

@@ -49,7 +49,8 @@ class LocalCopy:
 
     The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
     None means no limit. Several threads may use one object. A forked child counts as a reader of its own.
-    reading: a lock to hold while mapped files are read, so that no other thread unmaps them.
+    reading: a lock to hold while mapped files are read, so that no other thread unmaps them. is_fed: whether its holder now reads a batch
+    of the blocks that it has asked for.
     Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
     """
 
@@ -61,7 +62,7 @@ class LocalCopy:
         self._ledger = Ledger(self.folder)
         self._ledger.make()
         self._lock = threading.RLock()
-        self.reading = threading.RLock()
+        self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
@@ -268,15 +269,10 @@ class LocalCopy:
         """Return whether shards of this process may stay mapped (rule 6 of `room`)."""
         return bool(self._reader.keeps)
 
-    def is_undisturbed(self) -> bool:
-        """Return whether `need` would change nothing, because this process keeps its shards. The caller holds `reading`."""
-        return self.is_keeping() and self._keeper.is_undisturbed(self._ledger.woken())
-
     def _give_way(self) -> bool:
         """Give kept shards back if they may be in the way of another process. Return whether to look again later."""
         with self.reading, self._lock:
-            kept = self._keeper.kept
-            if kept is not None and self._ledger.woken() != kept.woken and (again := kept.again()) is not None:
+            if (again := self._keeper.due(self._ledger.woken())) is not None:
                 again()
             return self._keeper.is_needed()
 

@@ -4,7 +4,7 @@
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
-If all shards stay mapped, the begin of a visit is not recorded either, unless another process has come (`LocalCopy.is_undisturbed`).
+While all shards stay mapped, a visit that begins or ends costs nothing. Then the thread of `keeping` moves the record on.
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
@@ -14,7 +14,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch
@@ -50,34 +49,35 @@ class BlockFeed:
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
-        self._first, self._first_end, self._next_first = -1, -1, -1
+        self._first = self._last = 0  # of the last batch
+        self._first_end, self._next_first = -1, -1
         self._sizes: dict[tuple[str, int], int] = {}
+        self._room = self._copy.limit  # beside the visits in use and to come
 
     def make(self, make: Callable[[Located], Batch], located: Located, first: int, last: int) -> Batch:
         """Return make(located), a batch with some of the samples first .. last-1 of the run.
 
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
-        with self._copy.reading:
-            self._first = first
+        copy = self._copy
+        with copy.reading:
+            self._first, self._last = first, last
             # A kept block may stay in the record until the next one begins.
-            is_over = first >= self._first_end and not self._copy.is_keeping()
+            is_over = first >= self._first_end and not copy.is_keeping()
             if is_over or last > self._next_first or self._lead.feed is not self._key:
-                self._move(first, min(last, self._end))
-            for source in self._all:
-                source.is_fed = True
+                self._move()
+            copy.is_fed = True
             try:
                 return make(located)
             finally:
-                for source in self._all:
-                    source.is_fed = False
+                copy.is_fed = False
 
     def end_pass(self) -> None:
         """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
         with self._copy.reading:
             if self._lead.feed is self._key:
-                self._look_ahead()
-                wants = [self._sources[visit.source].want(visit, now=False) for visit in self._coming]
+                self._advance(self._end, self._end)
+                wants = [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)]
                 self._leave(max(0, self._end - 1), wants)
 
     def stop(self) -> None:
@@ -95,12 +95,12 @@ class BlockFeed:
             source.use_visits(None, feed=None)
         self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
 
-    def _move(self, first: int, last: int) -> None:
-        self._look_ahead()
-        while self._coming and self._coming[0].first < last:
-            self._current.append(self._coming.popleft())
-            self._look_ahead()
-        self._current = [visit for visit in self._current if visit.end > first]
+    def _move(self) -> None:
+        """Let the sources read the visits of the last batch, and record what this process needs now and next.
+
+        The caller holds `copy.reading`. If all shards stay mapped, the next call may come from another thread, after many batches.
+        """
+        self._advance(self._first, min(self._last, self._end))
         self._first_end = min((visit.end for visit in self._current), default=_NEVER)
         self._next_first = self._coming[0].first if self._coming else _NEVER
         needed = sum(map(self._bytes, self._current))
@@ -109,28 +109,37 @@ class BlockFeed:
                 f"limit_bytes={self._copy.limit:,}: one batch reads {len(self._current)} blocks of together {needed:,} bytes; raise it, or "
                 "use larger block_shards or a smaller B"
             )
-        is_recorded = self._lead.feed is self._key and self._copy.is_undisturbed()
         for name, source in self._sources.items():
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
-        if not (is_recorded and all(source.is_ready for source in self._all)):
-            self._record()
-
-    def _record(self) -> None:
-        """Record what this process needs now and next. The caller holds `copy.reading`."""
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._record)
+        self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._renew)
+        if self._copy.is_keeping() and all(source.is_whole for source in self._all):
+            self._first_end = self._next_first = _NEVER
 
-    def _look_ahead(self) -> None:
-        """Fill `_coming` with as many visits as the copy can hold."""
-        room = self._copy.limit - sum(map(self._bytes, [*self._current, *self._coming]))
-        while (room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
-            more = list(islice(self._visits, 1))
-            if not more:
-                return
-            self._coming += more
-            room -= self._bytes(more[0])
+    def _renew(self) -> None:
+        """Record the needs of now. The thread of `keeping` calls this, and holds `copy.reading`."""
+        if self._lead.feed is self._key:
+            self._move()
+
+    def _advance(self, first: int, last: int) -> None:
+        """Find the visits that the samples first .. last-1 of the run are in, and those after them."""
+        while (self._coming or self._look_ahead()) and self._coming[0].first < last:
+            self._current.append(self._coming.popleft())
+        self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
+        self._current = [visit for visit in self._current if visit.end > first]
+        self._look_ahead()
+
+    def _look_ahead(self) -> bool:
+        """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
+        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
+            visit = next(self._visits, None)
+            if visit is None:
+                break
+            self._coming.append(visit)
+            self._room -= self._bytes(visit)
+        return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
         key = visit.source, visit.block
@@ -155,9 +164,10 @@ def fed(
     first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error, the feed needs nothing any more.
     """
     try:
-        for index, located in enumerate(plan, start=done):
-            begin = first + (worker + index * workers) * rows
+        begin = first + (worker + done * workers) * rows
+        for located in plan:
             yield feed.make(make, located, begin, begin + rows)
+            begin += workers * rows
     except BaseException:  # also if the iterator is dropped
         feed.stop()
         raise

@@ -36,8 +36,7 @@ class CopiedWindows(PretrainWindows):
 
     folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
     The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
-    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read. is_fed: whether the thread
-        that holds `copy.reading` reads a window of these blocks now.
+    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read.
 
     Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
     """
@@ -84,7 +83,7 @@ class CopiedWindows(PretrainWindows):
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
         self.feed: object | None = None
-        self.is_ready = self.is_fed = False
+        self.is_ready = self.copy.is_fed = False
 
     def want(self, visit: BlockVisit, *, now: bool) -> Want:
         """Return what a visit needs, for the record of the copy."""
@@ -130,9 +129,14 @@ class CopiedWindows(PretrainWindows):
         return shards.union(tails)
 
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
-        """Read these visits from here on. With None, read without a feed. Call `LocalCopy.need` next, unless all shards stay mapped."""
+        """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""
         self._visits, self.feed = None if visits is None else tuple(visits), feed
         self.is_ready = self._has_visits()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all windows of the split can be read now."""
+        return self._kept <= self._in_use
 
     def leave(self, is_kept: bool) -> list[str]:
         """Unmap what no visit in use needs, and return it. is_kept: whether shards may stay mapped. The caller holds `copy.reading`."""
@@ -159,10 +163,11 @@ class CopiedWindows(PretrainWindows):
         return taken
 
     def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
-        with self.copy.reading:
-            if not (self.is_fed and self.is_ready) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
+        copy = self.copy
+        with copy.reading:
+            if not (self.is_ready and copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
                 self._get(starts)
-            return super()._read_tokens(starts)
+            return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
     def _get(self, starts: NDArray[np.int64]) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
