@@ -32,13 +32,26 @@ class BlockFeed:
 
     sources: those that come from a copy, by name. All have the same LocalCopy. visits: see `block_visits`. run: a name of the run, the
     same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download before they begin.
+    make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows of a batch on all ranks. step: the samples
+    from one batch of this process to the next.
     """
 
     _is_exiting = staticmethod(sys.is_finalizing)
 
     def __init__(
-        self, sources: Mapping[str, CopiedWindows], visits: Iterator[BlockVisit], *, run: str, end: int | None, ahead: int
+        self,
+        sources: Mapping[str, CopiedWindows],
+        visits: Iterator[BlockVisit],
+        make: Callable[[Located], Batch],
+        *,
+        run: str,
+        end: int | None,
+        ahead: int,
+        first: int,
+        rows: int,
+        step: int,
     ) -> None:
+        self._make, self._first, self._rows, self._step = make, first - step, rows, step  # _first: of the last batch
         self._sources, self._run, self._ahead = dict(sources), run, ahead
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
@@ -49,26 +62,23 @@ class BlockFeed:
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
-        self._first = self._last = 0  # of the last batch
-        self._first_end, self._next_first = -1, -1
+        self._move_at = -1  # the first sample of a batch that needs other visits
         self._sizes: dict[tuple[str, int], int] = {}
         self._room = self._copy.limit  # beside the visits in use and to come
 
-    def make(self, make: Callable[[Located], Batch], located: Located, first: int, last: int) -> Batch:
-        """Return make(located), a batch with some of the samples first .. last-1 of the run.
+    def make(self, located: Located) -> Batch:
+        """Return the next batch. It has the samples at `located`.
 
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
         copy = self._copy
         with copy.reading:
-            self._first, self._last = first, last
-            # A kept block may stay in the record until the next one begins.
-            is_over = first >= self._first_end and not copy.is_keeping()
-            if is_over or last > self._next_first or self._lead.feed is not self._key:
+            self._first = first = self._first + self._step
+            if first >= self._move_at or self._lead.feed is not self._key:
                 self._move()
             copy.is_fed = True
             try:
-                return make(located)
+                return self._make(located)
             finally:
                 copy.is_fed = False
 
@@ -100,9 +110,10 @@ class BlockFeed:
 
         The caller holds `copy.reading`. If all shards stay mapped, the next call may come from another thread, after many batches.
         """
-        self._advance(self._first, min(self._last, self._end))
-        self._first_end = min((visit.end for visit in self._current), default=_NEVER)
-        self._next_first = self._coming[0].first if self._coming else _NEVER
+        self._advance(self._first, min(self._first + self._rows, self._end))
+        first_end = min((visit.end for visit in self._current), default=_NEVER)
+        next_move = self._coming[0].first - self._rows + 1 if self._coming else _NEVER
+        self._move_at = min(first_end, next_move)
         needed = sum(map(self._bytes, self._current))
         if needed > self._copy.limit:
             raise NielsCacheError(
@@ -115,8 +126,8 @@ class BlockFeed:
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
         self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._renew)
-        if self._copy.is_keeping() and all(source.is_whole for source in self._all):
-            self._first_end = self._next_first = _NEVER
+        if self._copy.is_keeping():  # then a visit that has ended may stay in the record until the next one begins
+            self._move_at = _NEVER if all(source.is_whole for source in self._all) else next_move
 
     def _renew(self) -> None:
         """Record the needs of now. The thread of `keeping` calls this, and holds `copy.reading`."""
@@ -148,26 +159,10 @@ class BlockFeed:
         return self._sizes[key]
 
 
-def fed(
-    plan: Iterator[Located],
-    make: Callable[[Located], Batch],
-    feed: BlockFeed,
-    *,
-    first: int,
-    rows: int,
-    worker: int,
-    workers: int,
-    done: int,
-) -> Iterator[Batch]:
-    """Yield the batches of a `plan` (`plan_batches` has the arguments), through the feed.
-
-    first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error, the feed needs nothing any more.
-    """
+def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
+    """Yield the batches of a `plan` through the feed. After an error, the feed needs nothing any more."""
     try:
-        begin = first + (worker + done * workers) * rows
-        for located in plan:
-            yield feed.make(make, located, begin, begin + rows)
-            begin += workers * rows
+        yield from map(feed.make, plan)
     except BaseException:  # also if the iterator is dropped
         feed.stop()
         raise
