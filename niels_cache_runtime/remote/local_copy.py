@@ -35,7 +35,7 @@ from niels_cache_runtime.remote.room import may_keep, surplus, too_small
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
-_PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
+_PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
 _IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
