@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,24 @@ from niels_cache_runtime.remote import fetcher, keeping, ledger, upkeep
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
+from niels_cache_runtime.remote.pieces import pieces
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import may_keep
 from niels_cache_runtime.remote.store import RemoteError, Store
 from niels_cache_runtime.remote.upkeep import check, trim
-from tests.copied_caches import ADDRESS, SETTINGS, SHARDS, Published, Watch, bytes_of, copied, room, rows, wait_until, write_notes
+from tests.copied_caches import (
+    ADDRESS,
+    SETTINGS,
+    SHARDS,
+    Published,
+    Watch,
+    bytes_of,
+    copied,
+    room,
+    rows,
+    wait_until,
+    write_notes,
+)
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
@@ -51,6 +65,28 @@ def test_several_shards_are_fetched_at_a_time_and_the_next_block_ahead(published
     ahead = [visit.files for visit in islice(remote.block_visits(), 2)]
     assert len(set(ahead)) == 2
     wait_until(lambda: all(any(published.copy.rglob(f"shard_{number:05d}.bin")) for files in ahead for number in files))
+
+
+def test_each_wait_for_a_store_that_fails_is_longer() -> None:
+    waits: list[float] = []
+
+    class Failing:
+        def name_of(self, key: str) -> str:
+            return key
+
+        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+            raise RemoteError("the store is busy", is_transient=True)
+
+    class Waiting:
+        def add(self, count: int) -> None: ...
+
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    with pytest.raises(RemoteError, match="busy"):
+        list(pieces(Failing(), RemoteFile("train/shard_00003.bin", "key", 10, "0" * 64), start=0, tally=Waiting()))
+    assert len(waits) > 3
+    assert waits == sorted(set(waits))
 
 
 def test_a_tail_of_another_object_is_refused(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
