@@ -144,9 +144,9 @@ def is_held(path: Path) -> bool:
 
 
 def end_with_parent() -> None:
+    """End this child of multiprocessing when its parent has ended, by SIGTERM and then by SIGKILL."""
     import multiprocessing  # slow to import; a child of multiprocessing has imported it already
 
-    """End this child of multiprocessing when its parent has ended, by SIGTERM and then by SIGKILL."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

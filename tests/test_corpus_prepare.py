@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -304,6 +306,30 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
     assert [next(results) for _ in range(10)] == [math.factorial(number) for number in range(10)]
     assert len(taken) <= 10 + 2 * 2 + 1
     assert list(results) == [math.factorial(number) for number in range(10, 1000)]
+
+
+def end_while_the_result_is_sent(size: int) -> bytes:
+    """Return `size` zero bytes to a caller who gets only a part of them: this process ends in the middle."""
+    main = threading.main_thread().ident
+
+    def end() -> None:
+        while sys._current_frames()[main].f_code.co_name != "_send":
+            pass
+        os._exit(1)
+
+    threading.Thread(target=end).start()
+    return bytes(size)
+
+
+def test_a_worker_that_ends_in_the_middle_of_its_result_is_noticed() -> None:
+    with pytest.raises(NielsCacheError, match="worker"):
+        list(map_in_processes(end_while_the_result_is_sent, [200_000_000], processes=2, doing="counting"))
+
+
+def test_an_error_of_a_worker_tells_where_it_was_raised() -> None:
+    with pytest.raises(TypeError) as raised:
+        list(map_in_processes(math.factorial, [3, 4, "five"], processes=2, doing="multiplying"))
+    assert "in _work" in raised.value.__notes__[0]
 
 
 _SLOW_RUN = """

@@ -10,6 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.checks import cache
 from niels_cache_assets.streaming import disjoint
@@ -17,6 +18,7 @@ from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.corpora import write_jsonl
 from tests.test_cache_determinism import digests
@@ -158,6 +160,38 @@ def test_the_val_of_another_data_set_stays_out_of_train_in_either_order(project:
         assert {(row["because"]["of"], row["because"]["file"]) for row in examples} == {("web", "web.jsonl"), ("", "quiz.jsonl")}
         assert all(cache._disjoint_result(both, name, root, is_sound=True, skipped=None).passed for name in order)
     assert built["cache"] == built["other"]
+
+
+@pytest.mark.parametrize("prepare", ["", 'prepare = ["clean"]\n'])
+def test_a_mixture_leaves_out_what_a_member_keeps_out(project: Path, prepare: str) -> None:
+    root = project / "cache"
+    skipped = json.dumps([reason for reason in REASONS if reason not in ("empty", "not_text")])
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { news = 1.0 }\nval_frac = 0.1\n' + prepare
+    mix += f"[cleaning]\nskip = {skipped}\n" if prepare else ""
+
+    def built(news: str) -> tuple[set[int], Meta]:
+        registry = registry_of(project, news=news, web=mix)
+        for name in ("news", "web"):
+            build_dataset(registry, name, root=root)
+        for key in graph(registry, root).order(["mix"]):
+            materialize(graph(registry, root)[key])
+        folder = root / "pretrain" / "mix"
+        meta = read_meta(str((root / "corpus" / "mix" if prepare else folder) / "meta.json"))
+        return rows_of(folder, "train") | rows_of(folder, "val"), meta
+
+    everything, before = built("")
+    kept, after = built(KEY)
+    own = read_meta(str(root / "pretrain" / "news" / "meta.json"))["dropped"]
+    assert own["in_held_out"] > 3
+    assert {reason: after["dropped"][reason] for reason in own} == own
+    assert len(everything - kept) == own["in_held_out"]
+    assert kept < everything
+    assert kept.isdisjoint(row - 60 + 10 for row in rows_of(root / "pretrain" / "web", "val") if row >= 60)
+    assert before["fingerprint"] != after["fingerprint"]
+    assert built(KEY)[1] == after
+    quiz = project / "evals" / "quiz.jsonl"
+    quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
+    assert built(KEY)[1]["fingerprint"] != after["fingerprint"]
 
 
 def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from niels_cache_runtime.verify import find_folders, verify_cache
 from tests import programs
 from tests.loopback_hub import LoopbackHub
@@ -38,6 +40,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for folder in find_folders(root) for path in folder.rglob("*.*")}
 
 
+@pytest.mark.walk
 def test_build_all_builds_the_default_profile_and_then_finds_only_hits(hub: LoopbackHub, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()

@@ -11,7 +11,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.artifacts.forecast.sample import _documents
 from niels_cache_assets.artifacts.pretrain import Pretrain
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.defs.metadata.corpora import report_metadata
@@ -70,13 +70,6 @@ def test_a_file_of_no_ids_is_one_line(tmp_path: Path, content: bytes | None, key
         Jsonl(files=["a.jsonl"], exclude=str(tmp_path / "ids.txt")).identity()
     assert "ids.txt" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_parts_refuse_it_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "niels_cache.toml"
-    path.write_text('[pretrain.web]\nsource = "parquet"\nfiles = ["a.parquet"]\nparts = 2\nexclude = "ids.txt"\n')
-    with pytest.raises(NielsCacheError, match=r"pretrain\.web.*exclude"):
-        load_registry(config=str(path))
 
 
 @pytest.mark.parametrize("rule", ["val_frac = 0.1", "val_tokens = 50", ""])

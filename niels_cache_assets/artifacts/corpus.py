@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache.resuming import Reached
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report
 from niels_cache_assets.corpus.identity import (
@@ -27,10 +28,11 @@ from niels_cache_assets.corpus.identity import (
     corpus_made_of,
     corpus_tokenizer,
     needs_tokenizer,
+    read_by_mixture,
     require_prepared,
     signature_identity,
 )
-from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir
+from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir, corpus_parts_dir
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
@@ -38,6 +40,7 @@ from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.documents import Documents, SourceReport
+from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
@@ -109,7 +112,7 @@ class Corpus(Artifact):
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
-        members = [name for name in self.registry.prepared() if name in getattr(self.source, "members", ())]
+        members = [name for name in self.registry.prepared() if name in read_by_mixture(self.registry, self.source)]
         searched = any("dedup" in self.registry.pretrain[name].prepare for name in members)
         return [
             *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
@@ -149,6 +152,19 @@ class Corpus(Artifact):
                 f"{self.directory}: the corpus of {self.name!r} was made with other settings or another code version; {advice}"
             )
         return meta
+
+    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+        """Return whether the corpus is current. For a corpus in parts, only those ids of `exclude` count that it holds or has removed."""
+        if self.source.corpus_parts > 1:
+            beside = corpus_parts_dir(self.root, self.name)
+            made_of = with_held_ids(made_of, self.source.exclude, meta, self.directory, beside=beside)
+        return super().is_made_of(meta, made_of)
+
+    def of_removed_ids(self, meta: Meta, work: Work) -> Meta:
+        """Return the meta.json of a new corpus or part with a fingerprint for which only the removed ids of `exclude` count."""
+        if self.source.exclude is None:
+            return meta
+        return {**meta, "fingerprint": fingerprint_of(with_ids(work.made_of, removed_ids(meta)))}
 
     def owns(self, name: str) -> bool:
         return is_corpus_file(name)

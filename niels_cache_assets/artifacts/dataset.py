@@ -21,6 +21,7 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
+from niels_cache_assets.corpus.identity import read_by_mixture
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.staging import finished_meta
@@ -116,7 +117,7 @@ class Dataset(Artifact):
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
 
     def inputs(self) -> Sequence[str]:
-        others = {*getattr(self.source, "members", ()), *getattr(self.source, "decontaminate_against", ())}
+        others = {*read_by_mixture(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
         searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
         return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]

@@ -58,24 +58,35 @@ def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[
     these settings.
 
     `seed` is the seed of the mixture's build. The documents and val_frac of the members are part of the mixture's revision, so they are not
-    repeated here. The result is empty for every source that is not a mixture, and for a mixture whose members have neither val_tokens nor
-    decontaminate. So older caches of such sources stay valid.
+    repeated here, and neither are the texts of `decontaminate_against`. The result is empty for every source that is not a mixture, and for
+    a mixture whose members have none of val_tokens, decontaminate and decontaminate_against. So older caches of such sources stay valid.
     """
     members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
-    rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member))}
+    rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member, seed=registry.build.seed))}
     other_seed = {"seed": registry.build.seed} if members and seed != registry.build.seed else {}
     return {"held_out": {"code_version": HELD_OUT_VERSION, "members": rules, **other_seed}} if rules or other_seed else {}
 
 
-def _held_out_rule(member: PretrainSource) -> dict[str, Any]:
+def _held_out_rule(member: PretrainSource, *, seed: int) -> dict[str, Any]:
+    against = {}
+    if member.decontaminate_against:
+        from niels_cache_assets.streaming.references import references_identity
+
+        against = references_identity(member, seed=seed)
     budget = {"val_tokens": member.val_tokens, "shuffle_buffer": member.builder_shuffle} if member.val_tokens else {}
-    return {**budget, **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False)}
+    return {**budget, **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False), **against}
 
 
 def needs_tokenizer(registry: Registry, name: str) -> bool:
-    """Return whether a data set is a mixture with a member that has val_tokens. Only a tokenizer can find the val of such a member."""
-    members = getattr(registry.source(name), "members", ())
-    return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
+    """Return whether a data set is a mixture that leaves out the val of a data set with val_tokens. Only a tokenizer can find this val."""
+    return any(registry.pretrain[other].val_tokens for other in read_by_mixture(registry, registry.source(name)))
+
+
+def read_by_mixture(registry: Registry, source: Source) -> set[str]:
+    """Return the pretrain data sets that a mixture reads: its members, and those that their `decontaminate_against` names."""
+    members = [name for name in getattr(source, "members", ()) if name in registry.pretrain]
+    named = {other for name in members for other in registry.pretrain[name].decontaminate_against}
+    return {*members, *(named & registry.pretrain.keys())}
 
 
 def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:

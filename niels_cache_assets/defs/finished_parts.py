@@ -21,11 +21,12 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus_parts import corpus_part_metadata
-from niels_cache_assets.defs.assets.parts import is_recorded_plan, part_metadata, plan_metadata, plan_version
+from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.places import limit_parts
@@ -149,17 +150,21 @@ def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, versio
     last = last_materialization(instance, found.asset, found.partition)
     if last is None:
         return False
-    return is_recorded_plan(last, meta, version) if found.asset == keys.PLAN else materialized_version(last) == version
+    if isinstance(found.artifact, PartsPlan):
+        return is_recorded_plan(last, meta, version, list_of_ids(found.artifact.source))
+    return materialized_version(last) == version
 
 
 def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
-    return plan_version(instance, found.partition, meta) if found.asset == keys.PLAN else str(meta["content_sha256"])
+    if isinstance(found.artifact, PartsPlan):
+        return plan_version(instance, found.partition, meta, list_of_ids(found.artifact.source))
+    return str(meta["content_sha256"])
 
 
 def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
     outcome = Outcome(key=found.artifact.key, state="built", meta=meta, directory=found.artifact.directory)
-    if found.asset == keys.PLAN:
-        metadata = plan_metadata(outcome, version)
+    if isinstance(found.artifact, PartsPlan):
+        metadata = plan_metadata(outcome, version, list_of_ids(found.artifact.source))
     else:
         metadata = (corpus_part_metadata if found.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
     tags = {DATA_VERSION_TAG: version}

@@ -2,14 +2,14 @@
 
 The file has one id a line, as `trace` and the lineage show it: the value of the id field, or `file#row`. The ids are in memory, at about
 100 bytes each, and a document costs one look into a set. The set of ids is part of the fingerprint; the order of the lines and the path are
-not.
+not. In a data set in parts, only the ids that a part holds are part of its fingerprint (parts/excluded.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -35,9 +35,12 @@ def excluded_ids(path: str) -> frozenset[str]:
 
 def exclude_identity(path: str | None) -> dict[str, str]:
     """Return what the key adds to a fingerprint: a sha256 over the sorted ids, or nothing without the key."""
-    if path is None:
-        return {}
-    return {"exclude": hashlib.sha256("".join(f"{each}\n" for each in sorted(excluded_ids(path))).encode()).hexdigest()}
+    return {} if path is None else identity_of_ids(excluded_ids(path))
+
+
+def identity_of_ids(ids: Collection[str]) -> dict[str, str]:
+    """Return what these ids add to a fingerprint: a sha256 over the sorted ids, or nothing without ids."""
+    return {"exclude": hashlib.sha256("".join(f"{each}\n" for each in sorted(ids)).encode()).hexdigest()} if ids else {}
 
 
 def without_excluded(batches: Iterator[Documents], path: str | None, report: SourceReport) -> Iterator[Documents]:
@@ -48,18 +51,22 @@ def without_excluded(batches: Iterator[Documents], path: str | None, report: Sou
     return batches if path is None else _without(batches, excluded_ids(path), report)
 
 
+def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
+    """Return a batch without the documents that have one of these ids. They are counted in `dropped` and `facts` of the report."""
+    gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
+    if not gone.any():
+        return batch
+    removed = dict(report.facts.get(EXCLUDED, {}))
+    for source_id in batch.source_id[gone]:
+        removed[source_id] = removed.get(source_id, 0) + 1
+    report.dropped[EXCLUDED] += int(gone.sum())
+    report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
+    return batch[~gone]
+
+
 def _without(batches: Iterable[Documents], ids: frozenset[str], report: SourceReport) -> Iterator[DocumentBatch]:
     for each in batches:
-        batch = DocumentBatch.of(each)
-        gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
-        if gone.any():
-            removed = dict(report.facts.get(EXCLUDED, {}))
-            for source_id in batch.source_id[gone]:
-                removed[source_id] = removed.get(source_id, 0) + 1
-            report.dropped[EXCLUDED] += int(gone.sum())
-            report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
-            batch = batch[~gone]
-        if len(batch):
+        if len(batch := rest_of(DocumentBatch.of(each), ids, report)):
             yield batch
 
 

@@ -19,6 +19,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, stream_of_all_parts
+from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import split_by_fraction
@@ -33,8 +34,9 @@ class Interleave(PretrainSource):
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
     for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the
     rule of this table, even if the member's own cache ends earlier. If a member has `decontaminate`, documents of all members that equal or
-    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py describes how val is found. A member in
-    parts is read file by file, without its shuffle.
+    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). If a member has `decontaminate_against`, the same is
+    true for the texts that it names, with the limits and reasons of that member. held_out.py describes how val is found. A member in parts
+    is read file by file, without its shuffle.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -68,7 +70,8 @@ class Interleave(PretrainSource):
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""  # a member without val_frac keeps the digest of older versions
             rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
-            digest.update(f"{name}\0{member.identity()}\0{revisions[name]}{rule}\n".encode())
+            revision = with_references(member, revisions[name], siblings)
+            digest.update(f"{name}\0{member.identity()}\0{revision}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def describe(self) -> dict[str, Any]:

@@ -57,9 +57,6 @@ class SourceWithParts(PretrainSource):
         return self.input_files()
 
     def _refuse_for_parts(self) -> None:
-        if self.exclude is not None:
-            key = "parts" if self.parts > 1 else "added"
-            raise ValueError(f"{key} cannot be combined with exclude yet; remove one of them")
         if self.prepare:
             if self.added:
                 raise ValueError("added parts cannot be combined with prepare yet; remove one of them")

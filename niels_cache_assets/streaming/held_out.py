@@ -10,7 +10,8 @@ They are found before the mixture is read. Neither train nor val of the mixture 
 
 With token budgets, both ways give the same documents, including a document that the budget cuts. So the order of builds changes no byte. If
 a member has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its
-val, so the member's stream is read.
+val, so the member's stream is read. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
+are held out, for the same reasons as in the member's own train (streaming/references.py).
 
 Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
 as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each document
@@ -41,7 +42,7 @@ from niels_cache_assets.streaming.decontaminate import REASONS
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists
-from niels_cache_assets.streaming.references import Place, ReferenceTexts, references_identity
+from niels_cache_assets.streaming.references import Place, References, ReferenceTexts, references_identity
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
@@ -73,6 +74,7 @@ class HeldOut:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
         self._keys: dict[str, frozenset[Key]] = {}
         self._indexes: list[ValIndex] = []
+        self._references: list[References] = []
         self._open = ExitStack()
         self.seed = registry.build.seed  # the seed with which the members' own builds shuffle and split
 
@@ -109,6 +111,9 @@ class HeldOut:
                 val = self._indexed(member, val)
             keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
+        if member.decontaminate_against:
+            wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
+            self._references.append(self._open.enter_context(References(wanted, folder=self._root)))
 
     def val_documents(
         self,
@@ -144,17 +149,16 @@ class HeldOut:
                 )
             return True
 
-        if not self._indexes:
+        if not self._indexes and not self._references:
             for document in documents:
                 yield document, MEMBER_VAL if kept_for_val(document) else None
             return
         for chunk in in_lists(documents):
             reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
-            for index in self._indexes:
+            for find in (*map(_copies_in, self._indexes), *map(_overlaps_with, self._references)):
                 asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
-                for position, match in zip(asked, index.find([chunk[at].text for at in asked]), strict=True):
-                    if match is not None:
-                        reasons[position] = COPY_REASONS[match.kind]
+                found_here = zip(asked, find([chunk[at].text for at in asked]), strict=True)
+                reasons |= {position: reason for position, reason in found_here if reason is not None}
             for position, document in enumerate(chunk):
                 yield document, reasons.get(position)
 
@@ -256,6 +260,16 @@ class HeldOut:
                 f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
             )
         return self._tokenizer
+
+
+def _copies_in(index: ValIndex) -> Callable[[list[str]], list[str | None]]:
+    """Return a function that returns for each text why it is left out: it is a copy of a text in the index. Otherwise None."""
+    return lambda texts: [None if match is None else COPY_REASONS[match.kind] for match in index.find(texts)]
+
+
+def _overlaps_with(references: References) -> Callable[[list[str]], list[str | None]]:
+    """Return a function that returns for each text why it is left out: it overlaps one of the references. Otherwise None."""
+    return lambda texts: [None if overlap is None else overlap.reason for overlap in references.find(texts)]
 
 
 def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:

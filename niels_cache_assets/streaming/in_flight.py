@@ -9,11 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import TypeVar
 
 from niels_cache_assets.processes import when_closed
@@ -103,6 +105,9 @@ def map_in_processes(
     interrupt, a closed generator), no worker remains: each worker ends when the caller's end of a pipe closes. The operating system closes
     that end even if the caller is killed.
 
+    Each worker has a connection of its own, which ends with the worker. A pool of concurrent.futures has one pipe for all results. If a
+    worker of such a pool ends while it sends a result, the caller waits for the rest of the result without end.
+
     Processes are spawned, because a fork of a process with threads (Dagster's, Arrow's) may deadlock. So arguments must be picklable, and
     each process imports its modules itself. If `processes` is 1, no worker is started, and the caller does the work.
     """
@@ -112,23 +117,57 @@ def map_in_processes(
         return
     context = multiprocessing.get_context("spawn")
     watched, held = context.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(watched,))
+    free: SimpleQueue[Connection] = SimpleQueue()  # the connections to workers without work
+    threads = ThreadPoolExecutor(processes, thread_name_prefix="worker")
+
+    def in_a_worker(item: Item) -> Result:
+        worker = free.get()
+        try:
+            worker.send(item)
+            error, result = worker.recv()
+        except (EOFError, OSError) as gone:
+            raise NielsCacheError(
+                f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs "
+                "`if __name__ == '__main__':`); run it again with fewer processes, or with 1 to start no worker"
+            ) from gone
+        finally:
+            free.put(worker)  # a worker that has ended too: its next item raises the same error
+        if error is not None:
+            raise error
+        return result
+
+    workers = []
     try:
+        for _ in range(processes):
+            here, there = context.Pipe()
+            workers.append(context.Process(target=_work, args=(function, there, watched)))
+            workers[-1].start()
+            there.close()  # so that the connection ends with the worker
+            free.put(here)
         most = _IN_FLIGHT_PER_WORKER * processes
-        yield from results_in_order(lambda item: executor.submit(function, item), items, most=most, size_of=size_of)
-        executor.shutdown()
-    except BrokenProcessPool as error:
-        raise NielsCacheError(
-            f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs `if __name__ == '__main__':`); "
-            "run it again with fewer processes, or with 1 to start no worker"
-        ) from error
+        yield from results_in_order(lambda item: threads.submit(in_a_worker, item), items, most=most, size_of=size_of)
+        for _ in workers:
+            free.get().close()
+        for worker in workers:
+            worker.join()
     finally:
         held.close()
         watched.close()
-        executor.shutdown(wait=False, cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _end_with(watched: Connection) -> None:
-    """Ignore interrupts in this worker process, and end the process when the caller's end of the pipe closes."""
+def _work(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
+    """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
+
+    Ignore interrupts. End at once when `watched` closes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     when_closed(watched, lambda: os._exit(1))
+    with suppress(EOFError):
+        while True:
+            item = caller.recv()
+            try:
+                caller.send((None, function(item)))
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                caller.send((error, None))

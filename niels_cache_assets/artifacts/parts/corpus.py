@@ -47,6 +47,7 @@ from niels_cache_assets.documents import Documents
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import joined_facts
+from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -149,7 +150,7 @@ class JoinedCorpus(AfreshUnderLease, Corpus):
 
         build_free_parts_first(parts, passing_over(build, log=work.log))
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
-        return Written(meta=meta, warning=decoding_warning(meta))
+        return Written(meta=self.of_removed_ids(meta, work), warning=decoding_warning(meta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +195,9 @@ class CorpusPart(UnderLease, Corpus):
         files, source = self.planned.files, _with_parts(self.source)
         located = source.located(files, self.planned.revision)
         reader = source.file_reader([file.name for file in files])
-        return PartStream(reader=reader, files=[*zip(files, located, strict=True)], text_field=self.planned.text_field)
+        excluded = () if source.exclude is None else excluded_ids(source.exclude)
+        listed = [*zip(files, located, strict=True)]
+        return PartStream(reader=reader, files=listed, text_field=self.planned.text_field, excluded=excluded)
 
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), f"plan/{self.name}"]
@@ -219,7 +222,7 @@ class CorpusPart(UnderLease, Corpus):
         require_unchanged(self._stream.files)
         written = super().write(replace(work, progress=checked(work.lease, work.progress)))
         part = {"number": self.number, "plan": self.planned.plan}
-        return replace(written, meta={**written.meta, "dataset_name": self._full_name, "part": part})
+        return replace(written, meta={**self.of_removed_ids(written.meta, work), "dataset_name": self._full_name, "part": part})
 
 
 class _Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,13 @@ from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.cache_identity import dtype_identity
 from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
@@ -81,6 +84,7 @@ class OfPlan(Pretrain):
             "tokenizer_sha256": tokenizer_sha256,
             "code_version": CODE_VERSIONS["pretrain"],
             **dtype_identity(self.build, vocab_size),
+            **exclude_identity(self.source.exclude),
             **decontamination_identity(self.source.decontaminate, self.source.decontaminate_threshold, val_is_given=True),
         }
 
@@ -116,17 +120,46 @@ class OfPlan(Pretrain):
     def _full_name(self) -> str:
         return f"{self.name}/{self.member}"
 
-    def stream_of(self, planned: PlannedPart, *, skip: int = 0, only: Split | None = None) -> PartStream:
+    def stream_of(self, planned: PlannedPart, *, skip: int = 0, only: Split | None = None, excludes: bool = True) -> PartStream:
         """Return the stream of a part. skip: how many documents at its head to leave out. only: leave out documents of the other split.
-
-        Raises NielsCacheError for a missing file.
+        excludes: whether to leave out the documents that `exclude` names. Raises NielsCacheError for a missing file.
         """
-        revision, text_field, seed = planned.revision, planned.text_field, self.build.seed
-        return part_stream(self.source, planned.files, revision=revision, text_field=text_field, seed=seed, skip=skip, only=only)
+        return part_stream(
+            self.source,
+            planned.files,
+            revision=planned.revision,
+            text_field=planned.text_field,
+            seed=self.build.seed,
+            skip=skip,
+            only=only,
+            excludes=excludes,
+        )
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
         return self.is_made_of(meta, self.identity(self.revision()))
+
+    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+        return super().is_made_of(meta, self.with_held_ids(meta, made_of))
+
+    def with_held_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an identity in which only those ids of `exclude` count that this finished cache holds or has removed."""
+        directory, beside, also = self.directory_of(meta), parts_dir(self.root, self.name), self.ids_elsewhere()
+        return with_held_ids(made_of, self.source.exclude, meta, directory, beside=beside, also=also)
+
+    def directory_of(self, meta: Meta) -> Path:
+        """Return the folder of the cache with this meta.json."""
+        return self.directory
+
+    def ids_elsewhere(self) -> frozenset[str]:
+        """Return the ids of `exclude` that decide this cache although they are not in its lineage, and its build did not remove them."""
+        return frozenset()
+
+    def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
+        """Return the meta.json of a new cache with a fingerprint for which only those ids of `exclude` count that this build removed."""
+        if self.source.exclude is None:
+            return meta
+        return {**meta, "fingerprint": fingerprint_of(with_ids(made_of, removed_ids(meta) | self.ids_elsewhere()))}
 
     def difference(self, meta: Meta) -> str:
         """Return why the part with this meta.json does not belong to the plan."""
@@ -138,6 +171,8 @@ class OfPlan(Pretrain):
         if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
             used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
             return f"was built with tokenizer {used}, but the cache now holds {now}"
+        if self.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
+            return "was built with other ids in the list `exclude`, with other settings or by another code version"
         return "was built with other settings or by another code version"
 
     def split_rule(self) -> str:

@@ -19,6 +19,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.excluding import identity_of_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
@@ -52,7 +53,22 @@ class Part(Leased):
         identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
         if self.source.decontaminate != "off" and self.number >= self.source.parts:
             identity["val"] = self.plan.first.fingerprint  # the plan of added files does not tell which val they are compared with
+        if self.source.decontaminate != "off" and (left_out := self._ids_of_val):
+            identity["val_exclude"] = identity_of_ids(left_out)["exclude"]  # this part is compared with the rest of val
         return identity
+
+    @cached_property
+    def _ids_of_val(self) -> frozenset[str]:
+        """The ids of `exclude` that the val part holds or has removed. Empty if there is no val part yet."""
+        return self._val.ids_left_out() if self.has_val_part else frozenset()
+
+    def ids_elsewhere(self) -> frozenset[str]:
+        """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
+        return self._val.ids_left_out(self.planned) if self.has_val_part and not self._val.is_hashed else frozenset()
+
+    @cached_property
+    def _val(self) -> ValPart:
+        return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
@@ -69,7 +85,7 @@ class Part(Leased):
         """The val part. Raises NielsCacheError if it does not exist as configured."""
         if not self.has_val_part:
             return None
-        val = ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        val = self._val
         val.current()
         return val
 
@@ -89,7 +105,8 @@ class Part(Leased):
             files = tuple(file for file in planned.files if file.split == "val" or taken)
             if files:
                 unreported = StreamContext(seed=context.seed, revision=context.revision)
-                stream, count, last = self.stream_of(replace(planned, files=files)), 0, ""
+                # Without a val part, an excluded document of val stays among them, so that no part depends on those of another part.
+                stream, count, last = self.stream_of(replace(planned, files=files), excludes=self.has_val_part), 0, ""
                 for document in islice(chain.from_iterable(stream.documents(unreported)), taken or None):
                     count, last = count + 1, document.file
                     yield document
@@ -137,4 +154,4 @@ class Part(Leased):
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
         part = {"number": self.number, "plan": self.planned.plan, "short": short}
-        return replace(written, meta={**written.meta, "part": part})
+        return replace(written, meta={**self.of_removed_ids(written.meta, work.made_of), "part": part})

@@ -104,7 +104,7 @@ class PartsPlan(Artifact):
 
         The first parts have the identity of a data set that never grew. `revision`: that of the files of the group.
         """
-        source = self.source.identity()
+        source = {key: value for key, value in self.source.identity().items() if key != "exclude"}  # it counts for each part on its own
         identity: dict[str, Any] = {
             "source": source,
             "seed": self.build.seed,

@@ -104,6 +104,7 @@ class Sealed(AfreshUnderLease, OfPlan):
             "fingerprint": provenance.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log),
         }
+        meta = self.of_removed_ids(meta, work.made_of)
         self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -30,9 +30,11 @@ from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.documents import Document
-from niels_cache_assets.parts.layout import VAL_NAME
+from niels_cache_assets.parts.excluded import documents_held, removed_ids
+from niels_cache_assets.parts.layout import VAL_NAME, parts_dir
 from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
@@ -73,6 +75,23 @@ class _State:
     cut: list[int]
     dropped: dict[str, int]
     writer: WriterState | None
+    excluded: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def _with_excluded(state: _State, planned: PlannedPart, context: StreamContext) -> dict[str, dict[str, int]]:
+    """Return the removed documents of each part by id, with those that the stream of this part has removed."""
+    removed = context.report.facts.get(EXCLUDED)
+    return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
+
+
+def _ids_of(state: _State) -> dict[str, Any]:
+    return {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
+
+
+def _counts_of_excluded(state: _State) -> dict[str, Any]:
+    """Return `dropped` and `facts` of meta.json with the removed documents of all parts."""
+    total = sum((Counter(ids) for ids in state.excluded.values()), Counter[str]())
+    return {"dropped": {**state.dropped, EXCLUDED: total.total()}, "facts": {EXCLUDED: dict(total)}} if total else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +109,24 @@ class ValPart(Leased):
     @property
     def planned_by(self) -> str:
         return self.plan.first.fingerprint
+
+    def ids_left_out(self, planned: PlannedPart | None = None) -> frozenset[str]:
+        """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
+
+        planned: return only those in the head of this part.
+        """
+        meta = None if self.source.exclude is None else self.finished()
+        if meta is None or self.source.exclude is None:
+            return frozenset()
+        wanted, beside = excluded_ids(self.source.exclude), parts_dir(self.root, self.name)
+        try:
+            held = documents_held(meta, self.directory, wanted, beside=beside)
+        except NielsCacheError:  # it is damaged, so all of them may count
+            return wanted
+        if planned is None:
+            return wanted & ({each.source_id for each in held} | removed_ids(meta))
+        files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
+        return wanted & {*removed, *(each.source_id for each in held if each.file in files)}
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
@@ -170,9 +207,10 @@ class ValPart(Leased):
                 "facts": {},
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": self.planned_by, "taken": state.taken, "short": short},
+                "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **_ids_of(state)},
+                **(_counts_of_excluded(state) if self.is_hashed else {}),  # the parts count those in their heads
             }
-        return Written(meta=meta, resumed=resumed)
+        return Written(meta=self.of_removed_ids(meta, work.made_of), resumed=resumed)
 
     def _build_of(self, work: Work) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
@@ -191,18 +229,21 @@ class ValPart(Leased):
             provenance=self.provenance(work.revision, work.fingerprint),
         )
 
-    def _encoded(self, stream: PartStream, build: PretrainBuild, work: Work) -> Generator[EncodedDocuments]:
-        feed = Feed(stream.documents, StreamContext(seed=self.build.seed, revision=work.revision, log=work.log))
+    def _context(self, work: Work) -> StreamContext:
+        return StreamContext(seed=self.build.seed, revision=work.revision, log=work.log)
+
+    def _encoded(self, stream: PartStream, build: PretrainBuild, context: StreamContext) -> Generator[EncodedDocuments]:
+        feed = Feed(stream.documents, context)
         threads = self.build.threads or available_threads()
         return encode_documents(as_documents(feed.open()), build.view, feed, threads=threads, **_how(build))
 
     def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
-        dropped, stream = Counter(state.dropped), self.stream_of(planned, only="val")
+        dropped, stream, context = Counter(state.dropped), self.stream_of(planned, only="val"), self._context(work)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = TableFile(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with closing_table(table), closing(self._encoded(stream, build, work)) as batches:
+        with closing_table(table), closing(self._encoded(stream, build, context)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -216,16 +257,17 @@ class ValPart(Leased):
                     texts, characters = [], 0
             table.write_group([texts])
         require_unchanged(stream.files)
-        return _State(taken=[*state.taken, 0], cut=[], dropped=dict(dropped), writer=None)
+        excluded = _with_excluded(state, planned, context)
+        return _State(taken=[*state.taken, 0], cut=[], dropped=dict(dropped), writer=None, excluded=excluded)
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the share of one part, and return the state after it."""
-        taken, cut, dropped = 0, [*state.cut], Counter(state.dropped)
+        taken, cut, dropped, context = 0, [*state.cut], Counter(state.dropped), self._context(work)
         if planned.val_tokens:
             stream = self.stream_of(planned)
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
-            with closing(self._encoded(stream, build, work)) as batches:
+            with closing(self._encoded(stream, build, context)) as batches:
                 for batch in batches:
                     alone = [batch]
                     if int(batch.lengths.sum()) >= splitter.remaining["val"]:
@@ -245,4 +287,5 @@ class ValPart(Leased):
                     if splitter.val_is_full:
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
-        return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None)
+        excluded = _with_excluded(state, planned, context)
+        return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None, excluded=excluded)

@@ -43,14 +43,20 @@ class WholePart(Part):
         return Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
 
     def is_made_of(self, meta: Meta, made_of: Any) -> bool:
-        """Return whether the cache is this part. It may have been built before its commit was pinned."""
-        if super().is_made_of(meta, made_of):
-            return True
-        source = dict(made_of["source"])
-        if source.get("pinned_revision") is None or source["pinned_revision"] != made_of["revision"]:
-            return False
-        earlier = ({**made_of, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN)
-        return meta.get("fingerprint") in [fingerprint_of(each) for each in earlier]
+        """Return whether the cache is this part. It may have been built before its commit was pinned.
+
+        All ids of `exclude` count for a cache that one process built, also those that it does not hold.
+        """
+        return any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
+
+    def _is_made_of(self, meta: Meta, made_of: dict[str, Any]) -> bool:
+        source, forms = dict(made_of["source"]), [made_of]
+        if source.get("pinned_revision") is not None and source["pinned_revision"] == made_of["revision"]:
+            forms += [{**made_of, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN]
+        return meta.get("fingerprint") in [fingerprint_of(each) for each in forms]
+
+    def directory_of(self, meta: Meta) -> Path:
+        return self.directory if "part" in meta else self._place
 
     @cached_property
     def built(self) -> Meta | None:
@@ -100,14 +106,15 @@ class WholePart(Part):
         if self.built is None or work.force:
             require_unchanged(self.stream.files)
             written = Dataset.write(self, replace(work, progress=checked(work.lease, work.progress)))
-            return Written(meta=self._with_part(written.meta), resumed=written.resumed, warning=written.warning, engines=written.engines)
+            meta = self._with_part(self.of_removed_ids(written.meta, work.made_of))
+            return Written(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built
         for left in work.directory.iterdir():  # of an unfinished build that was kept
             remove(left)
         link_all(meta, self._place, work.directory, target=self.directory, log=work.log)
         if finished_meta(self._place) != meta:
             raise NielsCacheError(f"{self._place}: was built again while its files were being linked; run it again")
-        return Written(meta=self._with_part({**meta, "dataset_name": self._full_name}))
+        return Written(meta=self._with_part(self.of_removed_ids({**meta, "dataset_name": self._full_name}, work.made_of)))
 
     def _with_part(self, meta: Meta) -> Meta:
         budget = self.source.train_tokens

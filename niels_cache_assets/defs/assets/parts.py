@@ -35,12 +35,15 @@ from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_assets.sources.excluding import exclude_identity
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
+_EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
 _GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not tell them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
@@ -104,8 +107,9 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
         outcome = built(context, artifact, config, progress_sink, keys.PLAN)
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        version = plan_version(context.instance, name, outcome.meta)
-        return dg.MaterializeResult(metadata=plan_metadata(outcome, version), data_version=dg.DataVersion(version))
+        excluded = list_of_ids(registry.pretrain[name])
+        version = plan_version(context.instance, name, outcome.meta, excluded)
+        return dg.MaterializeResult(metadata=plan_metadata(outcome, version, excluded), data_version=dg.DataVersion(version))
 
     return plan_parts
 
@@ -254,8 +258,13 @@ class RunEnding:
         return self.is_true
 
 
-def plan_metadata(outcome: Outcome, version: str) -> Metadata:
-    """Return the metadata of a plan with this data version."""
+def list_of_ids(source: PretrainSource) -> str | None:
+    """Return the sha256 over the ids that `exclude` names, or None without this key."""
+    return exclude_identity(source.exclude).get(_EXCLUDE)
+
+
+def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metadata:
+    """Return the metadata of a plan with this data version. excluded: what `list_of_ids` returns."""
     listed = outcome.meta["listed"]
     said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
     groups = _groups_of(outcome.meta)
@@ -263,28 +272,38 @@ def plan_metadata(outcome: Outcome, version: str) -> Metadata:
         **state_of(outcome),
         "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}",
         **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
+        **({_EXCLUDE: excluded} if excluded else {}),
     }
 
 
-def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta) -> str:
-    """Return the data version of the plan of a data set. It stays as long as the data set only grows, and changes with any planned part.
+def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: str | None) -> str:
+    """Return the data version of the plan of a data set. It stays as long as the data set only grows, and changes with any planned part,
+    and with the ids that `exclude` names. excluded: what `list_of_ids` returns.
 
     Growth leaves the parts that were there as they are, so it must not make their partitions stale. Dagster has one version for all parts
-    of a data set. So if the files of one table `added` change, all of its parts are stale, and those that are current are cache hits.
+    of a data set. So if the files of one table `added` or the ids of `exclude` change, all of its parts are stale, and those that are
+    current are cache hits.
     """
     groups, last = _groups_of(meta), last_materialization(instance, keys.PLAN, name)
     version = None if last is None else materialized_version(last)
+    of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
     if last is None or version is None:
-        return groups[0]
+        return of_all if excluded else groups[0]
     before = _recorded_groups(last)
-    if groups[: len(before)] == before:
+    if excluded == _recorded_list(last) and groups[: len(before)] == before:
         return version
-    return groups[0] if before == [version] and len(groups) == 1 else fingerprint_of({"groups": groups})
+    return groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
 
 
-def is_recorded_plan(last: dg.AssetMaterialization, meta: Meta, version: str) -> bool:
-    """Return whether a materialization records this plan, with this data version."""
-    return materialized_version(last) == version and _recorded_groups(last) == _groups_of(meta)
+def is_recorded_plan(last: dg.AssetMaterialization, meta: Meta, version: str, excluded: str | None) -> bool:
+    """Return whether a materialization records this plan, with this data version. excluded: what `list_of_ids` returns."""
+    return materialized_version(last) == version and _recorded_groups(last) == _groups_of(meta) and _recorded_list(last) == excluded
+
+
+def _recorded_list(event: dg.AssetMaterialization) -> str | None:
+    """Return the sha256 over the ids that `exclude` named when the plan was recorded."""
+    recorded = event.metadata.get(_EXCLUDE)
+    return None if recorded is None else str(recorded.value)
 
 
 def _groups_of(meta: Meta) -> list[str]:

@@ -6,13 +6,14 @@ val_frac, a hash decides which documents are val (sources/val_share.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.sources.excluding import excluded_ids, rest_of
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
 from niels_cache_assets.sources.types import ListedFile, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
@@ -26,13 +27,15 @@ class PartStream:
     """The stream of one part, or of several parts.
 
     files: the files as the plan lists them, with their addresses. rule: divides documents without a split; None if budgets or upstream
-    decide. skip: the number of documents at the head of the stream that val has taken. only: leave out documents of the other split.
+    decide. excluded: the ids of documents that are left out and counted; val has taken none of them. skip: the number of documents at the
+    head of the rest that val has taken. only: leave out documents of the other split.
     """
 
     reader: FileReader
     files: Sequence[tuple[ListedFile, SourceFile]]
     text_field: str | None
     rule: HashRule | None = None
+    excluded: Collection[str] = ()
     skip: int = 0
     only: Split | None = None
 
@@ -48,11 +51,14 @@ class PartStream:
             for each in self.reader.documents(inner):
                 batch, place = DocumentBatch.of(each), report.place
                 report.place = None  # the reader need not report a place for the next batch
-                left_out = min(skip, len(batch))
-                skip -= left_out
-                batch = self._with_split(batch[left_out:] if left_out else batch, split)
+                batch = self._with_split(batch, split)
                 if self.only is not None:
                     batch = batch[batch.split == SPLITS.index(self.only)]
+                if self.excluded:
+                    batch = rest_of(batch, self.excluded, report)
+                left_out = min(skip, len(batch))
+                skip -= left_out
+                batch = batch[left_out:] if left_out else batch
                 if not len(batch):
                     continue
                 report.place = None if place is None else {"group": number, "place": place}
@@ -81,9 +87,10 @@ def part_stream(
     seed: int,
     skip: int = 0,
     only: Split | None = None,
+    excludes: bool = True,
 ) -> PartStream:
-    """Return the stream of these files of a data set in parts. `seed`: of [build]. `skip`, `only`: see PartStream. Raises NielsCacheError
-    for a missing file.
+    """Return the stream of these files of a data set in parts. `seed`: of [build]. `skip`, `only`: see PartStream. `excludes`: whether to
+    leave out the documents that `exclude` names. Raises NielsCacheError for a missing file.
     """
     val_frac = source.seeded_val_frac
     return PartStream(
@@ -91,6 +98,7 @@ def part_stream(
         files=[*zip(files, source.located(files, revision), strict=True)],
         text_field=text_field,
         rule=HashRule(val_frac=val_frac, seed=seed) if val_frac else None,
+        excluded=excluded_ids(source.exclude) if excludes and source.exclude is not None else (),
         skip=skip,
         only=only,
     )

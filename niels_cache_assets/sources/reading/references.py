@@ -80,7 +80,12 @@ def revision_to_build(source: Source, siblings: Mapping[str, PretrainSource]) ->
     It is the revision of the source. With `decontaminate_against`, it is a digest of this revision and of everything that the key names:
     the content of the files, and the revisions and settings of the data sets. Raises the errors of `revision`.
     """
-    own, references = source.revision(siblings), _references_of(source)
+    return with_references(source, source.revision(siblings), siblings)
+
+
+def with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
+    """Return the revision `own` of a source with everything that its `decontaminate_against` names. See `revision_to_build`."""
+    references = _references_of(source)
     return _digest(references, own, siblings) if references else own
 
 

@@ -1,0 +1,131 @@
+"""The key `exclude` of a data set in parts: only a part that holds one of the ids is built again.
+
+The fingerprint of a part covers only those ids of the list that count for it: the ids that its build removed (`facts` of meta.json), and
+the ids that its lineage still has. So a list with other ids leaves the part as it is, with its bytes. A part that is not built yet removes
+all ids of the list, and its fingerprint then covers those that it met.
+
+The lineage of a finished part is read once for each list. `excluded.json` beside the parts records which ids were found in it, by the
+sha256 of the file of lineage. The cache that was joined has the same files of lineage. This record only saves time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS, documents_folder, documents_name
+from niels_cache_runtime.format.meta import Meta
+
+FOUND_NAME = "excluded.json"
+_OF_CORPUS = "documents_"
+_ROWS = 1 << 18
+
+
+class Held(NamedTuple):
+    """A document that has an id of the list. file: its file at the source."""
+
+    source_id: str
+    file: str
+
+
+def with_held_ids(
+    made_of: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, beside: Path, also: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return an identity in which only those ids of `list_of_ids` count that the finished build in `directory` holds or has removed.
+
+    beside: the folder of the parts. also: further ids that count if the list has them. If the lineage cannot be read, all ids count, so
+    that the part is built again. Raises NielsCacheError for a list that cannot be read.
+    """
+    if list_of_ids is None:
+        return dict(made_of)
+    wanted = excluded_ids(list_of_ids)
+    try:
+        held = {each.source_id for each in documents_held(meta, directory, wanted, beside=beside)}
+    except NielsCacheError:
+        return dict(made_of)
+    return with_ids(made_of, wanted & (held | removed_ids(meta) | set(also)))
+
+
+def with_ids(made_of: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
+    """Return an identity in which exactly these ids are excluded."""
+    if "exclude" in made_of:
+        return {**{key: value for key, value in made_of.items() if key != "exclude"}, **identity_of_ids(ids)}
+    return {**made_of, "source": {**{key: value for key, value in made_of["source"].items() if key != "exclude"}, **identity_of_ids(ids)}}
+
+
+def removed_ids(meta: Meta) -> set[str]:
+    """Return the ids that a build has removed. A val part also records those in the head of each part (`part` of meta.json)."""
+    of_heads = meta.get("part", {}).get(EXCLUDED, {})
+    return {*meta.get("facts", {}).get(EXCLUDED, {}), *(each for ids in of_heads.values() for each in ids)}
+
+
+def documents_held(meta: Meta, directory: Path, wanted: Collection[str], *, beside: Path) -> frozenset[Held]:
+    """Return the documents in the lineage of a finished cache or corpus that have one of these ids.
+
+    Reads the ids of all documents, but only once for each list. Raises NielsCacheError if the lineage cannot be read.
+    """
+    (digest,) = identity_of_ids(wanted).values()
+    place = beside / FOUND_NAME
+    known = _known(place, digest)
+    files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
+    found = {sha256: known[sha256] if sha256 in known else [*_read(path, wanted)] for path, sha256 in files}
+    if found.keys() - known.keys():
+        _remember(place, {"ids": digest, "found": {**known, **found}})
+    return frozenset(Held(*each) for entries in found.values() for each in entries)
+
+
+def _has_ids(name: str) -> bool:
+    """Return whether a file of a cache or of a corpus has the ids of documents."""
+    of_caches = any(name == documents_name(split) or name.startswith(f"{documents_folder(split)}/") for split in SPLITS)
+    return of_caches or name.startswith(_OF_CORPUS)
+
+
+def _read(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the id and the file of each document that has one of these ids."""
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    ids = pyarrow.array(sorted(wanted), "string")
+    try:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+            for batch in parquet.iter_batches(batch_size=_ROWS, columns=["source_id", "file"]):
+                here = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))
+                yield from zip(here["source_id"].to_pylist(), here["file"].to_pylist(), strict=True)
+    except (pyarrow.ArrowException, OSError, KeyError) as error:
+        raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again") from error
+
+
+def _known(place: Path, digest: str) -> Mapping[str, list[Any]]:
+    """Return what was found for this list, by the sha256 of a file of lineage."""
+    try:
+        stamp = os.stat(place)
+        told, found = _recorded(place, stamp.st_ino, stamp.st_mtime_ns)
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
+        return {}
+    return found if told == digest else {}
+
+
+@lru_cache(maxsize=8)
+def _recorded(place: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, list[Any]]]:
+    recorded = json.loads(place.read_bytes())
+    found = {sha256: [(str(source_id), str(file)) for source_id, file in each] for sha256, each in recorded["found"].items()}
+    return recorded["ids"], found
+
+
+def _remember(place: Path, content: Mapping[str, Any]) -> None:
+    """Replace the record in one step. It is not written if the folder is read-only or the disk is full."""
+    spare = place.with_name(f".{place.name}.{os.getpid()}")
+    with suppress(OSError):
+        try:
+            spare.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(spare, place)
+        finally:
+            spare.unlink(missing_ok=True)
