@@ -1,8 +1,8 @@
 """The shards that a process keeps mapped (rule 6 of `room`), and the thread that gives them back when another process needs their room.
 
 The thread looks once per second. A process can yield no batch for a long time, for example while it waits for the evaluation of another
-rank. If that rank needs room, the shards must go meanwhile. While nobody needs room, the batches of the process record nothing, and the
-thread records its position twice a minute.
+rank. If that rank needs room, the shards must go meanwhile. While no other process needs room, batches change no record, and the thread
+records the position of the process twice a minute.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Keeper:
             self._is_watched = True
 
     def due(self, woken: int) -> Callable[[], None] | None:
-        """Return what records the needs of now, if another process has needed something new, or the record is old; otherwise None.
+        """Return the method that records the needs of now. Return None if the record is new, and no other process has needed anything since.
 
         woken: `Ledger.woken` of now.
         """

@@ -117,7 +117,7 @@ class CopiedWindows(PretrainWindows):
 
     @cached_property
     def _kept(self) -> frozenset[str]:
-        """What stays mapped if the copy keeps everything: the shards, and the tails that reach beyond them."""
+        """The files that stay mapped if the copy keeps everything: the shards, and the tails that reach beyond them."""
         shards, tails = frozenset(self._read_shards), list[str]()
         for block in self._read_blocks:
             shard, size = self._stop_of(block), self._tail_bytes[block]
