@@ -61,7 +61,7 @@ class Keeper:
             self._is_watched = True
 
     def due(self, woken: int) -> Callable[[], None] | None:
-        """Return the method that records the needs of now. Return None if the record is new, and no other process has needed anything since.
+        """Return the method that records the needs of now. Return None if it is new, and no other process has needed anything since.
 
         woken: `Ledger.woken` of now.
         """
