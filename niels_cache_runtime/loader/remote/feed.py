@@ -32,7 +32,6 @@ class BlockFeed:
 
     sources: those that come from a copy, by name. All have the same LocalCopy. visits: see `block_visits`. run: a name of the run, the
     same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download before they begin.
-    As many more are downloaded if no file has to go that is needed soon.
     make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows of a batch on all ranks. step: the samples
     from one batch of this process to the next.
     """
@@ -125,7 +124,7 @@ class BlockFeed:
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
-            wants.append(self._sources[visit.source].want(visit, now=place < 2 * self._ahead and visit.first < self._end))
+            wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
         self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._renew)
         if self._copy.is_keeping():  # then a visit that has ended may stay in the record until the next one begins
             self._move_at = _NEVER if all(source.is_whole for source in self._all) else next_move
