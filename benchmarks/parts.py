@@ -1,15 +1,19 @@
 """Data sets in parts: two parts at once, batches from a joined cache, opening many shards, and the seal.
 
-    python benchmarks/parts.py [--quick] [--only together reading opening sealing] [--megabytes 60] [--rounds 3]
+    python benchmarks/parts.py [--quick] [--only together at-once reading opening sealing] [--megabytes 60] [--rounds 3]
 
 * `together`: two parts of a data set, with one encoding thread each, one after the other and at once, in turns. Each part is built by a
   process of its own, which has imported everything before the clock starts. The table also has the cores that one part uses alone: its
   processor time by its duration. On two cores, the ratio cannot be above two divided by this number. The machine must be quiet.
+* `at-once`: six parts, one after the other in one process (as `build-all` does if one part is built at a time), and each by the command
+  `part` in a process of its own, with 1, 2 and 3 parts at a time. Each part gets its share of the cores, as with `[cluster] at_once`.
+  Durations contain the starts of the processes. First with the project's own SentencePiece tokenizer, then with the fast BPE of DeepSeek
+  (with NIELS_CACHE_REAL_DATA). The machine must be quiet.
 * `reading`: the same random tokens in the shards of 64 parts and of one build, warm in the page cache, in turns (see loader.py).
 * `opening`: sparse shards of 128 MiB in 64 parts, with the ends of a hundred million documents.
 * `sealing`: sparse shards of 64 parts become one cache.
 
-Texts are those of build.py. Needs 2 GB of disk.
+Texts are those of build.py. `--megabytes` is the text of one part. Needs 2 GB of disk.
 """
 
 import argparse
@@ -22,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +42,10 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.cluster.child import build_apart
+from niels_cache_assets.cluster.command import PartCommand
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.seal import Member, seal
 from niels_cache_runtime.format.layout import (
@@ -53,9 +61,21 @@ from niels_cache_runtime.format.meta import write_meta
 
 PARTS = 64
 WANTED = {"get_batch": 1.1, "loader": 1.25}
+ONE_PROCESS = 0  # in place of the number of parts at a time
+AT_ONCE = (ONE_PROCESS, 1, 2, 3)
+PARTS_AT_ONCE = 6  # so that no number in AT_ONCE leaves a rest
+DEEPSEEK_EOT = "<｜end▁of▁sentence｜>"
 
 
 # Two parts at once
+
+
+def write_texts(folder: Path, texts: list[str], files: int) -> None:
+    """Write the texts into this many Parquet files of equal size."""
+    folder.mkdir()
+    for number in range(files):
+        table = pyarrow.table({"text": texts[number * len(texts) // files : (number + 1) * len(texts) // files]})
+        pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=1000)
 
 
 def project(folder: Path) -> Graph:
@@ -100,10 +120,7 @@ def build_together(folder: Path, numbers: list[int]) -> tuple[float, list[tuple[
 
 def together(work: Path, *, megabytes: int, rounds: int) -> Iterator[Row]:
     folder = work / "together"
-    folder.mkdir()
-    texts = documents(base_texts(), size=2000, megabytes=2 * megabytes)
-    for number, half in enumerate((texts[: len(texts) // 2], texts[len(texts) // 2 :])):
-        pyarrow.parquet.write_table(pyarrow.table({"text": half}), folder / f"{number}.parquet", row_group_size=1000)
+    write_texts(folder, documents(base_texts(), size=2000, megabytes=2 * megabytes), 2)
     found = project(folder)
     build_tokenizer(found.registry, root=found.root)
     materialize(found["plan/texts"])
@@ -121,6 +138,97 @@ def together(work: Path, *, megabytes: int, rounds: int) -> Iterator[Row]:
         ratio=times(after / once),
     )
     shutil.rmtree(folder)
+
+
+# Several parts at a time, by the command of a part
+
+
+Tables = dict[str, dict[str, object]]
+
+
+def tokenizer_tables() -> dict[str, Tables]:
+    """Return the tables of the tokenizers to measure with, by name."""
+    tables: dict[str, Tables] = {"SentencePiece": {"tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 10_000_000}}}
+    model = Path(os.environ.get("NIELS_CACHE_REAL_DATA", ""), "tokenizers", "deepseek_tokenizer.json")
+    if "NIELS_CACHE_REAL_DATA" in os.environ and model.exists():
+        tables["BPE of DeepSeek"] = {"tokenizer": {"model": str(model)}, "tokenizer.special_tokens": {"eot": DEEPSEEK_EOT}}
+    return tables
+
+
+def prepare_parts(folder: Path, texts: Path, tokenizer: Tables, count: int) -> Graph:
+    """Return the graph of a data set in parts, with its tokenizer and its plan, from a file that child processes read."""
+    folder.mkdir()
+    config = folder / "niels_cache.toml"
+    pretrain = {"source": "parquet", "files": [str(texts / "*.parquet")], "parts": count, "val_frac": 0.0}
+    tables: Tables = {**tokenizer, "pretrain.texts": pretrain}
+    lines = [
+        line for name, table in tables.items() for line in (f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in table.items()))
+    ]
+    config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = graph(load_registry(config=str(config)), folder / "cache")
+    build_tokenizer(found.registry, root=found.root)
+    materialize(found["plan/texts"])
+    return found
+
+
+def build_in_one_process(config: str, root: Path) -> None:
+    """Build all parts, one after the other. This is the child."""
+    chosen = graph(load_registry(config=config), root)
+    for number in range(chosen.registry.pretrain["texts"].parts):
+        materialize(chosen[f"part/texts/{part_name(number)}"])
+
+
+def build_by_command(found: Graph, root: Path, limit: int) -> None:
+    """Build each part by its command, so many at a time."""
+    cluster = found.registry.cluster.model_copy(update={"at_once": limit})
+    chosen = graph(replace(found.registry, cluster=cluster), root)
+
+    def build(number: int) -> None:
+        part = chosen[f"part/texts/{part_name(number)}"]
+        outcome = build_apart(part, lambda: PartCommand.of(part), on_progress=lambda progress: None, log=lambda line: None)
+        if outcome.state != "built":
+            raise SystemExit(f"{part.key}: {outcome.state}")
+
+    with ThreadPoolExecutor(limit) as pool:
+        for _ in pool.map(build, range(chosen.registry.pretrain["texts"].parts)):
+            pass
+
+
+def measured_build(found: Graph, root: Path, limit: int) -> tuple[float, float]:
+    """Build all parts in one way. Return the seconds, and the processor time of all processes in seconds."""
+    shutil.copytree(found.root, root)
+    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if limit == ONE_PROCESS:
+        subprocess.run([sys.executable, __file__, "--inside", found.registry.origin, str(root)], check=True)
+    else:
+        build_by_command(found, root, limit)
+    seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    shutil.rmtree(root)
+    return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+
+
+def at_once(work: Path, *, count: int, megabytes: int, rounds: int, limits: Sequence[int] = AT_ONCE) -> Iterator[Row]:
+    texts = work / "texts"
+    write_texts(texts, documents(base_texts(), size=2000, megabytes=count * megabytes), count)
+    for number, (name, tables) in enumerate(tokenizer_tables().items()):
+        found = prepare_parts(work / f"at_once_{number}", texts, tables, count)
+        runs: dict[int, list[tuple[float, float]]] = {limit: [] for limit in limits}
+        for turn in range(rounds):
+            for limit in limits if turn % 2 == 0 else reversed(limits):
+                runs[limit].append(measured_build(found, work / "at_once", limit))
+        shutil.rmtree(work / f"at_once_{number}")
+        durations = {limit: statistics.median(seconds for seconds, _ in measured) for limit, measured in runs.items()}
+        for limit, measured in runs.items():
+            used = statistics.median(used for _, used in measured)
+            speed = count * megabytes / durations[limit]
+            way = "in one process" if limit == ONE_PROCESS else f"{limit} at a time"
+            yield Row(
+                what=f"{name}, {count} parts of {megabytes} MB, {way}",
+                measured=f"{durations[limit]:.1f} s ({speed:.1f} MB/s), {used:.1f} s of processor time",
+                wanted="",
+                ratio=times(durations[limits[0]] / durations[limit]),
+            )
+    shutil.rmtree(texts)
 
 
 # Batches
@@ -225,7 +333,7 @@ def sealing(work: Path, *, shards: int, shard_bytes: int, rounds: int) -> Iterat
     )
 
 
-CHOICES = ("together", "reading", "opening", "sealing")
+CHOICES = ("together", "at-once", "reading", "opening", "sealing")
 
 
 def measure(chosen: list[str], *, quick: bool, megabytes: int, rounds: int, work: Path) -> Iterator[Row]:
@@ -233,6 +341,9 @@ def measure(chosen: list[str], *, quick: bool, megabytes: int, rounds: int, work
     shard_bytes = scale.shard_bytes
     if "together" in chosen:
         yield from together(work, megabytes=1 if quick else megabytes, rounds=1 if quick else rounds)
+    if "at-once" in chosen:
+        sizes = {"count": 2, "megabytes": 1, "rounds": 1, "limits": AT_ONCE[:3]} if quick else {"count": PARTS_AT_ONCE, "limits": AT_ONCE}
+        yield from at_once(work, **{"megabytes": megabytes, "rounds": rounds, **sizes})
     if "reading" in chosen:
         yield from reading(work, scale)
     if "opening" in chosen:
@@ -245,12 +356,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="what to measure")
-    parser.add_argument("--megabytes", type=int, default=60, help="text of each of two parts (default: 60)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of two parts (default: 3)")
+    parser.add_argument("--megabytes", type=int, default=60, help="text of each part (default: 60)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of `together` and `at-once` (default: 3)")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.part:
         return build_part(Path(settings.part[0]), int(settings.part[1]))
+    if settings.inside:
+        return build_in_one_process(settings.inside[0], Path(settings.inside[1]))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     print("| what | measured | wanted | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:

@@ -5,8 +5,9 @@
 * `table`: the costs of 1.3 T and 15 T tokens. It measures nothing: `Costs` has a formula for each cell, from the figures in `Measured`.
 * `ranges`: the search for duplicates in ranges of hashes, on synthetic signatures, a tenth of them copies. Each step is a process of its
   own. The memory is the peak of that process (VmHWM), with the program itself.
-* `parts`: 1, 4 and 16 parts of 10 and 40 M tokens, each part in a process of its own with one encoding thread. A line is fitted to the
-  processor time of all runs but the largest, and predicts the largest.
+* `parts`: 1, 4 and 16 parts of 10 and 40 M tokens, each part in a process of its own with one encoding thread. The rate is that of the
+  second half of each part, and everything else is the fixed part: imports, the engine, the first and the last files. A line is fitted to
+  the processor time of all runs but the largest, and predicts the largest. `--engine reference` leaves out the loading of the fast engine.
 * `opening`, `sealing`: sparse shards of 128 MiB (see parts.py): 30,000 shards, and 1,000 parts.
 * `reading`: a meta.json of 60,000 shards, and a plan of 48,000 files in 1,000 parts.
 
@@ -46,6 +47,7 @@ from niels_cache_runtime.format.meta import MOST_META_BYTES, read_meta, write_me
 
 BANDS, ROWS, NUM_PERM = 8, 16, 128
 _BLOCK = 16_384
+_LARGE = 2_500_000  # tokens of a part whose second half can be measured
 
 
 class Row(NamedTuple):
@@ -135,40 +137,58 @@ def duplicates_in_ranges(work: Path, *, documents: int, ranges: int) -> Iterator
 
 
 class Point(NamedTuple):
-    """One run: its processor seconds in all, and the peak of memory of a worker, in MB."""
+    """One run: its processor seconds in all, the peak of memory of a worker, in MB, and the seconds for a million tokens in the second half
+    of its parts.
+    """
 
     parts: int
     tokens: int
     seconds: float
     peak: float
+    rate: float
+
+    @property
+    def fixed(self) -> float:
+        """Processor seconds of a part that do not grow with its tokens."""
+        return (self.seconds - self.rate * self.tokens / 1e6) / self.parts
 
 
-def project(folder: Path, parts: int) -> Graph:
+def project(folder: Path, parts: int, engine: str) -> Graph:
     """Return the graph of a data set of 16 files."""
     tables = {
         "pretrain": {"texts": {"source": "parquet", "files": [str(folder / "texts" / "*.parquet")], "parts": parts, "val_frac": 0.0}},
-        "tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 5_000_000},
+        "tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 5_000_000, "engine": engine},
         "build": {"threads": 1},
     }
     return graph(load_registry(profile="default", overrides=tables), folder / "cache")
 
 
-def build_one(folder: Path, parts: int, number: int) -> dict[str, Any]:
+def build_one(folder: Path, parts: int, number: int, engine: str) -> dict[str, Any]:
     """Build one part, or the whole data set if it has one part, in this process. Return what the process used, with its imports."""
-    found = project(folder, parts)
-    meta = materialize(found[f"part/texts/{part_name(number)}"] if parts > 1 else found["pretrain/texts"], force=True).meta
+    found, marks = project(folder, parts, engine), list[tuple[float, int]]()
+
+    def progressed(progress: Any) -> None:
+        marks.append((time.process_time(), progress.counts["tokens"]))
+
+    artifact = found[f"part/texts/{part_name(number)}"] if parts > 1 else found["pretrain/texts"]
+    meta = materialize(artifact, force=True, on_progress=progressed).meta
     seconds, peak = used()
-    return {"seconds": seconds, "peak": peak, "tokens": meta["train_tokens"]}
+    last, tokens = marks[-1]
+    middle, before = next(mark for mark in marks if mark[1] >= tokens / 2)
+    rate = (last - middle) / (tokens - before) * 1e6 if tokens > before else 0.0
+    return {"seconds": seconds, "peak": peak, "tokens": meta["train_tokens"], "rate": rate}
 
 
-def run_of_parts(folder: Path, parts: int) -> Point:
+def run_of_parts(folder: Path, parts: int, engine: str) -> Point:
     if parts > 1:
-        materialize(project(folder, parts)["plan/texts"])
-    told = [child("--part", folder, parts, number) for number in range(parts)]
-    return Point(parts, sum(part["tokens"] for part in told), sum(part["seconds"] for part in told), max(part["peak"] for part in told))
+        materialize(project(folder, parts, engine)["plan/texts"])
+    told = [child("--part", folder, parts, number, engine) for number in range(parts)]
+    tokens, seconds = (sum(part[key] for part in told) for key in ("tokens", "seconds"))
+    rate = sum(part["rate"] * part["tokens"] for part in told) / tokens
+    return Point(parts, tokens, seconds, max(part["peak"] for part in told), rate)
 
 
-def many_parts(work: Path, *, megabytes: tuple[int, ...], parts: tuple[int, ...]) -> Iterator[Row]:
+def many_parts(work: Path, *, megabytes: tuple[int, ...], parts: tuple[int, ...], engine: str) -> Iterator[Row]:
     points = []
     for size in megabytes:
         folder = work / str(size)
@@ -178,16 +198,24 @@ def many_parts(work: Path, *, megabytes: tuple[int, ...], parts: tuple[int, ...]
             share = texts[len(texts) * number // 16 : len(texts) * (number + 1) // 16]
             pyarrow.parquet.write_table(pyarrow.table({"text": share}), folder / "texts" / f"{number:02d}.parquet", row_group_size=1000)
         del texts
-        found = project(folder, 1)
+        found = project(folder, 1, engine)
         build_tokenizer(found.registry, root=found.root)
         for count in parts:
-            point = run_of_parts(folder, count)
+            point = run_of_parts(folder, count, engine)
             points.append(point)
             yield Row(
                 f"{count} parts of {point.tokens / 1e6:.1f} M tokens",
-                f"{point.seconds:.1f} s, {point.seconds / count:.1f} s a part, at most {point.peak:.0f} MB a worker",
+                f"{point.seconds:.1f} s: {point.fixed:.1f} s a part, and {point.rate:.3f} s a million tokens; "
+                f"at most {point.peak:.0f} MB a worker",
                 "at most 6 s a part" if count == max(parts) and size == max(megabytes) else "",
             )
+    large = [point for point in points if point.tokens / point.parts >= _LARGE] or points
+    rates = [point.rate for point in large]
+    yield Row(
+        f"a million tokens in the {len(large)} runs whose parts have at least {_LARGE / 1e6:.1f} M tokens",
+        f"{min(rates):.3f} to {max(rates):.3f} s: **{max(rates) / max(min(rates), 1e-9):.2f}x**",
+        "within 1.1x",
+    )
     *known, last = points
     columns = np.array([[point.parts, point.tokens / 1e6] for point in known])
     start, million = np.linalg.lstsq(columns, np.array([point.seconds for point in known]), rcond=None)[0].tolist()
@@ -322,8 +350,8 @@ class Costs:
     def hours(self) -> float:
         """Hours on the clock, if all cores share the work.
 
-        With `prepare`, one process writes the cache from the corpus, and two steps of the search for duplicates are one process each: their
-        hours are added.
+        With `prepare`, two steps of the search for duplicates are one process each: their hours are added. The cache is built with
+        `tokens_in_parts`.
         """
         parallel = self.seconds
         if self.prepare:
@@ -332,10 +360,8 @@ class Costs:
 
     @property
     def alone(self) -> float:
-        """Hours of the processes that do not share their work: the hashes and the pass that chooses on one core, the encoding on eight."""
-        search = self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6
-        encoding = self.tokens / 1e6 * (self.measured.sentencepiece if self.engine == "SentencePiece" else self.measured.fast_bpe)
-        return (search + encoding / 8) / 3600
+        """Hours of the processes that do not share their work: the hashes, and the pass that chooses, each on one core."""
+        return self.documents * (self.measured.hash_microseconds + self.measured.choose_microseconds) / 1e6 / 3600
 
     @property
     def token_bytes(self) -> int:
@@ -373,12 +399,18 @@ class Costs:
 
     @property
     def memory_bytes(self) -> float:
-        """The process that takes most: a worker with eight threads, or the search, with 5 bytes a document and 100 a dropped document.
+        """The process that takes most: a worker with eight threads, or the drop lists (`search_bytes`).
 
-        A worker with eight threads takes at most eight times the memory of one with one thread.
+        A worker with eight threads takes at most eight times the memory of one with one thread. With `prepare`, it also takes 10 bytes for
+        each document of the corpus, while it divides them into train and val.
         """
         worker = 8 * self.measured.worker_megabytes * 1e6
-        return max(worker, self.documents * 5 + self.assumed.near * self.documents * 100) if self.prepare else worker
+        return max(worker + 10 * self.documents, self.search_bytes) if self.prepare else worker
+
+    @property
+    def search_bytes(self) -> float:
+        """Memory of the process that writes the drop lists: 5 bytes a document, and 100 a dropped document."""
+        return self.documents * 5 + self.assumed.near * self.documents * 100
 
     @property
     def dollars(self) -> float:
@@ -395,10 +427,10 @@ class Costs:
         """The reasons why this size does not work without a change."""
         found = []
         if self.shards > MOST_SHARDS:
-            found.append(f"{self.shards:,.0f} shards of 128 MiB: the plan proposes a larger shard_bytes")
-        if self.shards * self.measured.meta_bytes > MOST_META_BYTES:
+            found.append(f"{self.shards:,.0f} shards of 128 MiB: set the shard_bytes that the plan proposes")
+        if min(self.shards, MOST_SHARDS) * self.measured.meta_bytes > MOST_META_BYTES:
             found.append("meta.json would be above its limit")
-        if self.prepare and self.documents * (5 + 100 * self.assumed.near) > 256e9:
+        if self.prepare and self.search_bytes > 256e9:
             found.append("the drop lists need more than 256 GB in one process")
         if self.prepare and self.alone > 48:
             found.append(f"one process works for {self.alone:,.0f} hours")
@@ -434,13 +466,16 @@ def table() -> Iterator[str]:
 CHOICES = ("table", "ranges", "parts", "opening", "sealing", "reading")
 
 
-def measure(chosen: list[str], *, quick: bool, documents: int, ranges: int, megabytes: tuple[int, ...], work: Path) -> Iterator[Row]:
+def measure(
+    chosen: list[str], *, quick: bool, documents: int, ranges: int, megabytes: tuple[int, ...], engine: str, work: Path
+) -> Iterator[Row]:
     if "ranges" in chosen:
         folder = work / "ranges"
         folder.mkdir()
         yield from duplicates_in_ranges(folder, documents=50_000 if quick else documents, ranges=ranges)
     if "parts" in chosen:
-        yield from many_parts(work / "parts", megabytes=(6, 12) if quick else megabytes, parts=(1, 4) if quick else (1, 4, 16))
+        sizes = (6, 12) if quick else megabytes
+        yield from many_parts(work / "parts", megabytes=sizes, parts=(1, 4) if quick else (1, 4, 16), engine=engine)
     if "opening" in chosen:
         from parts import opening
 
@@ -462,12 +497,13 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=10_000_000, help="synthetic signatures (default: 10,000,000)")
     parser.add_argument("--ranges", type=int, default=16, help="ranges of hashes (default: 16)")
     parser.add_argument("--megabytes", type=int, nargs="+", default=(40, 160), help="text of a data set in parts (default: 40 160)")
+    parser.add_argument("--engine", choices=("auto", "reference"), default="auto", help="engine of the parts (default: auto)")
     parser.add_argument("--step", nargs=5, help=argparse.SUPPRESS)
-    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs=4, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.part:
-        folder, parts, number = settings.part
-        print(json.dumps(build_one(Path(folder), int(parts), int(number))))
+        folder, parts, number, engine = settings.part
+        print(json.dumps(build_one(Path(folder), int(parts), int(number), engine)))
         return
     if settings.step:
         step, folder, documents, ranges, number = settings.step
@@ -481,7 +517,7 @@ def main() -> None:
     print("| what | measured | wanted |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         sizes = {"documents": settings.documents, "ranges": settings.ranges, "megabytes": tuple(settings.megabytes)}
-        for row in measure(settings.only, quick=settings.quick, work=Path(temporary), **sizes):
+        for row in measure(settings.only, quick=settings.quick, work=Path(temporary), engine=settings.engine, **sizes):
             print(f"| {row.what} | {row.measured} | {row.wanted} |", flush=True)
 
 

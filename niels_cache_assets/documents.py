@@ -174,9 +174,12 @@ class Divider:
         batch.
         """
         ends = np.cumsum(characters)
+        is_short = not len(ends) or self._characters + int(ends[-1]) < self._most_characters  # so only the items fill a group
         start = before = 0
         while start < len(ends):
-            full = int(np.searchsorted(ends, before + self._most_characters - self._characters, side="left")) + 1
+            full = len(ends)
+            if not is_short:
+                full = int(np.searchsorted(ends, before + self._most_characters - self._characters, side="left")) + 1
             stop = min(full, start + self._most_items - self._items, len(ends))
             end = int(ends[stop - 1])
             self._items += stop - start

@@ -9,7 +9,7 @@ choose and order rows. A step that needs Python strings calls `tolist`. Arrow re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -168,6 +168,20 @@ def arrow_array(values: Sequence[Any] | NDArray[Any] | Strings, kind: pa.DataTyp
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and kind == pa.int64():
         return int64_array(values)
     return pa.array(values, kind)
+
+
+def hashes_of(column: Strings | Sequence[str]) -> NDArray[np.int64]:
+    """Return the hash of each string, (n,) int64: the 64 bits of XXH3 over its UTF-8 bytes, as a signed number. A string takes 0.2 us."""
+    from xxhash import xxh3_64_intdigest
+
+    hashes: Iterator[int]
+    if isinstance(column, Strings):
+        content, offsets = column.buffers()
+        view = memoryview(content)  # type: ignore[arg-type]
+        hashes = (xxh3_64_intdigest(view[start:end]) for start, end in pairwise(offsets.tolist()))
+    else:
+        hashes = (xxh3_64_intdigest(string.encode("utf-8", "surrogatepass")) for string in column)
+    return np.fromiter(hashes, np.uint64, len(column)).view(np.int64)
 
 
 def repeated(string: str, count: int) -> Strings | Objects:

@@ -19,7 +19,15 @@ def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert rows[0] == ["what", "measured", "wanted", "ratio"]
     whats = "\n".join(row[0] for row in rows)
-    for part in ("two parts of 1 MB", "get_batch (64, 2048), 64 parts", "loader (8, 512), 64 parts", "open 100 shards", "seal 100 shards"):
+    for part in (
+        "two parts of 1 MB",
+        "2 parts of 1 MB, in one process",
+        "2 parts of 1 MB, 2 at a time",
+        "get_batch (64, 2048), 64 parts",
+        "loader (8, 512), 64 parts",
+        "open 100 shards",
+        "seal 100 shards",
+    ):
         assert part in whats
     for row in rows[1:]:
         assert re.search(r"\d", row[1]), row

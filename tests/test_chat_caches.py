@@ -19,6 +19,7 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.publish.card import data_card
@@ -408,8 +409,39 @@ def test_messages_keep_their_other_keys_and_tools_may_answer(tmp_path: Path, mod
     assert "[tool search] found" in opened_model(model).decode(tokens)
 
 
+def test_a_broken_row_stops_a_build_that_then_goes_on_without_it(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
+    lines = [json.dumps({"messages": messages}) for messages in chats(900)]
+    table = '[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n'
+
+    def opened(folder: Path, rows: list[str], more: str = "") -> Registry:
+        registry = project(folder, model, "chatml", data=table + more)
+        (folder / "chats.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        return registry
+
+    good = built(tmp_path / "a", opened(tmp_path / "a", lines[:40]))
+    before = {path.name: path.read_bytes() for path in good.directory.iterdir()}
+    dirty = [*lines[:700], json.dumps({"messages": [{"role": "usr", "content": "q"}, {"role": "assistant", "content": "a"}]}), *lines[700:]]
+    with pytest.raises(NielsCacheError, match=r"\[sft\.chats\] chats\.jsonl: row 700: .*'usr' .*'user'.*on_broken") as raised:
+        built(tmp_path / "a", opened(tmp_path / "a", dirty))
+    assert "\n" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in good.directory.iterdir()} == before
+    outcome = built(tmp_path / "a", opened(tmp_path / "a", dirty, 'on_broken = "drop"\n'))
+    assert (outcome.state, outcome.meta["dropped"]) == ("built", {"unknown_role": 1})
+    assert outcome.resumed > 0
+    at_once = built(tmp_path / "b", opened(tmp_path / "b", dirty, 'on_broken = "drop"\n'))
+    assert at_once.resumed == 0
+    assert at_once.meta["content_sha256"] == outcome.meta["content_sha256"]
+    assert built(tmp_path / "b", opened(tmp_path / "b", dirty)).state == "cache_hit"
+    without = built(tmp_path / "c", opened(tmp_path / "c", lines))
+    assert [without.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")] == [
+        outcome.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")
+    ]
+
+
 @pytest.mark.walk
-def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
+def test_real_chats_with_four_templates(tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Through build, verify, sample, the sampler and the loader. The next test packs them."""
     data = os.environ.get("NIELS_CACHE_REAL_DATA")
     if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():
         pytest.skip("NIELS_CACHE_REAL_DATA is not set: real chats are built")
@@ -435,7 +467,13 @@ def test_real_chats_with_four_templates(tmp_path: Path, model: Path) -> None:
             print(name, template, source.report())
             drawn = [*notable(outcome.directory, "sft", "train", length=60, tokenizer=None)]
             assert any(each.is_target.any() for each in drawn)
+            capfd.readouterr()
+            config = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
+            assert main(["sample", name, "--seed", "1", "-n", "3", "--json", *config]) == 0
+            samples = json.loads(capfd.readouterr().out)["samples"]
+            assert len(samples) == 3
         assert verify_cache(tmp_path / "cache") == []
+        assert main(["verify", "--cache-dir", str(tmp_path / "cache")]) == 0
 
 
 @pytest.mark.walk
@@ -463,3 +501,25 @@ def test_real_chats_are_packed_with_little_padding(tmp_path: Path) -> None:
             assert report.fill > 0.98
             packed += 1
     assert packed == 8
+
+
+def test_init_names_the_template_of_the_model(
+    tmp_path: Path, model: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"messages": messages}) for messages in chats(30)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(model)]) == 0
+    registry = load_registry(config=str(tmp_path / "niels_cache.toml"))
+    assert registry.sft["chats"].template == "model"
+    assert built(tmp_path, registry).state == "built"
+    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(tiny_model), "--force"]) == 0
+    assert "template" not in (tmp_path / "niels_cache.toml").read_text(encoding="utf-8")
+    capsys.readouterr()
+    broken = json.dumps({"messages": [{"role": "usr", "content": "q"}, {"role": "assistant", "content": "a"}]})
+    (tmp_path / "chats.jsonl").write_text("\n".join([*rows, broken]), encoding="utf-8")
+    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(model), "--force"]) == 0
+    assert "[sft.chats] chats.jsonl: row 30" in capsys.readouterr().err
+    assert (tmp_path / "niels_cache.toml").exists()
+    assert main(["doctor", "--offline"]) != 0
+    assert "row 30" in "".join(capsys.readouterr())

@@ -21,11 +21,17 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 
 
-def read(path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Conversation], dict[str, int], list[str]]:
+def table(path: Path, rows: list[dict[str, Any]], **keys: Any) -> ChatJsonl:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml", **keys})
+
+
+def read(
+    path: Path, rows: list[dict[str, Any]], *, building: str | None = "sft/mine", **keys: Any
+) -> tuple[list[Conversation], dict[str, int], list[str]]:
     told: list[str] = []
-    context = StreamContext(seed=0, log=told.append)
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml", **keys})
+    context = StreamContext(seed=0, log=told.append, building=building)
+    source = table(path, rows, **keys)
     found = [each for batch in source.conversations(context) for each in batch]
     return found, dict(context.report.dropped), told
 
@@ -98,22 +104,94 @@ def test_media_are_counted_with_their_kind(tmp_path: Path, kind: str) -> None:
     assert dropped == {f"{kind.removeprefix('input_').removesuffix('_url')}_content": 1}
 
 
-MISTAKES: dict[str, list[Any]] = {
-    "unknown_role": [{"role": "bot", "content": "q"}, SAY],
-    "no_assistant": [ASK],
-    "broken_json_in_call": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
+@pytest.mark.parametrize("name", ["image", "images", "audio", "audios", "video"])
+def test_media_beside_the_messages_are_counted_with_their_kind(tmp_path: Path, name: str) -> None:
+    rows: list[dict[str, Any]] = [{"messages": [ASK, SAY], name: ["x.png"]}, {"messages": [ASK, SAY], name: []}, {"messages": [ASK, SAY]}]
+    found, dropped, _ = read(tmp_path / "x.jsonl", rows)
+    assert len(found) == 2
+    assert dropped == {f"{name.removesuffix('s')}_content": 1}
+    pairs = [{"prompt": "q", "chosen": "a", "rejected": "b", name: "x.png"}, {"prompt": "q", "chosen": "a", "rejected": "b", name: None}]
+    found, dropped, _ = read(tmp_path / "x.jsonl", pairs, kind="preference")
+    assert (len(found), dropped) == (1, {f"{name.removesuffix('s')}_content": 1})
+    assert len(read(tmp_path / "x.jsonl", rows, template="sentinels")[0]) == 3
+
+
+MISTAKES: dict[str, tuple[str, list[Any], str]] = {  # the reason, the messages, and a word of the message
+    "a typo": ("unknown_role", [ASK, {"role": "asistant", "content": "a"}], "'assistant'"),
+    "a role of nobody": ("unknown_role", [{"role": "bot", "content": "q"}, SAY], "developer"),
+    "no role": ("unknown_role", [{"content": "q"}, SAY], "no role"),
+    "no assistant": ("no_assistant", [ASK], "never speaks"),
+    "an empty assistant": ("no_assistant", [ASK, {"role": "assistant", "content": " "}], "never speaks"),
+    "a broken call": (
+        "broken_json_in_call",
+        [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
+        "JSON",
+    ),
+    "a broken function_call": ("broken_json_in_call", [ASK, {"from": "function_call", "value": "{x"}], "JSON"),
 }
 
 
-@pytest.mark.parametrize("reason", MISTAKES)
-def test_a_mistake_is_counted_and_said_once_with_its_file_and_row(tmp_path: Path, reason: str) -> None:
-    rows = [{"messages": [ASK, SAY]}, {"messages": MISTAKES[reason]}, {"messages": MISTAKES[reason]}]
-    found, dropped, told = read(tmp_path / "x.jsonl", rows)
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_build_stops_at_a_mistake_and_names_it(tmp_path: Path, case: str) -> None:
+    reason, messages, word = MISTAKES[case]
+    rows = [{"messages": [ASK, SAY]}, {"messages": messages}, {"messages": messages}]
+    with pytest.raises(NielsCacheError) as raised:
+        read(tmp_path / "x.jsonl", rows)
+    said = str(raised.value)
+    assert all(each in said for each in ("[sft.mine]", "x.jsonl: row 1", word, 'on_broken = "drop"'))
+    assert "\n" not in said
+    found, dropped, told = read(tmp_path / "x.jsonl", rows, on_broken="drop")
     assert len(found) == 1
     assert dropped == {reason: 2}
     (line,) = told
     assert "x.jsonl: row 1" in line
     assert reason in line
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_the_check_finds_a_mistake_before_the_build(tmp_path: Path, case: str) -> None:
+    rows = [*([{"messages": [ASK, SAY]}] * 200), {"messages": MISTAKES[case][1]}]
+    with pytest.raises(NielsCacheError) as raised:
+        table(tmp_path / "x.jsonl", rows).check_input({})
+    assert all(each in str(raised.value) for each in ("x.jsonl: row 200", MISTAKES[case][2], 'on_broken = "drop"'))
+    table(tmp_path / "x.jsonl", rows, on_broken="drop").check_input({})
+
+
+def test_a_pass_that_only_looks_leaves_mistakes_out(tmp_path: Path) -> None:
+    rows = [{"messages": [ASK, SAY]}, {"messages": [ASK]}]
+    found, dropped, _ = read(tmp_path / "x.jsonl", rows, building=None)
+    assert (len(found), dropped) == (1, {"no_assistant": 1})
+    path = tmp_path / "x.jsonl"
+    assert [*raw_texts(table(path, rows), StreamContext(seed=0))] == ["q", "a"]
+
+
+def test_a_mistake_in_one_side_of_a_pair_stops_the_build(tmp_path: Path) -> None:
+    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    for rejected, word in [([ASK, {"role": "asistant", "content": "b"}], "'assistant'"), ([ASK], "never speaks")]:
+        rows = [good, {"chosen": [ASK, SAY], "rejected": rejected}]
+        with pytest.raises(NielsCacheError, match=rf"\[sft\.mine\].*row 1.*{word}.*on_broken"):
+            read(tmp_path / "x.jsonl", rows, kind="preference")
+        assert len(read(tmp_path / "x.jsonl", rows, kind="preference", on_broken="drop")[0]) == 1
+
+
+def test_broken_tools_stop_the_build(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match=r"row 0.*tools"):
+        read(tmp_path / "x.jsonl", [{"messages": [ASK, SAY], "tools": "[{"}])
+
+
+def test_sentinels_stop_only_on_request(tmp_path: Path) -> None:
+    rows = [{"messages": [ASK, SAY]}, {"messages": [ASK]}]
+    found, dropped, told = read(tmp_path / "x.jsonl", rows, template="sentinels")
+    assert (len(found), dropped, told) == (1, {"no_assistant": 1}, [])
+    with pytest.raises(NielsCacheError, match="row 1"):
+        read(tmp_path / "x.jsonl", rows, template="sentinels", on_broken="stop")
+
+
+def test_on_broken_is_in_no_fingerprint(tmp_path: Path) -> None:
+    for template in ("sentinels", "chatml"):
+        plain = table(tmp_path / "x.jsonl", [], template=template).identity()
+        for value in ("stop", "drop"):
+            assert table(tmp_path / "x.jsonl", [], template=template, on_broken=value).identity() == plain
 
 
 def test_without_a_template_nothing_changes(tmp_path: Path) -> None:
@@ -138,6 +216,41 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "prompt and completion": ({"prompt": "q", "completion": "a"}, {"instruction_field": "prompt", "output_field": "completion"}),
     "tools": ({"messages": [ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}, {}),
+    "LLaMA-Factory": (
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                {"from": "observation", "value": "1"},
+                {"from": "gpt", "value": "a"},
+            ],
+            "system": "s",
+            "tools": "[]",
+        },
+        {"messages_field": "conversations", "system_field": "system"},
+    ),
+    "Alpaca with history": (
+        {"instruction": "do", "input": "", "output": "a", "system": "s", "history": [["q", "b"]]},
+        {
+            "instruction_field": "instruction",
+            "input_field": "input",
+            "output_field": "output",
+            "history_field": "history",
+            "system_field": "system",
+        },
+    ),
+    "pairs after a conversation": (
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+        {"kind": "preference", "prompt_field": "conversations"},
+    ),
+    "pairs of an instruction": (
+        {"instruction": "do", "input": "this", "chosen": "a", "rejected": "b"},
+        {"kind": "preference", "prompt_field": "instruction", "input_field": "input"},
+    ),
     "developer": ({"messages": [{"role": "developer", "content": "x"}, ASK, SAY]}, {}),
     "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, SAY]}, {}),
 }
@@ -152,6 +265,33 @@ def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
 
 
+def test_forms_of_other_projects_give_the_same_messages(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "s"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}
+    expected = {
+        "LLaMA-Factory": [system, ASK, call, {"role": "tool", "content": "1"}, SAY],
+        "Alpaca with history": [system, ASK, {"role": "assistant", "content": "b"}, {"role": "user", "content": "do"}, SAY],
+        "pairs after a conversation": [ASK, SAY],
+        "pairs of an instruction": [{"role": "user", "content": "do\n\nthis"}, SAY],
+    }
+    for form, messages in expected.items():
+        row, keys = FORMS[form]
+        (found,), dropped, told = read(tmp_path / "x.jsonl", [row], **keys)
+        assert (found.messages, dropped, told) == (messages, {}, [])
+        assert found.rejected is None or found.rejected[:-1] == messages[:-1]
+
+
+def test_several_calls_of_one_message_and_a_broken_history(tmp_path: Path) -> None:
+    calls = [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
+    row = {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(calls)}]}
+    ((found,), _, _) = read(tmp_path / "x.jsonl", [row], messages_field="conversations")
+    assert [call["function"]["name"] for call in found.messages[1]["tool_calls"]] == ["f", "g"]  # type: ignore[typeddict-item]
+    keys = {"instruction_field": "instruction", "output_field": "output", "history_field": "history"}
+    rows = [{"instruction": "q", "output": "a", "history": history} for history in ([["x"]], "x", None, [])]
+    found_rows, dropped, _ = read(tmp_path / "x.jsonl", rows, **keys)
+    assert (len(found_rows), dropped) == (2, {"malformed_history": 2})
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
 def test_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: str) -> None:
     row, keys = FORMS[form]
@@ -160,7 +300,8 @@ def test_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: st
     with pytest.raises(NielsCacheError) as raised:
         ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
     assert all(f"{key} = {json.dumps(name)}" in str(raised.value) for key, name in keys.items())
-    ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], **keys}).check_input({})
+    template = "chatml" if form == "LLaMA-Factory" else "sentinels"
+    ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": template, **keys}).check_input({})
 
 
 def test_trees_and_pairs_are_told_their_source_and_kind(tmp_path: Path) -> None:

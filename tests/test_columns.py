@@ -115,6 +115,36 @@ def test_a_few_strings_do_not_keep_the_texts_of_many_in_memory() -> None:
     assert names[np.arange(100) < 3].values is names.values  # one string cannot be fewer
 
 
+# ---- batches of a source
+
+
+def rows_of_batches(tmp_path: Path, **keys: Any) -> list[list[int]]:
+    source = Parquet.model_validate({"source": "parquet", "files": [str(tmp_path / "a.parquet")], **keys})
+    return [batch.row.tolist() for batch in source.documents(StreamContext(seed=1))]
+
+
+@pytest.mark.parametrize("row_group", [100, 900, 5_000])
+def test_small_row_groups_become_large_batches_of_whole_groups(tmp_path: Path, row_group: int) -> None:
+    texts = [f"text {number}" if number != 1_000 else " " for number in range(5_000)]
+    pq.write_table(pa.table({"text": texts, "score": [1] * 5_000}), tmp_path / "a.parquet", row_group_size=row_group)
+    batches = rows_of_batches(tmp_path)
+    assert [row for batch in batches for row in batch] == [row for row in range(5_000) if row != 1_000]
+    sizes = [len(batch) for batch in batches]
+    assert all(size % 256 == 0 for size in sizes[:-1])
+    assert max(sizes) >= 1_024
+    assert len(sizes) <= 8
+    parts = rows_of_batches(tmp_path, where="score == 1")
+    assert [row for batch in parts for row in batch] == [row for batch in batches for row in batch]
+    assert {len(batch) for batch in parts[:-1]} == {256}  # what `where` leaves out is counted for each group
+
+
+def test_groups_of_many_characters_stay_apart(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x" * 3_000] * 1_500}), tmp_path / "a.parquet")
+    batches = rows_of_batches(tmp_path)
+    assert sum(map(len, batches)) == 1_500
+    assert max(map(len, batches)) * 3_000 <= 2 << 20
+
+
 # ---- the shuffle
 
 
@@ -209,6 +239,26 @@ def test_a_buffer_forgets_the_documents_and_files_that_left(monkeypatch: pytest.
         most = max(most, len(leaving.file.values), len(leaving.text.values))
     assert [*buffer.documents(np.arange(50))] == documents[-50:]
     assert most <= 4 * 50
+
+
+def test_the_memory_of_a_buffer_is_used_again_only_when_nothing_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
+    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
+    documents = [Document(f"{number} text" * 9, f"id {number}", "file", number) for number in range(4_000)]
+    first, *rest = batches_of(documents, of=50)
+    buffer = shuffle_buffers.buffer_of([first])
+    kept, addresses = [], []
+    for number, batch in enumerate(rest):
+        leaving = buffer.exchange(batch, np.arange(50))
+        assert leaving is not None
+        assert isinstance(leaving.text, Strings)
+        addresses.append(leaving.text.values.buffers()[2].address)
+        if number % 20 == 3:  # these are read at the end
+            kept.append((50 * number, leaving))
+    assert 1 < len(set(addresses)) < len(rest) / 4
+    assert len(kept) == 4
+    for start, leaving in kept:
+        assert [*leaving] == documents[start : start + 50]
 
 
 # ---- random numbers

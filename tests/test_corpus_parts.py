@@ -25,9 +25,11 @@ from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir
-from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir, ranges_dir
+from niels_cache_assets.corpus.prepared import document_files
+from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.lease import Times, leased
@@ -306,6 +308,28 @@ def test_a_part_that_is_replaced_during_the_join_is_noticed(tmp_path: Path, monk
     assert prepare(registry, tmp_path / "cache")["documents"]["kept"] > 60
 
 
+def test_the_list_of_files_is_read_once_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists all files, so reading it for each of them takes a time that grows with the square of their number."""
+    write_texts(tmp_path)
+    registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
+    prepare(registry, root)
+    corpus, reads = open_prepared(registry, "notes", root=root, minus_duplicates=False), list[str]()
+
+    def reading(path: str) -> Meta:
+        reads.append(path)
+        return read_meta(path)
+
+    monkeypatch.setattr(corpus_identity, "read_meta", reading)
+    corpus_identity._recorded_sha256.cache_clear()
+    assert len(document_files(corpus.directory, corpus.meta)) > 3
+    assert len([*corpus.documents()]) > 3
+    assert reads == [str(corpus.directory / "meta.json")]
+    write_meta(reads[0], {key: value for key, value in corpus.meta.items() if key != "meta_sha256"} | {"note": 1})
+    with pytest.raises(NielsCacheError) as caught:
+        [*corpus.documents()]
+    assert missing(caught.value, "replaced", "run this again") == []
+
+
 def test_one_process_joins_at_a_time_on_whichever_machine(tmp_path: Path) -> None:
     write_texts(tmp_path)
     registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
@@ -369,6 +393,24 @@ def test_prune_keeps_the_plan_and_the_parts_of_today(tmp_path: Path, tiny_model:
     build(project.graph(1, table))
     assert {part.directory for part in prune_parts(project.graph(1, table), NAME)} == {folder / f"part-0000{number}" for number in (0, 1)}
     assert not plan.exists()
+    assert not folder.exists()
+
+
+def test_prune_removes_a_search_that_nobody_needs(tmp_path: Path, tiny_model: Path) -> None:
+    project = PartsProject(tmp_path, tiny_model)
+    project.write([30, 30])
+    searched = project.graph(1, 'prepare = ["dedup"]\nval_frac = 0.1\n', build="[dedup]\nranges = 2\n")
+    build(searched)
+    folder = ranges_dir(searched.root)
+    materialize(searched.duplicates().hashes())
+    materialize(searched.duplicates().range(1))
+    assert prune_parts(searched, NAME) == []
+    assert folder.exists()
+    plain = project.graph(1, "val_frac = 0.1\n")
+    build(plain)
+    removed = prune_parts(plain, NAME)
+    assert {part.directory for part in removed} == {folder / "hashes", folder / "range-00001"}
+    assert all(part.bytes > 0 for part in removed)
     assert not folder.exists()
 
 

@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.execution.retries import RetryMode
+from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._daemon.monitoring import concurrency
@@ -31,7 +32,7 @@ from dagster._daemon.monitoring import concurrency
 from niels_cache_assets import processes
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
 from niels_cache_assets.defs.resources import _RecordedExecutor
 from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
 from tests.messages import missing
@@ -326,13 +327,32 @@ def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(
     context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=warned.append))
     monkeypatch.setattr(MultiprocessExecutor, "execute", lambda self, plan_context, execution_plan: iter(["executed"]))
     executor: Any = _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=1)
-    assert list(executor.execute(context, None)) == ["executed"]
+    assert list(executor.execute(context, steps(None))) == ["executed"]
     assert (is_held(record_of(home, "0123")), warned) == (True, [])
     shutil.rmtree(home / ".runs")
     (home / ".runs").write_text("no folder")
-    assert list(executor.execute(context, None)) == ["executed"]
+    assert list(executor.execute(context, steps(None))) == ["executed"]
     [warning] = warned
     assert missing(warning, "not recorded", f": {home / '.runs/0123'}: ") == []
+
+
+def steps(*pools: str | None) -> Any:
+    """A plan of steps in these pools."""
+    return SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=pool) for pool in pools])
+
+
+@pytest.mark.parametrize(
+    ("pools", "where"),
+    [((PARTS_POOL,), "here"), ((None,), "apart"), ((STREAM_POOL,), "apart"), ((PARTS_POOL, None), "apart"), ((), "apart")],
+)
+def test_only_the_step_that_attends_a_child_needs_no_process(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, pools: Sequence[str | None], where: str
+) -> None:
+    context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=print))
+    for executor, name in ((MultiprocessExecutor, "apart"), (InProcessExecutor, "here")):
+        monkeypatch.setattr(executor, "execute", lambda self, plan_context, execution_plan, name=name: iter([name]))
+    chosen: Any = _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=1)
+    assert list(chosen.execute(context, steps(*pools))) == [where]
 
 
 def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:

@@ -155,6 +155,27 @@ def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProjec
         assert partition_states(both, instance) == {first: "FRESH", second: "FRESH", third: "STALE"}  # that of the old table
 
 
+def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(project: PartsProject) -> None:
+    ids = project.folder / "ids.txt"
+    ids.write_text("not-there\n")
+    found = project.graph(3, 'exclude = "ids.txt"')
+    launch(found)
+    part = found.sealed(NAME).plan.parts[1]
+    with ensure_instance() as instance:
+        assert set(partition_states(found, instance).values()) == {"FRESH"}
+        ids.write_text(f"{int(part.files[0].name[1:4])}-0\n")
+        instance.report_runless_asset_event(observe_revision(found.registry, NAME, root=found.root))
+        assert status_in(found, instance)(keys.PLAN, NAME) == "STALE"
+        job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
+        assert job.execute_in_process(instance=instance, partition_key=NAME).success
+        assert set(partition_states(found, instance).values()) == {"STALE"}
+    results = states(launch(found))
+    assert {name for name, state in results.items() if state == "built"} == {f"part/{NAME}/{part.name}", NAME}
+    with ensure_instance() as instance:
+        assert set(partition_states(found, instance).values()) == {"FRESH"}
+        assert status_in(found, instance)(keys.PLAN, NAME) == "FRESH"
+
+
 def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:
     """Whether each partition of the parts is fresh, stale or missing, as the UI tells it."""
     status = status_in(found, instance)

@@ -224,7 +224,7 @@ def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, ta
     place = disjoint.Place(0, "a", "a.jsonl", 0)
     pairs = tuple(disjoint.PairElsewhere(other=name, train=place, val=place) for name in others)
     overlap = disjoint.SplitOverlap(train_documents=9, val_documents=1, exact=0, near=0, pairs=(), elsewhere=9, pairs_elsewhere=pairs)
-    (told,) = cache._describe_elsewhere(registry, registry.pretrain["news"], overlap)
+    (told,) = cache._describe_elsewhere(registry, "news", overlap)
     assert advice in told
     assert ("keeps them out" in told) == bool(advice)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -755,3 +756,17 @@ def test_a_data_set_that_one_batch_holds_is_still_encoded_by_the_engine(ranks: P
     (use,) = built(registry, tmp_path / "cache").engines
     assert (use.name, use.texts, use.checked, use.is_reference) == ("hasty", 4, 4, False)
     assert "(the reference)" not in use.said()
+
+
+@pytest.mark.parametrize("library", [SimpleNamespace(), None, "missing"])
+def test_a_c_library_that_cannot_free_memory_is_no_error(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = []
+
+    def opened(name: str | None) -> Any:
+        if library == "missing":
+            raise OSError("no such library")
+        return SimpleNamespace(malloc_trim=freed.append) if library is None else library
+
+    monkeypatch.setattr(engines.ctypes, "CDLL", opened)
+    engines._free_memory()
+    assert freed == ([0] if library is None else [])

@@ -63,7 +63,7 @@ ROOMS = {  # what each room may import of its own package
         "publish": "disk",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",
-        "own_data": "config show sources tokenizer",
+        "own_data": "chats config show sources tokenizer",
         "artifacts": "build_cache chats config corpus dedup disk indices notify parts publish show sources streaming tokenizer",
         "defs": "artifacts build_cache chats cluster config corpus disk notify parts show sources streaming tokenizer",
         "cli": "artifacts cleaning config corpus defs disk exchange indices own_data parts publish show sources streaming tokenizer",

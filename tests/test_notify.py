@@ -16,6 +16,7 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.notify.sending import Messenger
@@ -214,7 +215,20 @@ def test_progress_keeps_a_standstill_away_and_is_passed_on(webhook: Webhook) -> 
     assert webhook.lines == []
 
 
-def test_a_launch_through_dagster_tells_a_failure(
+def test_bare_commands_tell_a_failure_and_done(project: PartsProject, webhook: Webhook, capsys: pytest.CaptureFixture[str]) -> None:
+    found = broken(project.graph(2, build=f"[notify]\nwebhook = {webhook.address!r}"))
+    where = ["--config", found.registry.origin, "--cache-dir", str(found.root)]
+    assert main(["part", NAME, "1", *where]) == 1
+    assert [f"{NAME}/part-00001" in line and "failed" in line for line in webhook.lines] == [True]
+    (found[PART].directory / "notes of mine").unlink()
+    assert main(["part", NAME, "1", *where]) == main(["part", NAME, "0", *where]) == 0
+    assert len(webhook.lines) == 1, "parts that are done tell nobody"
+    assert main(["parts", "seal", NAME, *where]) == 0
+    assert ["done" in line and NAME in line for line in webhook.lines[1:]] == [True]
+    assert SECRET not in "".join(capsys.readouterr())
+
+
+def test_a_launch_through_dagster_tells_a_failure_and_done(
     project: PartsProject, webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from niels_cache_assets.defs.launcher import launch_builds
@@ -225,6 +239,10 @@ def test_a_launch_through_dagster_tells_a_failure(
     recorder = Recorder()
     launch_builds(found.registry, root=found.root, listener=recorder)
     assert [f"{NAME}/part-00001" in line and "failed" in line for line in webhook.lines] == [True]
+    (found[PART].directory / "notes of mine").unlink()
+    found[PART].directory.rmdir()
+    launch_builds(found.registry, root=found.root, listener=recorder)
+    assert ["done" in line and NAME in line for line in webhook.lines[1:]] == [True]
     home = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
     assert len(home) > 100_000
     assert SECRET.encode() not in home

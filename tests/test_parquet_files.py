@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +24,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
-from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decoded_ahead
+from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decoded_ahead, joined
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
@@ -262,21 +263,26 @@ def test_rows_begin_anywhere(tmp_path: Path, start: int) -> None:
 
 
 class Batches:
-    """Batches of one row with this many characters. It counts the decoded ones. `error`: raised after the last one."""
+    """Batches of one row: its number, and this many characters. It counts the decoded ones. `error`: raised after the last one."""
 
     def __init__(self, lengths: list[int], error: Exception | None = None) -> None:
         self._lengths, self._error = lengths, error
         self.decoded = 0
         self.changed = threading.Condition()
 
-    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
         for number, length in enumerate(self._lengths):
             with self.changed:
                 self.decoded += 1
                 self.changed.notify()
-            yield number, pa.record_batch({"text": ["x" * length]})
+            yield pa.record_batch({"text": ["x" * length], "number": [number]})
         if self._error is not None:
             raise self._error
+
+
+def number_of(batch: pa.RecordBatch) -> int:
+    (number,) = batch["number"].to_pylist()
+    return int(number)
 
 
 def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,14 +293,15 @@ def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) 
         next(read)
         with batches.changed:
             assert batches.changed.wait_for(lambda taken=taken: batches.decoded == taken + 2, timeout=60)
-    assert [number for number, _ in read] == [3, 4, 5, 6]
+    assert [*map(number_of, read)] == [3, 4, 5, 6]
 
 
 def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
     batches = Batches([1, 1, 2000, 1, 2000, 2000, 1, 1])
     read = []
-    for number, batch in decoded_ahead(iter(batches)):
+    for batch in decoded_ahead(iter(batches)):
+        number = number_of(batch)
         read.append(number)
         if batch.nbytes > 1000:
             assert batches.decoded == number + 1
@@ -304,14 +311,54 @@ def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.
 def test_nothing_is_decoded_ahead_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
     batches = Batches([2000] * 5)
-    assert [(number, batches.decoded) for number, _ in decoded_ahead(iter(batches))] == [(number, number + 1) for number in range(5)]
+    found = [(number_of(batch), batches.decoded) for batch in decoded_ahead(iter(batches))]
+    assert found == [(number, number + 1) for number in range(5)]
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_an_error_comes_after_the_batches_before_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", most)
     read = decoded_ahead(iter(Batches([1, 1, 1], NielsCacheError("damaged"))))
-    assert [next(read)[0] for _ in range(3)] == [0, 1, 2]
+    assert [number_of(next(read)) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(NielsCacheError, match="damaged"):
+        next(read)
+
+
+def rows_of(first: int, count: int, size: int = 1) -> tuple[int, pa.RecordBatch]:
+    return first, pa.record_batch({"row": [*range(first, first + count)], "text": ["x" * size] * count})
+
+
+def require_rows(found: list[tuple[np.ndarray, pa.RecordBatch]], counts: list[int], expected: list[int]) -> None:
+    assert [len(batch) for _, batch in found] == counts
+    assert [row for numbers, _ in found for row in numbers.tolist()] == expected
+    assert [row for _, batch in found for row in batch["row"].to_pylist()] == expected
+
+
+def test_small_batches_are_joined_and_no_row_is_lost() -> None:
+    given = [rows_of(0, 3), rows_of(3, 4), rows_of(7, 2), rows_of(20, 5), rows_of(25, 1)]
+    require_rows([*joined(given, most_rows=8, of=4)], [8, 7], [*range(9), *range(20, 26)])
+    require_rows([*joined(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
+    require_rows([*joined(given[:1], most_rows=3, of=4)], [3], [*range(3)])
+    assert [*joined([], most_rows=8, of=4)] == []
+
+
+def test_large_batches_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_JOINED_BYTES", 1000)
+    given = [rows_of(0, 3, 2000), rows_of(3, 3, 2000), rows_of(6, 3), rows_of(9, 3, 2000), rows_of(12, 3)]
+    found = [*joined(given, most_rows=100, of=2)]
+    require_rows(found, [3, 3, 3, 3, 3], [*range(15)])
+    for number in (0, 1, 3):
+        assert found[number][1]["text"].buffers()[2].address == given[number][1]["text"].buffers()[2].address
+
+
+def test_the_rows_before_an_error_come_first() -> None:
+    def damaged() -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield rows_of(0, 3)
+        yield rows_of(3, 3)
+        raise NielsCacheError("damaged")
+
+    read = joined(damaged(), most_rows=100, of=2)
+    require_rows([next(read)], [6], [*range(6)])
     with pytest.raises(NielsCacheError, match="damaged"):
         next(read)
 

@@ -483,6 +483,41 @@ def test_a_table_builds_pairs_once(tmp_path: Path, model: Path) -> None:
     assert verify_cache(tmp_path / "cache") == []
 
 
+def test_prompts_that_continue_each_other_share_a_split_on_request(tmp_path: Path, model: Path) -> None:
+    items = []
+    for number in range(60):
+        turns = [message(("user", "assistant")[turn % 2], f"{number} turn {turn}") for turn in range(5)]
+        for length in (1, 3, 5):  # each prompt begins the next one
+            prompt = [message("system", "s"), *turns[:length]]
+            sides = [[*prompt, message("assistant", answer)] for answer in ("yes", "no")]
+            items.append(Conversation(sides[0], source_id=f"{number} {length}", row=len(items), rejected=sides[1]))
+
+    def splits(folder: Path, **changes: Any) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        build(folder, model, items, val_frac=0.5, **changes)
+        for split in ("train", "val"):
+            for name in pq.read_table(folder / f"{split}_examples.parquet").column("source_id").to_pylist():
+                found.setdefault(name.split()[0], set()).add(split)
+        return found
+
+    together = splits(tmp_path / "x", split_by="conversation")
+    assert len(together) == 60
+    assert all(len(each) == 1 for each in together.values())
+    assert {*map(tuple, together.values())} == {("train",), ("val",)}
+    assert any(len(each) == 2 for each in splits(tmp_path / "y").values()), "each prompt is one of its own"
+    with pytest.raises(NielsCacheError, match="split_by"):
+        build(tmp_path / "z", model, [item._replace(rejected=None) for item in items], preference=False, split_by="conversation")
+
+
+def test_the_key_of_the_split_counts_only_if_it_is_set(tmp_path: Path, model: Path) -> None:
+    plain, prompt, conversation = (
+        project(tmp_path, model, [], more=f'template = "chatml"\n{more}').source("pairs")
+        for more in ("", 'split_by = "prompt"\n', 'split_by = "conversation"\n')
+    )
+    assert plain.identity() == prompt.identity() != conversation.identity()
+    assert [source.split_unit for source in (plain, prompt, conversation)] == ["prompt", "prompt", "conversation"]  # type: ignore[union-attr]
+
+
 def test_keys_of_the_other_kind_are_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(NielsCacheError, match="messages_field"):
         project(tmp_path, model, [], more='messages_field = "x"\n')

@@ -12,21 +12,35 @@ import numpy as np
 import pytest
 import torch
 
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.cli import main
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.publish.check import check
+from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader, open_cache
+from niels_cache_runtime import (
+    DatasetLoader,
+    PreferenceDataset,
+    PretrainTokenStreamDataset,
+    SFTExampleDataset,
+    TokenLoader,
+    open_cache,
+)
 from niels_cache_runtime.catalog_split import CacheSplit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
 from niels_cache_runtime.remote.store import is_address
+from niels_cache_runtime.verify import verify_cache
+from tests.chat_models import model_folder
 from tests.loopback_s3 import BUCKET, LoopbackS3
 from tests.remote_caches import ADDRESS, Caches, letters
+from tests.tiny import sentences
 
 pytestmark = pytest.mark.remote
 
-CHATS = f"s3://{BUCKET}/at/chats"
+CHATS, PAIRS = f"s3://{BUCKET}/at/chats", f"s3://{BUCKET}/at/pairs"
 T = 16
 Read = Callable[..., list[Any]]  # takes the place of a split and the settings of a local copy
 
@@ -218,3 +232,61 @@ def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, ca
     assert not any(folder.rglob("shard_*.bin"))
     PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
     assert shard.exists()
+
+
+@pytest.fixture
+def pairs(s3: LoopbackS3, tmp_path: Path) -> Path:
+    """A cache of preference pairs, which is published at PAIRS."""
+    model = model_folder(tmp_path / "model")
+    lines = sentences(60)
+    rows = [{"prompt": f"{number} {line}", "chosen": line, "rejected": f"not {line}"} for number, line in enumerate(lines)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tables = {
+        "tokenizer": {"model": str(model), "special_tokens": {"eot": "<|endoftext|>"}},
+        "sft": {"pairs": {"source": "chat_jsonl", "kind": "preference", "files": [str(tmp_path / "pairs.jsonl")], "template": "chatml"}},
+    }
+    registry = load_registry(profile="quickstart", overrides=tables)
+    build_tokenizer(registry, root=tmp_path / "root")
+    folder = build_dataset(registry, "pairs", root=tmp_path / "root").directory
+    assert push(local_build(folder), PAIRS).state == "published"
+    return folder
+
+
+def test_pairs_are_pushed_verified_and_pulled(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert check(PAIRS, download=True).findings == []
+    pulled = pull(PAIRS, tmp_path / "pulled")
+    files = sorted(path.name for path in pairs.iterdir())
+    assert {"train_targets.npy", "train_target_ends.npy", "chat_template.jinja"} <= {*files}
+    assert sorted(path.name for path in pulled.directory.iterdir()) == files
+    assert all((pulled.directory / name).read_bytes() == (pairs / name).read_bytes() for name in files)
+    assert verify_cache(tmp_path / "pulled") == []
+    pull(PAIRS, tmp_path / "half", split="train")
+    assert verify_cache(tmp_path / "half") == []
+    halves = [PreferenceDataset(str(root / "train"), T=64) for root in (tmp_path / "half/sft/pairs", pairs)]
+    assert len(halves[0]) == len(halves[1]) > 40
+    assert main(["verify", PAIRS]) == 0
+    capfd.readouterr()
+
+
+def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Path) -> None:
+    copy: dict[str, Any] = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}
+
+    def batches(place: str, **copy: Any) -> list[Any]:
+        loader = TokenLoader(f"{place}/train", T=64, B=2, seed=1, kind="preference", epochs=1, **copy)
+        dataset = PreferenceDataset(f"{place}/train", T=64, **copy)
+        drawn = dataset.get_batch(B=4, generator=torch.Generator().manual_seed(1))
+        again = pickle.loads(pickle.dumps(dataset)).get_batch(B=4, generator=torch.Generator().manual_seed(1))
+        return [[*batch.tensors()] for batch in [*loader, drawn, again]]  # type: ignore[attr-defined]
+
+    local = batches(str(pairs))
+    assert len(local) > 4
+    assert same(batches(PAIRS, **copy), local)
+    assert next(iter(open_cache(PAIRS, **copy).sft.pairs.train.loader(T=64, B=2, seed=1))).chosen.x.shape == (2, 64)
+    with pytest.raises(NielsCacheError, match="local_dir"):
+        TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1, kind="preference")
+
+
+def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    local = printed(capfd, "sample", "pairs", "--seed", "5", "--json", "--cache-dir", pairs.parents[1])
+    assert "rejected" in json.dumps(local)
+    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json", "--local-dir", tmp_path / "copy") == local

@@ -28,7 +28,7 @@ from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.defs.metadata.corpora import documents_metadata
 from niels_cache_assets.documents import Document
 from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.charts import shown
+from niels_cache_assets.show.reports.charts import rule_chart, shown
 from niels_cache_assets.show.reports.drawings import NONE
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
@@ -163,6 +163,16 @@ def test_a_repetitive_document_tells_its_phrase() -> None:
     found = measured([text], SETTINGS.with_changes({"max_duplicate_lines": None})).measures
     assert found is not None
     assert [row["pair"] for row in found.samples("max_bigram_share", "above")] == ["green house"]
+
+
+@pytest.mark.parametrize("end", [None, 60.0])
+def test_the_last_bar_of_a_chart_says_that_it_is_open(end: float | None) -> None:
+    bins = [{"from": low, "to": low + 1.0, "drops": low < 9, "alone": 1, "anyway": 2} for low in range(60)]
+    bins[-1]["to"] = end
+    rule = {"bins": bins, "form": "count", "side": "below", "key": "min_words", "limit": 9}
+    labels = [text for _, text in rule_chart(rule).labels]
+    assert len(labels) > 4
+    assert [text for text in labels if text.endswith("+")] == ([] if end else ["59+"])
 
 
 def test_a_report_of_an_earlier_release_has_no_measures() -> None:

@@ -183,7 +183,9 @@ class Dataset(Artifact):
         """Build the cache once. Return None if a fast engine gave other ids than the reference; the next attempt does not use it."""
         with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
             revision = self.source_revision(work.revision)
-            context = StreamContext(seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out)
+            context = StreamContext(
+                seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
+            )
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
             try:
                 meta, resumed = build.write(work.directory, work.resume)

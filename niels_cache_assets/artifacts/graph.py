@@ -28,7 +28,7 @@ from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import HashRange
-from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
 from niels_cache_assets.artifacts.parts.shared_tokenizer import SharedTokenizer
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.published import PublishedCache
@@ -115,7 +115,8 @@ class Graph:
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
         if isinstance(source, SourceWithParts) and source.is_in_parts:
-            return Sealed(registry=self.registry, root=self.root, name=name, source=source, build=build)
+            kind = PreparedSealed if source.prepare else Sealed
+            return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
         if isinstance(source, PretrainSource):
             return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
         assert isinstance(source, SftSource)
@@ -163,7 +164,7 @@ class Graph:
     def keys(self) -> list[str]:
         """The keys of all artifacts in the configuration, including artifacts that are switched off."""
         registry = self.registry
-        return [
+        every = [
             "tokenizer",
             *(step.key for name in registry.corpora_in_parts() for step in self.joined_corpus(name).steps()),
             *(f"corpus/{name}" for name in registry.prepared()),
@@ -175,6 +176,7 @@ class Graph:
             *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
             *(f"index/{name}" for name in registry.blend),
         ]
+        return [*dict.fromkeys(every)]  # a corpus is also an input of caches
 
     @cached_property
     def _known(self) -> frozenset[str]:

@@ -58,7 +58,7 @@ class Sft(Dataset):
             tokenizer=self.tokenizer,
             val_frac=self.source.val_frac,
             seed=self.build.seed,
-            split_by="group" if self.source.split_unit == "group" else "example",
+            split_by="example" if self.source.split_unit == "prompt" else self.source.split_unit,
             preference=self.source.is_preference,
             max_tokens=getattr(self.source, "max_tokens", None),
             on_invalid="drop",

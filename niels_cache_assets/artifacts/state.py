@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
-from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
@@ -160,7 +160,8 @@ def _(dataset: Dataset) -> Judgement:
     try:
         same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
-        return "other settings" if isinstance(dataset, Sealed) else "no corpus", str(error)
+        has_plan = isinstance(dataset, Sealed) and not isinstance(dataset, PreparedSealed)
+        return "other settings" if has_plan else "no corpus", str(error)
     if not same:
         return (
             "other settings",

@@ -27,7 +27,7 @@ from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import contents, example_problem
-from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, prompt_hash
+from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -80,7 +80,7 @@ def build_sft_cache(
     tokenizer: Any,
     val_frac: float,
     seed: int,
-    split_by: Literal["example", "group"] = "example",
+    split_by: Literal["example", "group", "conversation"] = "example",
     on_invalid: Literal["raise", "drop"] = "raise",
     on_collision: Literal["drop", "raise"] = "drop",
     threads: int | None = None,
@@ -100,8 +100,9 @@ def build_sft_cache(
     replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
     are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `preference`: each
     Conversation is a preference pair, with a `rejected` side. Both sides are written one after the other, with spans, and the share
-    `val_frac` of the prompts goes to val. `max_tokens`: pairs with a longer side are dropped and counted. `token_dtype`, `report`,
-    `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
+    `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue it count as one). `max_tokens`:
+    pairs with a longer side are dropped and counted. `token_dtype`, `report`, `progress`, `resume` and the return value have the same
+    meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
@@ -135,7 +136,7 @@ class SftBuild(CacheBuild):
     family = "sft"
 
     val_frac: float
-    split_by: Literal["example", "group"] = "example"
+    split_by: Literal["example", "group", "conversation"] = "example"
     on_invalid: Literal["raise", "drop"] = "raise"
     template: Template | None = None
     preference: bool = False
@@ -145,6 +146,8 @@ class SftBuild(CacheBuild):
         require_whole_numbers(seed=self.seed, threads=self.threads)
         if self.max_tokens is not None and not self.preference:
             raise NielsCacheError(f"max_tokens={self.max_tokens}: is for preference pairs; leave it out")
+        if self.split_by == "conversation" and not self.preference:
+            raise NielsCacheError("split_by='conversation': is for preference pairs; give 'example' or 'group'")
         if not 0 <= self.val_frac < 1:
             raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
         if self.template is None:
@@ -161,7 +164,7 @@ class SftBuild(CacheBuild):
 
     @property
     def _split_unit(self) -> str:
-        return "prompt" if self.preference else self.split_by
+        return "prompt" if self.preference and self.split_by != "conversation" else self.split_by
 
     @property
     def _has_spans(self) -> bool:
@@ -317,9 +320,10 @@ class SftBuild(CacheBuild):
                 encoded[number] = made
         self._require_sound(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
+        group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
-                chunk[number]._replace(group=prompt_hash(chunk[number].messages, chunk[number].rejected or [])) for number in encoded
+                chunk[number]._replace(group=group_of(chunk[number].messages, chunk[number].rejected or [])) for number in encoded
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),

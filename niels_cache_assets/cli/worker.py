@@ -172,15 +172,17 @@ def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[
 def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
-    Raises NielsCacheError for a data set that is unknown, switched off or not in parts, and for a plan of other settings. Raises Failed if
-    the tokenizer or the plan cannot be made.
+    With `prepare`, the corpus takes the place of the plan, and must be there. Raises NielsCacheError for a data set that is unknown,
+    switched off or not in parts, and for a plan or a corpus of other settings. Raises Failed if the tokenizer or the plan cannot be made.
     """
     from niels_cache_assets.sources.inputs import require_inputs
 
     registry = found.registry
     _require_switched_on(registry, name)
-    if registry.pretrain[name].corpus_parts > 1:
-        raise NielsCacheError(f"{registry.origin}: {name} has prepare, so its corpus is in parts, and not its cache; add --corpus")
+    source = registry.pretrain[name]
+    if source.corpus_parts > 1 and not source.is_in_parts:
+        told = "has prepare, so its corpus is in parts, and not its cache; add --corpus, or set tokens_in_parts"
+        raise NielsCacheError(f"{registry.origin}: {name} {told}")
     sealed = found.sealed(name)
     sealed.unavailable()
     tokenizer, plan = found.tokenizer(), sealed.parts_plan
@@ -192,6 +194,9 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
             require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
         lines.started(tokenizer.key)
         _built(tokenizer, lines, wait=True)
+    if source.prepare:
+        sealed.revision()  # raises if the corpus or its drop list is not current
+        return sealed
     if plan.finished() is None:
         lines.started(plan.key)
         _built(plan, lines, wait=True)
@@ -253,7 +258,10 @@ def _require_switched_on(registry: Registry, name: str) -> None:
 
 
 def seal(arguments: argparse.Namespace) -> int:
-    """Join the finished parts of the data set `arguments.name`, or of its corpus, and return the exit code."""
+    """Join the finished parts of the data set `arguments.name`, or of its corpus, and return the exit code.
+
+    If both are in parts, the corpus is joined first, and the next call joins the cache.
+    """
 
     def chosen(lines: Lines) -> Artifact:
         from niels_cache_assets.artifacts.graph import graph
@@ -264,6 +272,8 @@ def seal(arguments: argparse.Namespace) -> int:
         if arguments.name not in registry.corpora_in_parts():
             return ready(found, arguments.name, lines)
         corpus = ready_corpus(found, arguments.name, lines)
+        if arguments.name in registry.in_parts() and found.is_done(corpus.part(0).key):
+            return ready(found, arguments.name, lines)
         corpus.require_parts()
         return corpus
 

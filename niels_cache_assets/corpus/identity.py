@@ -6,6 +6,7 @@ Thresholds for duplicates and the split of documents do not belong to a corpus, 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,27 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
 
 
 def require_unchanged(directory: Path, meta: Meta) -> None:
-    """Raise NielsCacheError if the meta.json in the folder differs from `meta`, which was read from this folder earlier."""
-    if read_meta(str(directory / META_NAME))["meta_sha256"] != meta["meta_sha256"]:
+    """Raise NielsCacheError if the meta.json in the folder differs from `meta`, which was read from this folder earlier.
+
+    A meta.json with the inode, the size and the time of the last check is not read again. A corpus may have thousands of files, each of
+    which is checked, and its meta.json lists all of them.
+    """
+    path = directory / META_NAME
+    try:
+        found = path.stat()
+    except OSError:
+        stamp = None  # it is missing, so `read_meta` says why
+    else:
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+    sha256 = read_meta(str(path))["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
+    if sha256 != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
+
+
+@lru_cache(maxsize=16)
+def _recorded_sha256(path: str, stamp: tuple[int, int, int]) -> str:
+    """Return the hash in a meta.json. `stamp`: numbers of the file that change if it is replaced."""
+    return str(read_meta(path)["meta_sha256"])
 
 
 def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,14 +94,23 @@ class PreparedCorpus:
         Raises NielsCacheError if the drop list was replaced since it was opened.
         """
         gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
-        if self.duplicates is not None:
-            path = self.duplicates_directory / duplicates_file(self.name)
-            with _of_meta(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
-                ordinals = parquet.read(columns=["ordinal"])["ordinal"].to_numpy()
-            if ordinals_sha256(ordinals) != self.drop_sha256:
-                raise NielsCacheError(f"{path}: was replaced while it was read; run this again")
-            gone[ordinals] = True
+        gone[self._drop_list[0]] = True
         return gone
+
+    @cached_property
+    def _drop_list(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ordinals in the drop list, ascending (n,) int64, and whether each is an exact duplicate, (n,) bool."""
+        if self.duplicates is None:
+            return np.empty(0, np.int64), np.empty(0, bool)
+        import pyarrow.compute
+
+        path = self.duplicates_directory / duplicates_file(self.name)
+        with _of_meta(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
+            table = parquet.read(columns=["ordinal", "kind"])
+        ordinals = table["ordinal"].to_numpy()
+        if ordinals_sha256(ordinals) != self.drop_sha256:
+            raise NielsCacheError(f"{path}: was replaced while it was read; run this again")
+        return ordinals, pyarrow.compute.equal(table["kind"], "exact").to_numpy()
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the documents and their splits.
@@ -122,7 +132,30 @@ class PreparedCorpus:
         if context.start is None:
             context.report.dropped.update(self.dropped)
             context.report.facts.update(self.meta["facts"])
-        for end, batch in self._batches(context.start["row"] if context.start else 0):
+        yield from self._placed(context, range(self.meta["documents"]["kept"]))
+
+    @property
+    def parts(self) -> list[range]:
+        """The ordinals of the documents of each part, if the corpus was joined from parts."""
+        ends = [0, *accumulate(part["documents"] for part in self.meta["parts"])]
+        return [range(start, end) for start, end in pairwise(ends)]
+
+    def stream_of(self, ordinals: range, context: StreamContext) -> Iterator[DocumentBatch]:
+        """Yield the documents of one part, as `stream` does for all. `ordinals`: one of `parts`.
+
+        Only the duplicates of this part count as dropped. Documents that the source or the cleaning have dropped belong to no part.
+        """
+        if context.start is None:
+            within = slice(*np.searchsorted(self._drop_list[0], [ordinals.start, ordinals.stop]))
+            exact = int(self._drop_list[1][within].sum())
+            near = within.stop - within.start - exact
+            context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": int(near)}))
+        yield from self._placed(context, ordinals)
+
+    def _placed(self, context: StreamContext, ordinals: range) -> Iterator[DocumentBatch]:
+        """Yield the documents with these ordinals, from the place where `context` begins, and report places."""
+        start = context.start["row"] if context.start else ordinals.start
+        for end, batch in self._batches(start, ordinals.stop):
             context.report.place = {"file": self.name, "row": end}
             yield batch
 
@@ -135,11 +168,11 @@ class PreparedCorpus:
         for _, batch in self._batches(0):
             yield batch
 
-    def _batches(self, start: int) -> Iterator[tuple[int, DocumentBatch]]:
+    def _batches(self, start: int, stop: int | None = None) -> Iterator[tuple[int, DocumentBatch]]:
         """Yield (ordinal after a row group, documents of this row group that stay). Begin with the row group whose first ordinal is
-        `start`.
+        `start`, and end before the one whose first ordinal is `stop`.
         """
-        for first, table in self._groups(start=start):
+        for first, table in self._groups(start=start, stop=stop):
             end = first + len(table)
             stays = ~self.gone[first:end]
             if stays.any():
@@ -169,13 +202,15 @@ class PreparedCorpus:
             kept=object_array(column_values(table["kept"]), count) if self.keep else None,
         )
 
-    def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` on, in order.
+    def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` to `stop`, in order.
 
         With `wanted` (ascending ordinals), only row groups that contain one of these ordinals are yielded.
         """
-        first = 0
+        first, documents = 0, self.meta["documents"]["kept"]
         for path in document_files(self.directory, self.meta):
+            if stop is not None and documents > first >= stop:  # a part of a corpus ends with a file
+                return
             with _open_part(path, self.meta) as parquet:
                 for group in range(parquet.num_row_groups):
                     end = first + parquet.metadata.row_group(group).num_rows
@@ -184,7 +219,6 @@ class PreparedCorpus:
                     if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
                         yield first, parquet.read_row_group(group, columns=[*_COLUMNS, *(["kept"] if self.keep else [])])
                     first = end
-        documents = self.meta["documents"]["kept"]
         if first != documents:
             raise NielsCacheError(f"{self.directory}: the corpus holds {first} documents, its meta.json says {documents}; prepare it again")
 

@@ -32,6 +32,7 @@ from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
+_SAME, _UNKNOWN = np.float32(1), np.float32(np.nan)  # similarities
 _MOST_DOCUMENTS_OF_32_BITS = np.iinfo(np.uint32).max  # this number itself means that there is no document
 _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the columns of Dropped, for some of the documents
 
@@ -92,10 +93,10 @@ def drop_later(buckets: Buckets | RangedBuckets, *, verify: Verify | None) -> Dr
     found: list[_Columns] = []
     dtype = np.dtype(np.uint32 if buckets.documents <= _MOST_DOCUMENTS_OF_32_BITS else np.uint64)
     if buckets.documents:
-        digests = buckets.digests()
         buckets.forget()
-        similarity = None if verify is None else _similarity(verify, buckets, digests, dtype)
+        similarity = None if verify is None else _similarity(verify, buckets, dtype)
         for window in buckets.windows():
+            digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
             if verify is None or similarity is None:
                 found += _drop(window, digests, dtype)
             else:
@@ -115,7 +116,7 @@ def _drop(window: Window, digests: NDArray[np.uint8], dtype: np.dtype) -> list[_
         exact = np.zeros(block.shape[1], dtype=np.bool_)
         compiled(_keep_block)(start, block, digests, first_kept, because, exact, none)
         gone = np.flatnonzero(because != none)
-        found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], np.where(exact[gone], 1, np.nan)))
+        found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], np.where(exact[gone], _SAME, _UNKNOWN)))
 
     def kept() -> Kept:
         buckets = np.flatnonzero(first_kept != none)
@@ -189,16 +190,14 @@ class _Members:
         return buckets, self._documents[self._room[buckets] + own]
 
 
-def _similarity(
-    verify: Verify, buckets: Buckets | RangedBuckets, digests: NDArray[np.uint8], dtype: np.dtype
-) -> Callable[[int, int], float]:
+def _similarity(verify: Verify, buckets: Buckets | RangedBuckets, dtype: np.dtype) -> Callable[[int, int], float]:
     """Return the function that compares two documents. The documents that may be compared are in a bucket of some band, and are the first
     with their digest.
     """
     found, has_buckets = [np.empty(0, dtype=dtype)], False
     for window in buckets.windows():
         has_buckets = has_buckets or window.count > 1
-        first_of = window.first_documents(dtype)
+        first_of, digests = window.first_documents(dtype), buckets.digests()
         for start, block in window.blocks():
             ordinals = np.arange(start, start + block.shape[1], dtype=dtype)
             own = _representatives(ordinals, block[0], digests, first_of) == ordinals
@@ -266,7 +265,7 @@ def _representatives(
 
 def _dropped(documents: int, found: list[_Columns], dtype: np.dtype) -> Dropped:
     def column(index: int, dtype: type[Any] | np.dtype) -> NDArray[Any]:
-        return np.concatenate([np.empty(0, dtype=dtype), *(columns[index].astype(dtype) for columns in found)])
+        return np.concatenate([np.empty(0, dtype=dtype), *(columns[index].astype(dtype, copy=False) for columns in found)])
 
     return Dropped(
         documents=documents,

@@ -20,8 +20,9 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart
+from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
@@ -106,20 +107,25 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
 
 def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Found]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    found, corpora = graph(registry, cache_root.path), registry.corpora_in_parts()
+    found, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
     for name in keys.with_plan(registry):
         yield _Found(f"plan/{name}", keys.PLAN, name, found.plan(name))
-        try:
-            members = [*(found.joined_corpus(name) if name in corpora else found.sealed(name)).members()]
-        except NielsCacheError as error:  # no plan or no tokenizer yet, or those of other settings
-            problems.append(str(error))
-            continue
-        for member in members:
-            if isinstance(member, ValPart):
-                yield _Found(member.key, keys.VAL_PART, name, member)
-            else:
-                asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
-                yield _Found(member.key, asset, f"{name}/{member.directory.name}", member)
+        joined: list[JoinedCorpus | Sealed] = [
+            *([found.joined_corpus(name)] if name in corpora else []),
+            *([found.sealed(name)] if name in caches else []),
+        ]
+        for each in joined:
+            try:
+                members: list[Artifact] = [*each.members()]
+            except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
+                problems.append(str(error))
+                continue
+            for member in members:
+                if isinstance(member, ValPart):
+                    yield _Found(member.key, keys.VAL_PART, name, member)
+                else:
+                    asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
+                    yield _Found(member.key, asset, f"{name}/{member.directory.name}", member)
 
 
 def _stamp(artifact: Artifact) -> str | None:

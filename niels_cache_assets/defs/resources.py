@@ -16,8 +16,10 @@ from dagster._core.definitions.definition_config_schema import DefinitionConfigS
 from dagster._core.execution.context.system import PlanOrchestrationContext
 from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.retries import RetryMode
-from dagster._core.executor.multiprocess import MultiprocessExecutor  # Dagster's own executor, which has no public name
+from dagster._core.executor.in_process import InProcessExecutor  # Dagster's own executors, which have no public names
+from dagster._core.executor.multiprocess import MultiprocessExecutor
 
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -75,8 +77,18 @@ class _RecordedExecutor(MultiprocessExecutor):
             record_run(plan_context.instance, plan_context.run_id)
         except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
             plan_context.log.warning(f"this run is not recorded, so it would still show as running if its process were killed: {error}")
+        here = InProcessExecutor(self.retries, self.step_dependency_config)
+        execute = here.execute if _only_attends(execution_plan) else super().execute
         with ending_abandoned_runs(plan_context.instance):
-            yield from super().execute(plan_context, execution_plan)
+            yield from execute(plan_context, execution_plan)
+
+
+def _only_attends(plan: ExecutionPlan) -> bool:
+    """Return whether a run is one step that builds a part or a range. A child of this step does the work, so the step needs no process of
+    its own. Such a process would import Dagster and the definitions again, which takes three seconds.
+    """
+    steps = plan.get_steps_to_execute_in_topo_order()
+    return len(steps) == 1 and steps[0].pool == keys.PARTS_POOL
 
 
 @dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())

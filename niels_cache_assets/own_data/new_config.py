@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import is_valid_name, load_registry
@@ -30,6 +31,7 @@ _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training
 _LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
 _COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
+_TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
 _FORMS = {
     "kind": "preference pairs",
     "messages_field": "conversations in {messages_field!r}",
@@ -153,7 +155,16 @@ def _end_of_text(model: str) -> str:
     eot = likely_eot(tokenizer.special_names())
     if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
         return ""
-    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name; SFT data also needs sys, usr, asst"
+    said = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
+    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{said}"
+
+
+def _has_template(model: str) -> bool:
+    """Return whether a chat template comes with a model."""
+    try:
+        return find_template("model", TokenizerSettings(model=str(Path(model).expanduser()))) is not None
+    except NielsCacheError:
+        return False
 
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
@@ -235,6 +246,7 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
         f"source = {as_toml(kind.source)}",
         f"{kind.place_key} = {as_toml(places if kind.place_key == 'files' else places[0])}",
         *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
+        *(_TEMPLATE if kind.family == "sft" and wishes.tokenizer is not None and _has_template(wishes.tokenizer) else ()),
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
     ]
     return "\n".join(lines)

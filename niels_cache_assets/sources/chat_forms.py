@@ -1,8 +1,9 @@
 """The forms of chats in rows, recognized by looking at them: which keys of a table `chat_jsonl` fit.
 
-    {"conversations": [...]}                         messages_field = "conversations"
-    {"instruction", "input", "output"}               instruction_field, input_field, output_field
+    {"conversations": [...], "system"}               messages_field = "conversations", system_field
+    {"instruction", "input", "output", "history"}    instruction_field, input_field, output_field, history_field
     {"prompt", "chosen", "rejected"}                 kind = "preference"
+    {"conversations": [...], "chosen", "rejected"}   kind = "preference", prompt_field = "conversations"
 
 The caller tries the keys on the rows. Trees of messages are of the source `oasst1`.
 """
@@ -17,6 +18,8 @@ _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
 _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
 _SYSTEMS = ("system", "system_prompt")
+_HISTORIES = ("history",)
+_DIALOGUES = ("conversations", "messages")
 _SIDES = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("preferred", "dispreferred"))
 
 Rows = Sequence[Mapping[str, Any]]
@@ -36,19 +39,26 @@ def keys_of_rows(rows: Rows, fits: Fits) -> dict[str, str] | None:
     fields = list(dict.fromkeys(key for row in rows for key in row))
     if (keys := _pair_fields(fields, fits)) is not None:
         return keys
-    for name in sorted(fields, key=lambda name: name != "messages"):
+    lowered = {name.lower(): name for name in reversed(fields)}
+
+    def named(key: str, names: Sequence[str]) -> dict[str, str]:
+        return next(({key: lowered[name]} for name in names if name in lowered), {})
+
+    system = named("system_field", _SYSTEMS)
+    for name in sorted({*fields} - {*_HISTORIES}, key=lambda name: (name != "messages", fields.index(name))):
         keys = {"messages_field": name} if name != "messages" else {}
         if any(isinstance(row.get(name), list) for row in rows) and fits(keys):
-            return keys
-    lowered = {name.lower(): name for name in reversed(fields)}
-    pick = lambda names: next((lowered[name] for name in names if name in lowered), None)  # noqa: E731
-    chosen = {"instruction_field": pick(_INSTRUCTIONS), "input_field": pick(_INPUTS), "output_field": pick(_ANSWERS)}
-    if chosen["instruction_field"] is None and chosen["output_field"] is not None and "input" in lowered:
-        chosen |= {"instruction_field": lowered["input"], "input_field": None}
-    if chosen["instruction_field"] is None or chosen["output_field"] is None:
+            return _first_fitting([keys | system, keys], fits)
+    keys = named("instruction_field", _INSTRUCTIONS) | named("input_field", _INPUTS) | named("output_field", _ANSWERS)
+    if "instruction_field" not in keys and "output_field" in keys and "input" in lowered:
+        keys = {"instruction_field": lowered["input"], "output_field": keys["output_field"]}
+    if not {"instruction_field", "output_field"} <= keys.keys():
         return None
-    keys = {key: name for key, name in {**chosen, "system_field": pick(_SYSTEMS)}.items() if name is not None}
-    return keys if fits(keys) else None
+    return _first_fitting([keys | named("history_field", _HISTORIES) | system, keys | system], fits)
+
+
+def _first_fitting(tables: Sequence[dict[str, str]], fits: Fits) -> dict[str, str] | None:
+    return next((keys for keys in tables if fits(keys)), None)
 
 
 def advice(rows: Rows, fits: Fits) -> str:
@@ -66,8 +76,9 @@ def _pair_fields(fields: Sequence[str], fits: Fits) -> dict[str, str] | None:
             continue
         named = {} if chosen == _SIDES[0][0] else {"chosen_field": chosen, "rejected_field": rejected}
         keys = {"kind": "preference", **named}
-        prompts = [{}, *({"prompt_field": name} for name in (*_INSTRUCTIONS, *_INPUTS) if name in fields)]
-        for prompt in prompts:
-            if fits(keys | prompt):
-                return keys | prompt
+        prompts = [{}, *({"prompt_field": name} for name in (*_INSTRUCTIONS, *_INPUTS, *_DIALOGUES) if name in fields)]
+        if {"instruction", "input"} <= {*fields}:
+            prompts[1] |= {"input_field": "input"}
+        if (found := _first_fitting([keys | prompt for prompt in prompts], fits)) is not None:
+            return found
     return None

@@ -6,18 +6,18 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, broken_row, is_mistake
 from niels_cache_assets.sources.chat_forms import advice
 from niels_cache_assets.sources.config_path import SENTINELS
-from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches
-from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, MALFORMED_MESSAGES, plain_messages, template_messages, tools_of
+from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches, with_system
+from niels_cache_assets.sources.messages import BROKEN_TOOLS, MALFORMED_MESSAGES, media_of, plain_messages, template_messages, tools_of
 from niels_cache_assets.sources.pairs import MALFORMED, NO_PROMPT, prompt_length, sides_of
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
@@ -28,9 +28,12 @@ from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSou
 from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED, _LOOKED_AT = 50, 20
-_OPTIONAL = ("input_field", "system_field", "prompt_field", "tools_field")
-_OF_CHATS = ("messages_field", "instruction_field", "input_field", "output_field", "system_field")
-_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens")
+_SEARCHED = 1000  # rows in which a check looks for a broken one
+_OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "tools_field")
+_OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "system_field")
+_OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
+_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
+MALFORMED_HISTORY = "malformed_history"
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
@@ -38,38 +41,39 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     "null_content": "a message has no content",
     "non_string_content": "the content of a message is not text",
     MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
+    MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
     NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
 }
-_MISTAKES = {  # by reason for dropping: what a person would want to know of the first such row
-    "unknown_role": f"a message has a role other than {', '.join(sorted({*ROLE_TO_KEY, *TEMPLATE_ROLES}))}",
-    "no_assistant": "the assistant never speaks",
-    BROKEN_CALL: "a call of a tool is not valid JSON",
-    BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
-}
-_WANTED = {"messages_field": "a list of messages", "tools_field": "a list of tools"}
+_WANTED = {"messages_field": "a list of messages", "tools_field": "a list of tools", "history_field": "a list of earlier turns"}
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
 )
 
-Refuse = Callable[[str, str, int], None]  # gets the reason, the file and the row
 Example = tuple[list[Message], list[Message] | None]  # the messages, and those of the rejected side of a pair
 
 
 class ChatJsonl(DecodesText, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
 
-    Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. An empty system message is left out.
+    Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. With a chat template, they may also have LLaMA-Factory's
+    roles observation and function_call. An empty system message is left out.
     """
 
     code_version: ClassVar[str] = "2"
+    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
     messages_field: str = Field("messages", description="Field of the list of messages")
     instruction_field: str | None = Field(None, description="Field of the instruction; set it for rows without a list of messages")
-    input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
+    input_field: str | None = Field(
+        None, description="Field of further input, added to the instruction (or to the prompt of a pair) after a blank line"
+    )
+    history_field: str | None = Field(
+        None, description="Field of earlier turns, a list of [instruction, answer]; they come before the instruction"
+    )
     output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
     system_field: str | None = Field(None, description="Field of a system message")
     tools_field: str | None = Field(
@@ -84,6 +88,16 @@ class ChatJsonl(DecodesText, SftSource):
     chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
     max_tokens: PositiveInt | None = Field(None, description="Pairs with a longer side are dropped and counted; None keeps all")
+    split_by: Literal["prompt", "conversation"] = Field(
+        "prompt",
+        description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' also keeps a prompt and those that "
+        "continue it together: all prompts whose messages up to the first one of the user are the same",
+    )
+    on_broken: OnBroken | None = Field(
+        None,
+        description="A row with an unknown role, an assistant that never speaks, or broken JSON in a call or in tools: 'stop' ends the "
+        "build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' with sentinels",
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -93,6 +107,8 @@ class ChatJsonl(DecodesText, SftSource):
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
         if self.tools_field and self.template == SENTINELS:
             raise ValueError("tools_field is for a chat template; remove it, or set template")
+        if self.is_preference and self.input_field and not self.prompt_field:
+            raise ValueError("input_field is added to the prompt of a pair; set prompt_field, or remove it")
         return self
 
     @property
@@ -100,14 +116,15 @@ class ChatJsonl(DecodesText, SftSource):
         return self.kind == "preference"
 
     @property
-    def split_unit(self) -> Literal["example", "group", "prompt"]:
-        return "prompt" if self.is_preference else "example"
+    def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
+        return self.split_by if self.is_preference else "example"
 
     def missing_setting(self) -> str | None:
         if self.instruction_field and not self.output_field:
             return "output_field (instruction_field needs it)"
-        unused = [key for key in ("input_field", "output_field", "system_field") if getattr(self, key)]
-        return f"instruction_field ({unused[0]} needs it)" if unused and not self.instruction_field else None
+        unused = [key for key in _OF_INSTRUCTIONS if getattr(self, key)]
+        is_needed = not self.instruction_field and not self.is_preference
+        return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
     def input_files(self) -> list[SourceFile]:
         return find_files(self.files, self.endings)
@@ -115,26 +132,34 @@ class ChatJsonl(DecodesText, SftSource):
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
-        An optional field may appear in any row.
+        An optional field may appear in any row. If a build would stop at a broken row, no broken row may be among the first rows.
         """
         files = self.readable_files()
-        stream = (row for file in files for row in self._rows(file))
+        stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
         unseen, fields = self._configured(), list[str]()
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
-        for _, values in rows_of_proof(stream):
+        stops, broken = self._on_broken == "stop", None
+        for name, row, values in rows_of_proof(stream):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or [*values][:_FIELDS_NAMED]
             unseen = {key: name for key, name in unseen.items() if name not in values}
-            problems[self._problem(values)] += 1
-            if not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys()):
-                return
+            problem = self._problem(values)
+            problems[problem] += 1
+            if broken is None and problem is not None and stops and is_mistake(problem):
+                broken = (name, row, problem, values)
+            is_proven = not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
+            if is_proven and (not stops or broken is not None or problems.total() >= _SEARCHED):
+                break
         ends_here = next(stream, None) is None
         fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
         for key, name in unseen.items():
             if problems and (ends_here or key not in _OPTIONAL):
                 wrong = f"no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}"
                 raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
+        if broken is not None:
+            name, row, problem, values = broken
+            raise broken_row(f"{name}: row {row}", problem, self._messages_of(values), self.roles, fitting())
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
                 first = f"first {count:,} {'row' if count == 1 else 'rows'}"
@@ -158,17 +183,29 @@ class ChatJsonl(DecodesText, SftSource):
         return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
+        made, tools = self.example_of(values), self._tools(values)
+        if isinstance(made, str) or isinstance(tools, str):
+            return made if isinstance(made, str) else str(tools)
+        return example_problem(Conversation(made[0], rejected=made[1]), self.roles)
+
+    @property
+    def _on_broken(self) -> OnBroken | None:
+        """The treatment of broken rows. None: they are counted without a report."""
+        return self.on_broken or (None if self.template == SENTINELS else "stop")
+
+    def _messages_of(self, values: dict[str, Any]) -> list[Message]:
+        """Return the messages of a row and of its rejected side, if they can be read."""
         made = self.example_of(values)
-        return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
+        return [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
 
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
         keys: tuple[str, ...] = ("messages_field",)
         if self.is_preference:
-            keys = ("chosen_field", "rejected_field", "prompt_field")
+            keys = ("chosen_field", "rejected_field", "prompt_field", "input_field")
         elif self.instruction_field:
-            keys = ("instruction_field", "input_field", "output_field", "system_field")
-        return {key: name for key in (*keys, "tools_field") if (name := getattr(self, key))}
+            keys = ("instruction_field", *_OF_INSTRUCTIONS)
+        return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
@@ -178,24 +215,10 @@ class ChatJsonl(DecodesText, SftSource):
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
-        refuse = self._refuser(context)
-        yield from valid_batches(self._conversations(files, context, refuse), context.report, files, roles=self.roles, refuse=refuse)
+        broken = BrokenRows(context, self._on_broken, self.roles)
+        yield from valid_batches(self._conversations(files, context, broken), context.report, files, roles=self.roles, refuse=broken.refuse)
 
-    def _refuser(self, context: StreamContext) -> Refuse:
-        """Return a function that counts a dropped row. With a template, it reports the first row of each reason that is a mistake."""
-        told: set[str] = set()
-
-        def refuse(reason: str, file: str, row: int) -> None:
-            context.report.dropped[reason] += 1
-            if self.template != SENTINELS and reason in _MISTAKES and reason not in told:
-                told.add(reason)
-                said = f"{file}: row {row}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"
-                context.report.hints.append(said)
-                context.log(said)
-
-        return refuse
-
-    def _conversations(self, files: FilePass, context: StreamContext, refuse: Refuse) -> Iterator[Conversation]:
+    def _conversations(self, files: FilePass, context: StreamContext, broken: BrokenRows) -> Iterator[Conversation]:
         configured = self._configured()
         needed = {"messages_field": self.instruction_field or self.messages_field}
         if self.is_preference:
@@ -222,7 +245,7 @@ class ChatJsonl(DecodesText, SftSource):
                 made = f"missing_{missing}" if missing else self.example_of(values)
                 tools = self._tools(values)
                 if isinstance(made, str) or isinstance(tools, str):
-                    refuse(made if isinstance(made, str) else str(tools), file.name, row)
+                    broken.refuse(made if isinstance(made, str) else str(tools), file.name, row)
                     continue
                 if not decoding.admits(file.name, *_contents(made), replaced=replaced):
                     continue
@@ -244,11 +267,18 @@ class ChatJsonl(DecodesText, SftSource):
 
     def example_of(self, values: dict[str, Any]) -> Example | str:
         """Return the messages of a row, and those of the rejected side or None. Return the reason if the row has none."""
+        if self.template != SENTINELS and (media := media_of(values)) is not None:
+            return media
         if self.is_preference:
             prompt = values.get(self.prompt_field or _PROMPT)
+            if self.input_field and isinstance(prompt, str):
+                prompt = joined(prompt, values.get(self.input_field), "\n\n")
             return sides_of(prompt, values.get(self.chosen_field), values.get(self.rejected_field), self._read)
         messages = self._mapped(values) if self.instruction_field else self._read(values.get(self.messages_field))
-        return messages if isinstance(messages, str) else (messages, None)
+        if isinstance(messages, str):
+            return messages
+        system = values.get(self.system_field) if self.system_field else None
+        return with_system(system, messages), None
 
     def _read(self, value: Any) -> list[Message] | str:
         """Return the messages in a list, or the reason why there are none."""
@@ -261,22 +291,32 @@ class ChatJsonl(DecodesText, SftSource):
         """Return the tools of a row for the chat template, or the reason why they cannot be used."""
         return None if self.template == SENTINELS else tools_of(values.get(self.tools_field or _TOOLS))
 
-    def _mapped(self, values: dict[str, Any]) -> list[Message]:
+    def _mapped(self, values: dict[str, Any]) -> list[Message] | str:
+        """Return the messages of an instruction and its answer, after those of the history."""
         extra = values.get(self.input_field) if self.input_field else None
         user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
-        system = values.get(self.system_field) if self.system_field else None
-        return instruction_messages(system, user, values.get(self.output_field or ""))
+        history = values.get(self.history_field) if self.history_field else None
+        if history and not _are_turns(history):
+            return MALFORMED_HISTORY
+        turns = [*(history or []), (user, values.get(self.output_field or ""))]
+        return [message for asked, answered in turns for message in instruction_messages(None, asked, answered)]
 
 
 def _is_right(key: str, value: Any) -> bool:
     """Return whether the field of this key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
+    if key == "history_field":
+        return _are_turns(value)
     if key == "tools_field":
         return tools_of(value) != BROKEN_TOOLS
     if key in _OF_PAIRS:
         return isinstance(value, str | dict) or plain_messages(value) is not None
     return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
+
+
+def _are_turns(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in value)
 
 
 def _contents(example: Example | str) -> list[str]:

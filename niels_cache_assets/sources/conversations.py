@@ -7,36 +7,57 @@ from typing import Any, cast
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.sources.broken_rows import NO_ASSISTANT, UNKNOWN_ROLE
 from niels_cache_assets.sources.messages import calls_or_thinks
 from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.rows import batched
+
+_EMPTY = ("null_content", "empty_content")
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
     """Return why these messages are not an SFT example, as a reason for `dropped`. Return None if they are an SFT example.
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. With the roles of chat templates, a message
-    may call tools or think instead, and a tool may answer nothing. At least one message must be the assistant's,
-    because the loss counts only these messages.
+    may call tools or think instead, and a tool may answer nothing. At least one message must be the assistant's, because the loss counts
+    only these messages. With the roles of chat templates, this message may not be empty.
     """
     if not messages:
         return "empty_conversation"
-    found = set()
-    has_template = bool(TEMPLATE_ROLES & {*roles})
+    if TEMPLATE_ROLES & {*roles}:
+        return _problem_with_template(messages, roles)
     for message in messages:
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or role not in roles:
-            return "unknown_role"
-        if not content and has_template and (calls_or_thinks(message) or (role == "tool" and content == "")):
-            found.add(role)
-            continue
-        if not isinstance(content, str):
-            return "null_content" if content is None else "non_string_content"
-        if not content or content.isspace():
-            return "empty_content"
-        found.add(role)
-    return None if "assistant" in found else "no_assistant"
+        if not _is_known(message.get("role"), roles):
+            return UNKNOWN_ROLE
+        if (problem := _content_problem(message)) is not None:
+            return problem
+    return None if any(message["role"] == "assistant" for message in messages) else NO_ASSISTANT
+
+
+def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+    if not all(_is_known(message.get("role"), roles) for message in messages):
+        return UNKNOWN_ROLE
+    problems = [None if _says_something_else(message) else _content_problem(message) for message in messages]
+    speaks = (problem not in _EMPTY for message, problem in zip(messages, problems, strict=True) if message["role"] == "assistant")
+    return next(filter(None, problems), None) if any(speaks) else NO_ASSISTANT
+
+
+def _is_known(role: Any, roles: Collection[str]) -> bool:
+    return isinstance(role, str) and role in roles
+
+
+def _says_something_else(message: Mapping[str, Any]) -> bool:
+    """Return whether a message without content may be there: it calls tools or thinks, or it is the empty answer of a tool."""
+    content = message.get("content")
+    return not content and (calls_or_thinks(message) or (message["role"] == "tool" and content == ""))
+
+
+def _content_problem(message: Mapping[str, Any]) -> str | None:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return "null_content" if content is None else "non_string_content"
+    return "empty_content" if not content or content.isspace() else None
 
 
 def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY) -> str | None:
@@ -59,13 +80,13 @@ def valid_batches(
     files: FilePass | None = None,
     *,
     roles: Collection[str] = ROLE_TO_KEY,
-    refuse: Callable[[str, str, int], None] | None = None,
+    refuse: Callable[[str, str, int, Sequence[Message]], None] | None = None,
 ) -> Iterator[list[Conversation]]:
     """Yield the conversations in batches of 256. Drop and count conversations that cannot be used for training.
 
     `files`: the pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
-    build can be resumed (see `rows.batched`). `roles`: the roles that messages may have. `refuse`: called with the reason, the file and the
-    row of each dropped conversation, which it counts.
+    build can be resumed (see `rows.batched`). `roles`: the roles that messages may have. `refuse`: called with the reason, the file, the
+    row and the messages of each dropped conversation, which it counts.
     """
 
     def valid() -> Iterator[Conversation]:
@@ -74,7 +95,7 @@ def valid_batches(
                 if refuse is None:
                     report.dropped[problem] += 1
                 else:
-                    refuse(problem, conversation.file, conversation.row)
+                    refuse(problem, conversation.file, conversation.row, [*conversation.messages, *(conversation.rejected or [])])
             else:
                 yield conversation
 
@@ -92,5 +113,9 @@ def joined(instruction: Any, extra: Any, between: str) -> Any:
 
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """Return a conversation of one turn. Values are not checked here."""
-    messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
-    return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
+    return with_system(system, cast(list[Message], [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]))
+
+
+def with_system(system: Any, messages: list[Message]) -> list[Message]:
+    """Return messages after a message of the system, or alone if it is empty. Values are not checked here."""
+    return messages if system in (None, "") else [cast(Message, {"role": "system", "content": system}), *messages]

@@ -40,7 +40,7 @@ def exclude_identity(path: str | None) -> dict[str, str]:
 
 def identity_of_ids(ids: Collection[str]) -> dict[str, str]:
     """Return what these ids add to a fingerprint: a sha256 over the sorted ids, or nothing without ids."""
-    return {"exclude": hashlib.sha256("".join(f"{each}\n" for each in sorted(ids)).encode()).hexdigest()} if ids else {}
+    return {"exclude": _digest(frozenset(ids))} if ids else {}
 
 
 def without_excluded(batches: Iterator[Documents], path: str | None, report: SourceReport) -> Iterator[Documents]:
@@ -68,6 +68,11 @@ def _without(batches: Iterable[Documents], ids: frozenset[str], report: SourceRe
     for each in batches:
         if len(batch := rest_of(DocumentBatch.of(each), ids, report)):
             yield batch
+
+
+@lru_cache(maxsize=8)  # each of many parts asks for that of the same list
+def _digest(ids: frozenset[str]) -> str:
+    return hashlib.sha256("".join(f"{each}\n" for each in sorted(ids)).encode()).hexdigest()
 
 
 @lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from niels_cache_assets.chats.rendering import check_template
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.sources.broken_rows import BrokenRowError
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
@@ -26,12 +27,14 @@ ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries l
 class InputProblem(NamedTuple):
     """A problem of one data set.
 
-    `table`: the table of the data set, such as "pretrain.books". `is_away`: whether upstream cannot be reached now.
+    `table`: the table of the data set, such as "pretrain.books". `is_away`: whether upstream cannot be reached now. `is_of_a_row`: whether
+    one row is broken, which a key of the table can leave out.
     """
 
     table: str
     message: str
     is_away: bool = False
+    is_of_a_row: bool = False
 
     def __str__(self) -> str:
         return f"[{self.table}] {self.message}"
@@ -70,7 +73,7 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             with briefly(seconds=ONE_TRY):
                 source.check_input(registry.pretrain)
         except NielsCacheError as error:
-            yield InputProblem(table, str(error), isinstance(error, SourceUnavailable))
+            yield InputProblem(table, str(error), isinstance(error, SourceUnavailable), isinstance(error, BrokenRowError))
         except Exception:  # a bug of the source, not a fault of the data: the build reports it
             continue
 

@@ -1,7 +1,9 @@
 """Messages of rows in the form of this project, and the tools that a row offers.
 
     {"role", "content"} or {"from", "value"} --> Message      with a chat template, with all its other keys
+    {"from": "function_call", "value": "{...}"} --> Message with a call of a tool, for a chat template
     "[{...}]" or [{...}]                      --> tools
+    {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
 For a chat template, values reach it as they are in the row, because a template expects what `transformers` gives it. Only a content that is
 a list of texts becomes one text, and calls and tools that are JSON in a text are decoded.
@@ -20,6 +22,8 @@ BROKEN_CALL = "broken_json_in_call"
 BROKEN_TOOLS = "broken_tools"
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
+_CALLS = "function_call"  # the role of messages that are calls of tools as JSON
+SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # with those that LLaMA-Factory adds; only chat templates know them
 _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
 
@@ -39,8 +43,10 @@ def template_messages(value: Any) -> list[Message] | str:
     """
     if not _are_objects(value):
         return MALFORMED_MESSAGES
-    messages = _read(value, keeps_others=True)
-    for message in cast(list[dict[str, Any]], messages):
+    messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
+    for given, message in zip(_spoken(value), cast(list[dict[str, Any]], messages), strict=True):
+        if _role_of(given) == _CALLS:  # its text holds the calls
+            message["content"], message["tool_calls"] = None, _calls_in(message["content"])
         if isinstance(message["content"], list):
             joined = _joined(message["content"])
             if joined is None:
@@ -62,6 +68,11 @@ def tools_of(value: Any) -> list[Any] | str | None:
     return tools or None if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) else BROKEN_TOOLS
 
 
+def media_of(row: Mapping[str, Any]) -> str | None:
+    """Return the reason for a row with an image, audio or video in a field of its own, such as `images`. Return None for other rows."""
+    return next((f"{kind}_content" for kind in _MEDIA for name in (kind, f"{kind}s") if row.get(name)), None)
+
+
 def calls_or_thinks(message: Mapping[str, Any]) -> bool:
     """Return whether a message says something without content: calls of tools, or reasoning."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
@@ -71,16 +82,33 @@ def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
-def _read(value: list[dict[str, Any]], *, keeps_others: bool = False) -> list[Message]:
+def _role_of(message: Mapping[str, Any]) -> Any:
+    return message.get("role", message.get("from"))
+
+
+def _content_of(message: Mapping[str, Any]) -> Any:
+    return message.get("content", message.get("value"))
+
+
+def _spoken(value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages without empty ones of the system."""
+    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in (None, ""))]
+
+
+def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keeps_others: bool = False) -> list[Message]:
     messages = []
-    for message in value:
-        role = message.get("role", message.get("from"))
-        content = message.get("content", message.get("value"))
-        if role == "system" and content in (None, ""):
-            continue
+    for message in _spoken(value):
+        role = _role_of(message)
         others = {key: each for key, each in message.items() if key not in _MESSAGE_KEYS and each is not None} if keeps_others else {}
-        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content, **others})
+        messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
     return cast(list[Message], messages)
+
+
+def _calls_in(content: Any) -> list[Any]:
+    """Return the calls of tools in the JSON text of a message. Broken ones give a list that holds no call."""
+    decoded = _decoded(content)
+    calls = decoded if isinstance(decoded, list) and decoded else [decoded]
+    return [{"type": "function", "function": call} if isinstance(call, Mapping) and "name" in call else None for call in calls]
 
 
 def _joined(parts: list[Any]) -> str | None:

@@ -114,14 +114,28 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
     return None if prompt and replies else PROMPTS_DIFFER
 
 
+def conversation_hash(chosen: Messages, rejected: Messages) -> str:
+    """Return the hash of the beginning of the prompt of a pair, up to the first message of the user, as `prompt_hash` makes it.
+
+    It is the same for a prompt and for all prompts that continue it.
+    """
+    prompt = _prompt(chosen, rejected)
+    first = next((number for number, message in enumerate(prompt, 1) if message["role"] == "user"), len(prompt))
+    return _hash_of(prompt[:first])
+
+
 def prompt_hash(chosen: Messages, rejected: Messages) -> str:
     """Return the hash of the prompt of a pair, 15 hex digits.
 
     It is over the speaker, the text and the calls of each message. Each run of white space counts as one blank, because templates remove or
     change white space. Other keys of a message, such as an id, do not count.
     """
-    prompt = [[message["role"], _squeezed(message.get("content")), message.get("tool_calls")] for message in _prompt(chosen, rejected)]
-    return sha256_text(json.dumps(prompt, sort_keys=True, default=str))[:_HASH_DIGITS]
+    return _hash_of(_prompt(chosen, rejected))
+
+
+def _hash_of(messages: Messages) -> str:
+    said = [[message["role"], _squeezed(message.get("content")), message.get("tool_calls")] for message in messages]
+    return sha256_text(json.dumps(said, sort_keys=True, default=str))[:_HASH_DIGITS]
 
 
 def _prompt(chosen: Messages, rejected: Messages) -> Messages:

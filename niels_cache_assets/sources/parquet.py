@@ -15,7 +15,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.limits import refuse_length
-from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, joined, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -23,6 +23,9 @@ from niels_cache_assets.strings import Objects, Strings, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of the encoder
 
 
 class Parquet(RowFileSource):
@@ -89,7 +92,7 @@ class Parquet(RowFileSource):
             Decoding(self, context, of_files=self.reads_files),
             context.report.dropped,
         )
-        names = repeated(name, rows.PARQUET_ROWS)
+        names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
@@ -106,10 +109,10 @@ class Parquet(RowFileSource):
                 sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
             decoded = (
-                (first, self._columns_of(first, table, text_field, id_field if has_id else None, has_title=has_title, of=name))
-                for first, table in tables
+                self._columns_of(numbers, table, text_field, id_field if has_id else None, has_title=has_title, of=name)
+                for numbers, table in joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS)
             )
-            for _, read in decoded_ahead(decoded):
+            for read in decoded_ahead(decoded):
                 values, texts, damaged, numbers = read.values, read.texts, read.damaged, read.numbers
 
                 def is_document(index: int, values=values, damaged=damaged, numbers=numbers) -> bool:  # type: ignore[no-untyped-def]
@@ -138,10 +141,10 @@ class Parquet(RowFileSource):
                 collector.reach(parquet.rows)
 
     def _columns_of(
-        self, first: int, table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool, of: str
+        self, numbers: NDArray[np.int64], table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool, of: str
     ) -> _Columns:
-        """Return the rows that stay. first: the number of the first row in the file `of`."""
-        nbytes, numbers = table.nbytes, np.arange(first, first + len(table))
+        """Return the rows that stay. numbers: the number of each row in the file `of`."""
+        nbytes = table.nbytes
         if self.condition is not None:
             stays = self.condition.mask(table, of)
             if not stays.all():

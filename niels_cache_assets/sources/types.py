@@ -48,7 +48,8 @@ class StreamContext:
     this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
     mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
     for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a data set, the
-    files to read instead of those of the table, and the field of their text; None without parts.
+    files to read instead of those of the table, and the field of their text; None without parts. `building`: the key of the cache that
+    is built from this pass, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class StreamContext:
     held_out: HeldOut | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
+    building: str | None = None
 
 
 class Source(BaseModel):
@@ -178,7 +180,7 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", *_DECONTAMINATION})
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", "tokens_in_parts", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -203,6 +205,9 @@ class PretrainSource(Source):
     decontaminate_share: float = Field(0.5, gt=0, le=1, description="A document goes that has this share of the 13-grams of such a text")
     decontaminate_words: int = Field(50, ge=13, description="A document goes that has a run of this many words of these texts")
     parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    tokens_in_parts: bool = Field(
+        False, description="With `parts` and `prepare`: each part of the corpus becomes a part of the cache. Needs val_frac or own splits"
+    )
     exclude: ConfigPath | None = Field(
         None, description="A file with one source id a line: these documents are left out, such as documents to take down"
     )
@@ -242,10 +247,10 @@ class PretrainSource(Source):
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a plan divides the cache. A data set that grows is in parts, even if its first files are one part. With `prepare`, a plan
-        divides the corpus instead.
+        """Whether the cache is built in parts. A data set that grows is in parts, even if its first files are one part. With `prepare`, the
+        plan divides the corpus, and only `tokens_in_parts` also divides the cache.
         """
-        return not self.prepare and (self.parts > 1 or bool(self.added))
+        return (self.tokens_in_parts or not self.prepare) and (self.parts > 1 or bool(self.added))
 
     @property
     def corpus_parts(self) -> int:
@@ -373,8 +378,10 @@ class SftSource(Source):
         return frozenset(defaults.ROLE_TO_KEY) | (defaults.TEMPLATE_ROLES if self.template != SENTINELS else set())
 
     @property
-    def split_unit(self) -> Literal["example", "group", "prompt"]:
-        """The unit that val_frac counts: examples, or groups of examples (or prompts of pairs) that must stay in one split."""
+    def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
+        """The unit that val_frac counts: examples, or groups of examples that must stay in one split. Groups of preference pairs are those
+        of one prompt, or of one conversation.
+        """
         return "example"
 
     @property

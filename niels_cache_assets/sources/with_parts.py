@@ -60,7 +60,11 @@ class SourceWithParts(PretrainSource):
         if self.prepare:
             if self.added:
                 raise ValueError("added parts cannot be combined with prepare yet; remove one of them")
+            if self.tokens_in_parts:
+                self._refuse_for_tokens_in_parts()
             return
+        if self.tokens_in_parts:
+            raise ValueError("tokens_in_parts does nothing without prepare, because the tokens are in parts already; remove it")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
@@ -71,3 +75,13 @@ class SourceWithParts(PretrainSource):
                 "added with decontaminate needs parts above 1 and val_tokens, because val would have to be found again otherwise; "
                 'make a data set of the new files, or set decontaminate = "off" (which builds all parts again)'
             )
+
+    def _refuse_for_tokens_in_parts(self) -> None:
+        """Raise ValueError if a part would need to know what the other parts hold."""
+        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
+            if tokens is not None:
+                raise ValueError(
+                    f"tokens_in_parts cannot be combined with {key}, because it divides no budgets; use val_frac, or remove it"
+                )
+        if self.decontaminate != "off":
+            raise ValueError('tokens_in_parts cannot be combined with decontaminate; use prepare = [..., "dedup"], or remove it')

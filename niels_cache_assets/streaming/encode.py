@@ -17,7 +17,7 @@ from niels_cache_assets.documents import Divider, DocumentBatch
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
-from niels_cache_assets.strings import Strings
+from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.checked import FIRST_BATCHES
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -210,8 +210,8 @@ def _encode_chunks(
     raise_on_collision: bool,
 ) -> EncodedDocuments:
     documents = chunks.documents
-    texts = documents.text
-    encoded = encode_texts(texts if isinstance(texts, Strings) else texts.tolist(), tokenizer, batch)
+    texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]
+    encoded, hashes = encode_texts(texts, tokenizer, batch), hashes_of(texts)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())
@@ -225,9 +225,9 @@ def _encode_chunks(
             dropped[reason] += count
             keep &= ~found
     if not keep.all():
-        documents, ids, lengths = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep]
+        documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
     tokens, lengths = _framed(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
-    return EncodedDocuments(documents, tokens, lengths, dropped, chunks)
+    return EncodedDocuments(documents, tokens, lengths, hashes, dropped, chunks)
 
 
 def _framed(ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None) -> tuple[np.ndarray, np.ndarray]:

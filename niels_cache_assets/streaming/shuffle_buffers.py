@@ -10,6 +10,7 @@ Titles and redirects are left out, because no step after a shuffle reads them.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -23,7 +24,7 @@ _MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
 _SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
 _ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice their ids
 _ROOM_ROWS = 1 << 15  # beside twice the documents
-_COPIED_TOGETHER = 4096  # documents
+_COPIED_TOGETHER = 1024  # documents
 _STRINGS = ("text", "source_id", "file")
 _COLUMNS = (*_STRINGS, "row", "split", "characters")
 
@@ -52,10 +53,10 @@ def buffer_of(batches: list[DocumentBatch]) -> Buffer:
     Each batch is freed when it was converted, so that a large buffer is not in memory in two forms.
     """
     if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
-        columns = _Columns.of(DocumentBatch.joined(batches))
-        if columns is not None:
+        columns = [_Columns.of(batch) for batch in batches]
+        if None not in columns:
             batches.clear()
-            return ColumnBuffer(columns)
+            return ColumnBuffer(cast("list[_Columns]", columns))
     batches.reverse()
     converted = []
     while batches:
@@ -119,9 +120,10 @@ def _with_kept(documents: DocumentBatch) -> DocumentBatch:
 class ColumnBuffer:
     """A buffer of columns, in which a slot is the number of a document."""
 
-    def __init__(self, documents: _Columns) -> None:
-        self._arrivals = _Arrivals.of(documents)
-        self._arrived = np.arange(len(documents.row))  # for each slot, the number of its document
+    def __init__(self, batches: list[_Columns]) -> None:
+        """batches: the documents, in the order of their slots. The list is emptied."""
+        self._arrivals = _Arrivals.of(batches)
+        self._arrived = np.arange(self._arrivals.count)  # for each slot, the number of its document
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -185,14 +187,37 @@ class _Columns(NamedTuple):
         return len(self.source_id.buffers()[0])
 
 
+class _Recycled:
+    """Memory for bytes. It is used again as soon as nothing refers to it.
+
+    The system gives fresh memory page by page, which takes longer than to fill it.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[NDArray[np.uint8], weakref.ref[Any]]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return an array of this size with arbitrary content. When this array object is gone, its memory is free again.
+
+        A NumPy view of the array does not keep the array object alive, but a buffer of Arrow does.
+        """
+        free = [memory for memory, taken in self._lent if taken() is None and size <= len(memory) <= 2 * size]
+        self._lent = [each for each in self._lent if each[1]() is not None]
+        memory = free[0] if free else np.empty(size + size // 8, np.uint8)
+        taken = memory[:size]
+        self._lent.append((memory, weakref.ref(taken)))
+        return taken
+
+
 class _Appended:
     """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
-    def __init__(self, *, rows: int, size: int) -> None:
-        """rows: the most strings. size: their most bytes."""
+    def __init__(self, content: NDArray[np.uint8], *, rows: int) -> None:
+        """content: memory for the bytes of the strings. rows: the most strings."""
         import pyarrow as pa
 
-        self._content, self._offsets = np.empty(size, np.uint8), np.zeros(rows + 1, np.int64)
+        size = len(content)
+        self._content, self._offsets = content, np.zeros(rows + 1, np.int64)
         self._offsets[-1] = size  # Arrow computes the average length from it
         self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
 
@@ -216,9 +241,15 @@ class _Arrivals:
     So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
     """
 
-    def __init__(self, names: Strings, *, rows: int, text_bytes: int, id_bytes: int) -> None:
-        """names: of the files of the first documents. rows, text_bytes, id_bytes: of the most documents."""
-        self._text, self._source_id = _Appended(rows=rows, size=text_bytes), _Appended(rows=rows, size=id_bytes)
+    def __init__(self, names: Strings, memory: tuple[_Recycled, _Recycled], *, rows: int, text_bytes: int, id_bytes: int) -> None:
+        """names: of the files of the first documents. memory: for texts and for ids. rows, text_bytes, id_bytes: of the most documents.
+
+        count: the number of documents.
+        """
+        self._memory = memory
+        self._text, self._source_id = (
+            _Appended(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
+        )
         self._numbers: list[NDArray[Any]] = [
             np.empty(rows, np.int64),
             np.empty(rows, np.int8),
@@ -228,19 +259,21 @@ class _Arrivals:
         self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
         self._base = 0  # their place in `names`
-        self._count = 0
+        self.count = 0
 
     @classmethod
-    def of(cls, documents: _Columns) -> _Arrivals:
-        """Return the columns of these documents, with room for others."""
-        places, file = np.unique(documents.file.rows, return_inverse=True)
+    def of(cls, batches: list[_Columns]) -> _Arrivals:
+        """Return the columns of these documents, with room for others. The list is emptied: each batch is freed when it is copied."""
         arrivals = cls(
-            Strings(documents.file.values, places),
-            rows=2 * len(documents.row) + _ROOM_ROWS,
-            text_bytes=2 * documents.text_bytes + _ROOM_BYTES,
-            id_bytes=2 * documents.id_bytes + _ROOM_BYTES,
+            cast(Strings, Strings.of([])),
+            (_Recycled(), _Recycled()),
+            rows=2 * sum(len(documents.row) for documents in batches) + _ROOM_ROWS,
+            text_bytes=2 * sum(documents.text_bytes for documents in batches) + _ROOM_BYTES,
+            id_bytes=2 * sum(documents.id_bytes for documents in batches) + _ROOM_BYTES,
         )
-        arrivals.append(documents._replace(file=Strings(arrivals._names, file)))
+        batches.reverse()
+        while batches:
+            arrivals.append(batches.pop())
         return arrivals
 
     def compacted(self, numbers: NDArray[np.int64], incoming: _Columns) -> _Arrivals:
@@ -251,6 +284,7 @@ class _Arrivals:
         places, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
         arrivals = type(self)(
             Strings(self._names, places),
+            self._memory,
             rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
             text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + incoming.text_bytes,
             id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + incoming.id_bytes,
@@ -270,7 +304,7 @@ class _Arrivals:
         """Append documents, and return their numbers, (n,). Return None if there is no room."""
         import pyarrow as pa
 
-        first, end = self._count, self._count + len(documents.row)
+        first, end = self.count, self.count + len(documents.row)
         if not (self._text.append(first, *documents.text.buffers()) and self._source_id.append(first, *documents.source_id.buffers())):
             return None
         if documents.file.values is not self._added:
@@ -279,7 +313,7 @@ class _Arrivals:
         new = (documents.row, documents.split, documents.characters, documents.file.rows + self._base)
         for column, values in zip(self._numbers, new, strict=True):
             column[first:end] = values
-        self._count = end
+        self.count = end
         return np.arange(first, end)
 
     def documents(self, numbers: NDArray[np.int64]) -> DocumentBatch:

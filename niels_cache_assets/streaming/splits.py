@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch
+from niels_cache_assets.documents import NO_SPLIT
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_assets.strings import Objects, Strings
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,8 +19,8 @@ class SplitPart:
     """The documents of a batch that go to one split, in order. A token budget may have cut one of them.
 
     source_id, file: columns of n strings (strings.py). row: (n,) int64. tokens: of the cache's dtype, one document after the other.
-    lengths: (n,) int64, the tokens of each document. kept: (n,) object array of str or None. The texts are not held here, so that their
-    memory can be freed before the documents are written.
+    lengths: (n,) int64, the tokens of each document. hashes: (n,) int64, of the whole texts. kept: (n,) object array of str or None. The
+    texts are not held here, so that their memory can be freed before the documents are written.
     """
 
     source_id: Strings | Objects
@@ -28,6 +28,7 @@ class SplitPart:
     row: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
+    hashes: np.ndarray
     characters: int
     cut: int | None  # position of the cut document; a budget is exceeded once, so a split has at most one
     kept: np.ndarray | None = None
@@ -83,6 +84,9 @@ class BudgetSplitter:
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute the documents of a batch to the splits. Documents beyond the budgets are left out."""
+        if self._all_go_to_train(batch):
+            self.remaining["train"] -= len(batch.tokens)
+            return {"train": _split_part(batch, slice(None), batch.tokens, batch.lengths, None)}
         kept = batch.lengths.copy()
         target = batch.documents.split.copy()  # index into SPLITS; NO_SPLIT: beyond the budgets
         for split in ("val", "train"):
@@ -97,6 +101,10 @@ class BudgetSplitter:
             self.remaining[split] -= int(kept[taken].sum())
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
 
+    def _all_go_to_train(self, batch: EncodedDocuments) -> bool:
+        """Return whether this is one of the usual batches: val is full, no document has a split, and the budget of train is not met."""
+        return 0 < len(batch.tokens) < self.remaining["train"] and self.val_is_full and bool((batch.documents.split == NO_SPLIT).all())
+
     def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates that begin within the budget of the split. The last of them may exceed the budget.
 
@@ -107,7 +115,7 @@ class BudgetSplitter:
 
     def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():
-            return _split_part(batch.documents, slice(None), batch.tokens, batch.lengths, None)
+            return _split_part(batch, slice(None), batch.tokens, batch.lengths, None)
         starts = np.cumsum(batch.lengths) - batch.lengths
         within = np.arange(len(batch.tokens)) - np.repeat(starts, batch.lengths)
         tokens = batch.tokens[np.repeat(chosen, batch.lengths) & (within < np.repeat(kept, batch.lengths))]
@@ -115,18 +123,18 @@ class BudgetSplitter:
         cut = next(iter(np.flatnonzero(lengths < batch.lengths[chosen]).tolist()), None)
         if self._eot is not None and cut is not None:
             tokens[lengths[: cut + 1].sum() - 1] = self._eot
-        return _split_part(batch.documents, chosen, tokens, lengths, cut)
+        return _split_part(batch, chosen, tokens, lengths, cut)
 
 
-def _split_part(
-    documents: DocumentBatch, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None
-) -> SplitPart:
+def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None) -> SplitPart:
+    documents = batch.documents
     return SplitPart(
         source_id=documents.source_id[chosen],
         file=documents.file[chosen],
         row=documents.row[chosen],
         tokens=tokens,
         lengths=lengths,
+        hashes=batch.hashes[chosen],
         characters=int(documents.characters[chosen].sum()),
         cut=cut,
         kept=None if documents.kept is None else documents.kept[chosen],

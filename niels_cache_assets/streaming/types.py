@@ -17,15 +17,16 @@ class EncodedDocuments:
     """Encoded documents, with all their tokens in one array.
 
     `tokens`: of the cache's dtype, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64,
-    the tokens of each document, including EOT. `dropped`: the number of documents that were dropped since they were read, by reason.
-    `chunks`: the chunks that were read, which still contain the dropped documents. `screened`: whether these documents were already
-    compared with val (decontaminate.py). `overlaps`: examples of documents that were dropped because of `decontaminate_against`, as rows
-    for meta.json.
+    the tokens of each document, including EOT. `hashes`: (n,) int64, of the whole texts (strings.py). `dropped`: the number of documents
+    that were dropped since they were read, by reason. `chunks`: the chunks that were read, which still contain the dropped documents.
+    `screened`: whether these documents were already compared with val (decontaminate.py). `overlaps`: examples of documents that were
+    dropped because of `decontaminate_against`, as rows for meta.json.
     """
 
     documents: DocumentBatch
     tokens: np.ndarray
     lengths: np.ndarray
+    hashes: np.ndarray
     dropped: Counter[str]
     chunks: Sequence[PositionedChunk]
     screened: bool = False
@@ -41,7 +42,7 @@ class EncodedDocuments:
         if kept.all():
             return self
         tokens = self.tokens[np.repeat(kept, self.lengths)]
-        return replace(self, documents=self.documents[kept], tokens=tokens, lengths=self.lengths[kept])
+        return replace(self, documents=self.documents[kept], tokens=tokens, lengths=self.lengths[kept], hashes=self.hashes[kept])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease_files import latest
-from tests.cluster.servers import free_port, processes_of, redis, wait_for_port
-from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, running, stop, wait_until
+from tests.cluster.servers import free_port, redis, wait_for_port
+from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, build_all, running, stop, wait_until
 from tests.parts_project import NAME, build, parts_of
 from tests.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
 
@@ -31,8 +31,10 @@ DAEMON = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 run_monitoring: {enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}
 """
-PLACES = {"dask": 0, "celery": 1}  # of the pool, that a run takes; the executor for Dask takes none
-DASK, CELERY = ROOT / "deploy/dask/definitions.py", ROOT / "deploy/celery/definitions.py"
+PLACES = {"dask": 0, "celery": 1, "local": 1}  # of the pool, that a run takes; the executor for Dask takes none
+DASK, CELERY, LOCAL = (
+    ROOT / path for path in ("deploy/dask/definitions.py", "deploy/celery/definitions.py", "niels_cache_assets/definitions.py")
+)
 
 
 @pytest.fixture
@@ -84,8 +86,16 @@ def parent_of(pid: int) -> int:
 def has_resumed(walk: Walk) -> bool:
     """Return whether a run has logged that the long part goes on from its records."""
     with ensure_instance(walk.home) as instance:
-        found = [event.user_message for run in instance.get_runs() for event in instance.all_logs(run.run_id)]
-    assert len(found) > PARTS
+        found = [run.run_id for run in instance.get_runs()]
+    assert len(found) >= PARTS
+    return any(resumed_in(walk, run) for run in found)
+
+
+def resumed_in(walk: Walk, run: str) -> bool:
+    """Return whether this run has logged that the long part goes on from its records."""
+    with ensure_instance(walk.home) as instance:
+        found = [event.user_message for event in instance.all_logs(run)]
+    assert len(found) > 1
     return any("resuming" in message and walk.long.name in message for message in found)
 
 
@@ -151,18 +161,19 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("walk", [12_000], indirect=True)  # a step asks for the status of its run every 5 seconds
-@pytest.mark.parametrize("engine", ["dask", "celery"])
+@pytest.mark.parametrize("engine", ["dask", "celery", "local"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
-    """The commands of the README files start the UI and the daemon."""
+    """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""
     with open(walk.home / "dagster.yaml", "a") as settings:
         settings.write(DAEMON)
-    with dask(walk) if engine == "dask" else celery(walk, tmp_path_factory.mktemp("redis")):
-        definitions, port = {"dask": DASK, "celery": CELERY}[engine], free_port()
+    with {"dask": dask, "celery": partial(celery, folder=tmp_path_factory.mktemp("redis")), "local": nullcontext}[engine](walk):
+        definitions, port = {"dask": DASK, "celery": CELERY, "local": LOCAL}[engine], free_port()
         server = walk.start("-m", "dagster", "dev", "-f", str(definitions), "-h", "127.0.0.1", "-p", str(port))
         with running(server):
             wait_for_port(port, server.process)
             url = f"http://127.0.0.1:{port}"
-            run = launch(url, definitions, parts_of(walk.graph)[LONG].removeprefix("part/"))
+            partition = parts_of(walk.graph)[LONG].removeprefix("part/")
+            run = launch(url, definitions, partition)
             walk.wait_for_records()
             pid = walk.worker()
             assert is_alive(pid)
@@ -171,14 +182,21 @@ def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pyte
             wait_until(lambda: not is_alive(pid), TERMINATED_SECONDS)
             wait_until(lambda: status_of(url, run) == "CANCELED", TERMINATED_SECONDS)
             wait_until(lambda: walk.held_slots() == 0, TERMINATED_SECONDS, pause=0.5)
+            assert not (walk.long / "meta.json").exists(), "the part was too short"
+            last = latest(walk.long)
+            assert last is not None
+            assert last.is_over
+            staged = staged_attempts(walk.long)
+            assert [read_journal(folder) is not None for folder in staged] == [True], "the next run cannot resume"
+            again = launch(url, definitions, partition)
+            wait_until(lambda: status_of(url, again) in ("SUCCESS", "FAILURE", "CANCELED"), pause=0.5)
+            assert status_of(url, again) == "SUCCESS"
+            assert resumed_in(walk, again)
             stop(server)
-    assert not (walk.long / "meta.json").exists(), "the part was too short"
-    last = latest(walk.long)
-    assert last is not None
-    assert last.is_over
-    staged = staged_attempts(walk.long)
-    assert [read_journal(folder) is not None for folder in staged] == [True], "the next run cannot resume"
-    wait_until(lambda: not processes_of(walk.folder), TERMINATED_SECONDS)
+    rest = build_all(walk)
+    with running(rest):
+        rest.wait()
+    walk.check()
 
 
 def launch(url: str, definitions: Path, partition: str) -> str:

@@ -260,7 +260,8 @@ class _Walk:
             return None
         planned, every = plan.parts[part.number], [file for each in plan.parts for file in each.files]
         weigh = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in every) else len
-        return self._of_cache(part, self._volumes.of_source(part.name).scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
+        volume = self._volume_of_corpus(part) if is_prepared(part.source) else self._volumes.of_source(part.name)
+        return self._of_cache(part, volume.scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
 
     def _token_bytes(self, artifact: Dataset) -> int:
         size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
@@ -295,7 +296,7 @@ def _inputs_that_decide(artifact: Artifact) -> Sequence[str]:
     if isinstance(artifact, Tokenizer):
         return ()
     if isinstance(artifact, OfPlan):
-        return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan")]
+        return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan", "corpus")]
     return [each for each in artifact.inputs() if each.partition("/")[0] != "corpus_part"]
 
 

@@ -1,4 +1,7 @@
-"""The common part of the caches that are built by a plan: the val part, the parts and the seal."""
+"""The common part of the caches that are built in parts: the val part, the parts and the seal.
+
+A plan decides the parts. With `prepare`, the parts of the corpus decide them (`OfCorpus`).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.cache_identity import dtype_identity
+from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import parts_dir
@@ -186,3 +191,38 @@ class OfPlan(Pretrain):
 @dataclass(frozen=True, kw_only=True)
 class Leased(UnderLease, OfPlan):
     """A cache of a plan that is built under a lease."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCorpus(OfPlan):
+    """A cache that is built from a corpus in parts. Its identity is the documents that stay, their splits, and the parts of the corpus."""
+
+    @cached_property
+    def corpus(self) -> PreparedCorpus:
+        """The corpus, without its duplicates. Raises NielsCacheError if it or its drop list is not current."""
+        assert self.prepared is not None  # the table has `prepare`
+        return self.prepared
+
+    @property
+    def planned_by(self) -> str:
+        return fingerprint_of({**self.corpus.identity(), "parts": [len(part) for part in self.corpus.parts]})
+
+    def inputs(self) -> Sequence[str]:
+        return Dataset.inputs(self)
+
+    def revision(self) -> str | None:
+        return Dataset.revision(self)
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        of_cache = Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
+        return {**of_cache, "plan": self.planned_by, "member": self.member}
+
+    def with_held_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the identity itself: the corpus has left out what `exclude` names."""
+        return dict(made_of)
+
+    def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
+        return meta
+
+    def split_rule(self) -> str:
+        return Pretrain.split_rule(self)

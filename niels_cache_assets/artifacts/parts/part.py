@@ -1,4 +1,7 @@
-"""One part of a data set: its share of the files, tokenized and written as a cache of its own, `pretrain/.parts/NAME/part-00017`."""
+"""One part of a data set: its share of the files, tokenized and written as a cache of its own, `pretrain/.parts/NAME/part-00017`.
+
+With `prepare`, it is the share of the corpus that the part with this number has prepared (`PreparedPart`).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.parts.leased import checked
-from niels_cache_assets.artifacts.parts.of_plan import Leased
+from niels_cache_assets.artifacts.parts.of_plan import Leased, OfCorpus
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.show.contents import budget_rule
@@ -129,7 +132,7 @@ class Part(Leased):
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         budget = self.planned.train_tokens
         return PretrainBuild(
-            items=Feed(self.stream.documents, context),
+            items=Feed(self.documents, context),
             out_dir=str(self.directory),
             tokenizer=self.tokenizer,
             max_train_tokens=UNLIMITED if budget is None else budget,
@@ -148,10 +151,44 @@ class Part(Leased):
             progress=progress,
         )
 
-    def write(self, work: Work) -> Written:
+    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        """Yield the documents of the part, from the place where `context` begins."""
+        return self.stream.documents(context)
+
+    def require_input(self) -> None:
+        """Raise NielsCacheError if a file of the part is not the one that the plan lists."""
         require_unchanged(self.stream.files)
+
+    def write(self, work: Work) -> Written:
+        self.require_input()
         written = super().write(replace(work, progress=checked(work.lease, work.progress)))
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
         part = {"number": self.number, "plan": self.planned.plan, "short": short}
         return replace(written, meta={**self.of_removed_ids(written.meta, work.made_of), "part": part})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedPart(OfCorpus, Part):
+    """A part of a data set with `prepare`: the documents of one part of its corpus, without duplicates."""
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part without files and budgets: the corpus has divided them."""
+        nothing: dict[str, Any] = {"files": (), "text_field": None, "train_tokens": None, "val_tokens": None}
+        return PlannedPart(number=self.number, plan=self.planned_by, revision=self.corpus.meta["dataset_revision"], **nothing)
+
+    @property
+    def _ordinals(self) -> range:
+        return self.corpus.parts[self.number]
+
+    def need(self) -> Need | None:
+        share = len(self._ordinals) / max(1, self.corpus.meta["documents"]["kept"])
+        text_bytes = int(self.corpus.meta["bytes"]["after"] * share)
+        return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
+
+    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        return self.corpus.stream_of(self._ordinals, context)
+
+    def require_input(self) -> None:
+        """Do nothing: everything that is read from a corpus is compared with its meta.json."""

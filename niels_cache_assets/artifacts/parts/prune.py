@@ -1,4 +1,7 @@
-"""The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is not in parts any more."""
+"""The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is not in parts any more.
+
+If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.corpus.layout import corpus_parts_dir
@@ -24,8 +28,9 @@ from niels_cache_runtime.format.meta import read_meta
 
 
 class Pruned(NamedTuple):
-    """A removed part, or its unfinished build. bytes: the size of its files. Hard links of the cache keep the bytes that they share with
-    it.
+    """A removed part or range, or its unfinished build.
+
+    bytes: the size of its files. Hard links of the cache keep the bytes that they share with it.
     """
 
     directory: Path
@@ -34,6 +39,7 @@ class Pruned(NamedTuple):
 
 def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> list[Pruned]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair. Return them, in order.
+    If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates.
 
     The parts of the current plan stay, because a repair and growth need them. Raises NielsCacheError if the cache is not complete, or if a
     part that would be removed is being built.
@@ -45,12 +51,14 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
     kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
     kept_of_corpus: dict[str, object] = {}
     if isinstance(dataset, Sealed):
-        kept = {dataset.parts_plan.staged.name: None, **{member.member: member.planned_by for member in dataset.members()}}
-    elif isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
-        kept = {PLAN_STAGED: None}
+        kept = {PLAN_STAGED: None, **{member.member: member.planned_by for member in dataset.members()}}
+    if isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
+        kept.setdefault(PLAN_STAGED, None)
         names = map(part_name, range(dataset.source.corpus_parts))
         kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
     removed = [*_pruned(graph, folder, kept, log), *_pruned(graph, of_corpus, kept_of_corpus, log)]
+    if not graph.registry.prepared("dedup"):
+        removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root, log=log)]
     if not kept:
         remove(folder / PLAN_NAME)
     for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):

@@ -278,12 +278,13 @@ class HashRange(OfSearch):
         return Written(meta=self._meta(work, files))
 
 
-def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> None:
-    """Remove the hashes and the ranges, except those that another process builds now."""
-    folder = ranges_dir(root)
+def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[tuple[Path, int]]:
+    """Remove the hashes and the ranges, except those that another process builds now. Return each folder and its bytes."""
+    folder, removed = ranges_dir(root), list[tuple[Path, int]]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
         with suppress(*busy), leased(target, times=times_of(registry), wait=False, at_once=True, log=log) as lease:
-            remove_target(lease)
+            removed += remove_target(lease)
     with suppress(OSError):  # it is not there, or something is left in it
         folder.rmdir()
+    return removed

@@ -1,24 +1,29 @@
-"""The cache of a data set in parts: its finished parts, checked and joined (parts/seal.py)."""
+"""The cache of a data set in parts: its finished parts, checked and joined (parts/seal.py).
+
+With `prepare`, the parts are those of the corpus (`PreparedSealed`).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, told_of_parts
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
+from niels_cache_assets.artifacts.parts.part import Part, PreparedPart
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
+from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
+from niels_cache_assets.parts.seal import CODE_VERSION, Member, joined_facts, seal
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
@@ -53,10 +58,15 @@ class Sealed(AfreshUnderLease, OfPlan):
         return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
 
     def members(self) -> Iterator[OfPlan]:
-        """Yield the val part, if there is one, and the parts. All use the plan and the tokenizer of this artifact."""
+        """Yield the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
+        shared = {"tokenizer": self.tokenizer, **self._shared}  # cached properties of the parts; each part would read them again
         for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.total_parts))):
-            vars(member).update(plan=self.plan, tokenizer=self.tokenizer)  # their cached properties; each part would read both again
+            vars(member).update(shared)
             yield member
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        return {"plan": self.plan}
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
@@ -131,8 +141,7 @@ class Sealed(AfreshUnderLease, OfPlan):
     def _require_the_same_builds(self, members: Sequence[Member]) -> None:
         """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""
         again = f"was built again while the parts were being joined; run it again: {self.parts_plan.how_to_make}"
-        if self.parts_plan.read().meta != self.plan.meta:
-            raise NielsCacheError(f"{self.parts_plan.place}: {again}")
+        self._require_the_same_input(again)
         for member in members:
             try:
                 now = read_meta(str(member.directory / META_NAME))
@@ -140,6 +149,10 @@ class Sealed(AfreshUnderLease, OfPlan):
                 raise NielsCacheError(f"{member.directory}: {again}") from error
             if now["meta_sha256"] != member.meta["meta_sha256"]:
                 raise NielsCacheError(f"{member.directory}: {again}")
+
+    def _require_the_same_input(self, again: str) -> None:
+        if self.parts_plan.read().meta != self.plan.meta:
+            raise NielsCacheError(f"{self.parts_plan.place}: {again}")
 
     def progress_of_parts(self) -> str:
         """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""
@@ -163,3 +176,37 @@ class Sealed(AfreshUnderLease, OfPlan):
         if not short:
             return None
         return f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSealed(OfCorpus, Sealed):
+    """The cache of a data set with `prepare` and `tokens_in_parts`."""
+
+    def part(self, number: int) -> Part:
+        return PreparedPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
+
+    def steps(self) -> list[Artifact]:
+        return [*map(self.part, range(self.source.parts))]
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), *(step.key for step in self.steps())]
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        return {"corpus": self.corpus, "prepared": self.corpus}
+
+    def items(self, context: StreamContext) -> Iterator[DocumentBatch]:
+        return self.corpus.stream(context)
+
+    def _require_the_same_input(self, again: str) -> None:
+        require_unchanged(self.corpus.directory, self.corpus.meta)
+
+    def write(self, work: Work) -> Written:
+        """Join the parts. Documents that the source or the cleaning have dropped count here, because they belong to no part."""
+        written = super().write(work)
+        meta, corpus = written.meta, self.corpus.meta
+        dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
+        return replace(written, meta={**meta, "dropped": dict(dropped), "facts": joined_facts([corpus["facts"], meta["facts"]])})

@@ -120,7 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
             "--hub OWNER/NAME, or --profile default"
         )
-    registry = _write(target, render(wishes))
+    registry, broken = _write(target, render(wishes))
+    for line in broken:
+        print(f"WARNING: {line}", file=sys.stderr)
     if arguments.json:
         built = [name for family in FAMILIES for name in registry.partition_keys(family)]
         print_json({"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir})
@@ -213,8 +215,8 @@ def _paths(question: str) -> list[str]:
         print(f"  {', '.join(missing)}: not found")
 
 
-def _write(target: Path, text: str) -> Registry:
-    """Load the text as a configuration, write it to `target` in one step, and return its registry.
+def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
+    """Load the text as a configuration, write it to `target` in one step, and return its registry and lines about broken rows.
 
     The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
@@ -228,19 +230,22 @@ def _write(target: Path, text: str) -> Registry:
             file.flush()
             try:
                 registry = load_registry(config=file.name)
-                _require_inputs(registry)
+                broken = _require_inputs(registry)
             except BadInputs:
                 raise
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
         write_whole(target, text.encode())
-        return registry
+        return registry, broken
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
 
 
-def _require_inputs(registry: Registry) -> None:
-    """Raise BadInputs for problems that `doctor` would report, except an unreachable hub."""
+def _require_inputs(registry: Registry) -> list[str]:
+    """Return a line for each data set with a broken row, which the user corrects or leaves out.
+
+    Raises BadInputs for all other problems that `doctor` would report, except an unreachable hub.
+    """
     from niels_cache_assets.config.shipped import catalog
     from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems
     from niels_cache_assets.tokenizer.kinds import open_configured_model
@@ -250,6 +255,7 @@ def _require_inputs(registry: Registry) -> None:
         open_configured_model(registry.tokenizer)
     mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
     found = [*input_problems(registry), *hub_problems(registry, mine)]
-    problems = [problem for problem in found if not problem.is_away]
+    problems = [problem for problem in found if not problem.is_away and not problem.is_of_a_row]
     if problems:
         raise BadInputs(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])
+    return [str(problem) for problem in found if problem.is_of_a_row]

@@ -141,15 +141,22 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
-    of_plan = keys.parts_of_datasets(registry)
-    deps = [dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))]
+    every, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    of_plan, of_corpus = (
+        {name: parts for name, parts in every.items() if (name in prepared) is is_prepared} for is_prepared in (False, True)
+    )
+    deps = [dg.AssetDep(keys.TOKENIZER)]
+    if of_plan:
+        deps.append(dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan)))
+    if of_corpus:
+        deps += [dg.AssetDep(asset, partition_mapping=to_parts(of_corpus)) for asset in (keys.DOCUMENTS, keys.KEPT)]
     if names := keys.with_val_part(registry):
         deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=to_parts({name: of_plan[name] for name in names})))
 
     @dg.asset(
         key=keys.PARTS,
         deps=deps,
-        partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
+        partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=CODE_VERSIONS["pretrain"],

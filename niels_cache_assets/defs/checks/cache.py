@@ -11,7 +11,6 @@ have removed them. Otherwise, they are a warning, because upstream's own splits 
 equal a document in the val of another data set. For this check, train and val are decoded once more, and the val of all other caches.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.show.contents import shortfall
+from niels_cache_assets.show.shared_texts import advice_against
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
@@ -129,9 +129,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         SPLITS_DISJOINT,
         passed=overlap.disjoint and not overlap.elsewhere,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
-        description="; ".join(
-            [_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(registry, source, overlap)
-        )
+        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(registry, name, overlap))
         or None,
         metadata=without_empty(
             {
@@ -182,18 +180,14 @@ def _other_vals(registry: Registry, name: str, root: Path) -> dict[str, Path]:
     return found
 
 
-def _describe_elsewhere(registry: Registry, source: PretrainSource, overlap: SplitOverlap) -> list[str]:
+def _describe_elsewhere(registry: Registry, name: str, overlap: SplitOverlap) -> list[str]:
     """Return the documents of train that are in the val of another data set, with the key that keeps them out if there is one."""
     if not overlap.elsewhere:
         return []
     names = list(dict.fromkeys(pair.other for pair in overlap.pairs_elsewhere))
     found = f"{overlap.elsewhere:,} documents equal one in the val of {', '.join(names)}"
-    if source.prepare:
-        return [f'{found}; "dedup" in `prepare` of both data sets keeps them out']
-    can_be_named = [name for name in names if not getattr(registry.pretrain[name], "members", None)]
-    if source.is_in_parts or not can_be_named:  # decontaminate_against takes neither parts nor mixtures
-        return [found]
-    return [f"{found}; decontaminate_against = {json.dumps(can_be_named)} keeps them out"]
+    advice = advice_against(registry, name, names)
+    return [found if advice is None else f"{found}; {advice}"]
 
 
 def _why_skipped(meta: Meta) -> str | None:

@@ -1,13 +1,14 @@
 """The report `reports/cache` about all caches below a cache root. It has the records of Dagster, and the mixtures that runs would read.
 
-A report costs the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. No
-file is hashed, and the network is not used. markdown.py and page.py write the report as text.
+A report costs the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. It
+also reads 8 bytes for each document of pretrain caches (shared_texts.py). No file is hashed, and the network is not used. markdown.py and
+page.py write the report as text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
+from niels_cache_assets.show.shared_texts import SharedTexts, advice_against, shared_texts
 from niels_cache_assets.show.wording import counted, label
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_runtime.cache.opening import listed_files
@@ -31,7 +33,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_n
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-CODE_VERSION = "6"  # raise this by hand when a report changes for the same caches and settings
+CODE_VERSION = "7"  # raise this by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +163,17 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """The report about everything below `root`, in build order. settings: the configuration that the caches are compared with."""
+    """The report about everything below `root`, in build order. settings: the configuration that the caches are compared with. shared: the
+    texts of train that are in the val of another data set. mends: by the name of such a data set, what keeps these texts out.
+    """
 
     root: Path
     settings: str
     items: tuple[Item, ...]
     mixtures: tuple[Mixture, ...]
     history: History
+    shared: SharedTexts
+    mends: Mapping[str, str]
 
     @property
     def bytes(self) -> int:
@@ -218,6 +224,11 @@ class CacheReport:
         for mixture in self.mixtures:
             texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
             found += [Notice(name=mixture.name, text=text) for text in texts]
+        for each in self.shared.found:
+            said = f"{counted(each.documents, 'document')} of train equal one in the val of {each.val}"
+            mend = f"; {self.mends[each.train]}" if each.train in self.mends else ""
+            first = f"the first is {each.first.file}:{each.first.row} ({each.first.source_id})"
+            found.append(Notice(name=each.train, text=f"{said}, {first}{mend}"))
         return found
 
     @cached_property
@@ -255,6 +266,7 @@ class CacheReport:
             "items": [self._item_json(item) for item in self.items],
             "mixtures": [mixture.as_json() for mixture in self.mixtures],
             "family_checks": [asdict(check) for check in self.history.checks],
+            "shared_texts": asdict(self.shared),
             "notices": [asdict(notice) for notice in self.notices],
         }
 
@@ -302,7 +314,20 @@ def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
     """Return the report of `items` (from `find_items`) and `history`."""
     mixtures = tuple(all_mixtures(registry, root=root))
-    return CacheReport(root=root.absolute(), settings=registry.settings_origin, items=tuple(items), mixtures=mixtures, history=history)
+    shared = shared_texts({item.name: item.state.directory for item in items if item.state.kind == "pretrain" and item.is_built})
+    others: dict[str, list[str]] = {}
+    for each in shared.found:
+        others.setdefault(each.train, []).append(each.val)
+    told = {name: advice_against(registry, name, named) for name, named in others.items() if name in registry.pretrain}
+    return CacheReport(
+        root=root.absolute(),
+        settings=registry.settings_origin,
+        items=tuple(items),
+        mixtures=mixtures,
+        history=history,
+        shared=shared,
+        mends={name: advice for name, advice in told.items() if advice is not None},
+    )
 
 
 def _item(state: CacheState) -> Item:

@@ -14,6 +14,7 @@ from niels_cache_assets.show.wording import counted
 WIDTH, HEIGHT = 720.0, 170.0  # of the area of a chart, without its labels
 MARGIN = 46.0
 _LABELS = 8
+_APART = 54.0  # the least distance of the last label from the one before
 
 
 class Bar(NamedTuple):
@@ -60,10 +61,14 @@ def rule_chart(rule: Mapping[str, Any]) -> Chart:
                 bars.append(Bar(number * width, HEIGHT - height, max(width - 0.6, 0.5), height, tone, said))
     first = next(number for number, row in enumerate(bins) if row["drops"] != (rule["side"] == "below"))
     edges = [(number * width, row["from"]) for number, row in enumerate(bins) if row["from"] is not None]
+    labels = _few([(at, shown(value, form)) for at, value in edges])
+    if bins[-1]["to"] is None and edges:  # the last bar has everything from there on, so it may be the highest one
+        last, value = edges[-1]
+        labels = [label for label in labels if label[0] <= last - _APART] + [(last, f"{shown(value, form)}+")]
     return Chart(
         bars=bars,
         limit=first * width,
-        labels=_few([(place, shown(value, form)) for place, value in edges]),
+        labels=labels,
         heights=scale.labels(),
         said=f"Histogram of the measure of {rule['key']}, with the limit {shown(rule['limit'], form)}",
     )

@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,6 +32,7 @@ _WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find th
 _ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
 _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
 _BATCHES_AHEAD = 4
+_JOINED_BYTES = 1 << 20
 _LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
@@ -59,8 +63,8 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
 
-def decoded_ahead(batches: Iterator[tuple[int, HasBytes]]) -> Generator[tuple[int, HasBytes]]:
-    """Yield the batches of `ParquetTable.batches`, or what the caller makes of them. While the caller uses a batch, a thread makes up to
+def decoded_ahead(batches: Iterator[HasBytes]) -> Generator[HasBytes]:
+    """Yield batches of `ParquetTable.batches`, or what the caller makes of them. While the caller uses a batch, a thread makes up to
     four batches after it.
 
     Decoding does not need the interpreter's lock. With one batch only, the caller would often wait until the thread gets a core. A large
@@ -68,12 +72,12 @@ def decoded_ahead(batches: Iterator[tuple[int, HasBytes]]) -> Generator[tuple[in
     """
     is_large = False  # whether the batch that was decoded last is large, and in memory
 
-    def decode() -> tuple[int, HasBytes] | Literal["later"] | None:
+    def decode() -> HasBytes | Literal["later"] | None:
         nonlocal is_large
         if is_large:
             return "later"
         batch = next(batches, None)
-        is_large = batch is not None and batch[1].nbytes > _AHEAD_BYTES
+        is_large = batch is not None and batch.nbytes > _AHEAD_BYTES
         return batch
 
     with ThreadPoolExecutor(1, thread_name_prefix="decode") as executor:
@@ -87,6 +91,52 @@ def decoded_ahead(batches: Iterator[tuple[int, HasBytes]]) -> Generator[tuple[in
             del batch
             if not waiting:
                 waiting.append(executor.submit(decode))
+
+
+def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """Yield (number of each row, rows), the small batches of `ParquetTable.batches` joined to larger ones.
+
+    A batch costs the same time in every step of a build, and row groups are often small. A joined batch has `most_rows` rows, or about a
+    megabyte. Its rows are a multiple of `of`, if no large batch follows. A batch of more than a megabyte is not copied.
+    If `batches` fails, the rows before the error come first.
+    """
+    import pyarrow as pa
+
+    numbers: list[NDArray[np.int64]] = []
+    parts: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    error: Exception | None = None
+
+    def read() -> Iterator[tuple[int, pa.RecordBatch]]:
+        nonlocal error
+        try:
+            yield from batches
+        except Exception as failure:
+            error = failure
+
+    def whole() -> tuple[NDArray[np.int64], pa.RecordBatch]:
+        return (numbers[0], parts[0]) if len(parts) == 1 else (np.concatenate(numbers), pa.concat_batches(parts))
+
+    for first, batch in read():
+        if parts and batch.nbytes >= _JOINED_BYTES:
+            yield whole()
+            numbers, parts, rows, nbytes = [], [], 0, 0
+        numbers.append(np.arange(first, first + len(batch)))
+        parts.append(batch)
+        rows, nbytes = rows + len(batch), nbytes + batch.nbytes
+        del batch
+        if rows < most_rows and nbytes < _JOINED_BYTES:
+            continue
+        count = rows if len(parts) == 1 or rows < of else min(rows, most_rows) // of * of
+        found, table = whole()
+        numbers, parts, rows = ([found[count:]], [table.slice(count)], rows - count) if count < rows else ([], [], 0)
+        nbytes = sum(part.nbytes for part in parts)
+        yield found[:count], table.slice(0, count)
+        del table
+    if rows:
+        yield whole()
+    if error is not None:
+        raise error
 
 
 class ParquetTable:

@@ -1,0 +1,129 @@
+"""Documents of train whose text is also in the val of another data set, by the hashes in the lineage of pretrain caches.
+
+Reads 8 bytes of each document, and no token. Memory: 24 bytes for each document of val, and a row group of lineage. Only equal texts count
+(after the conversion of newlines). `streaming/disjoint.py` compares canonical texts, but decodes all tokens. A cache of an older version
+has no hashes, and neither has a cache that was made from tokens: such caches are not checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.streaming.pretrain_writer import TEXT_HASH
+from niels_cache_assets.strings import hashes_of
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split, documents_name
+
+_PLACE = ("source_id", "file", "row")
+
+
+class Origin(NamedTuple):
+    """The origin of a document."""
+
+    source_id: str
+    file: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedText:
+    """How many documents in the train of `train` have the text of a document in the val of `val`. first: the first of them in train."""
+
+    train: str
+    val: str
+    documents: int
+    first: Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTexts:
+    """The result for several caches. not_checked: the names of the caches whose train or val has no hashes, or broken lineage."""
+
+    found: tuple[SharedText, ...] = ()
+    not_checked: tuple[str, ...] = ()
+
+
+def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
+    """Compare the train of each pretrain cache with the val of every other one. `folders`: the folders of the caches by name."""
+    hashes, owners, not_checked = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
+    checked = dict[str, Path]()
+    for name, folder in folders.items():
+        try:
+            own = np.unique(np.concatenate([np.empty(0, np.int64), *(part for _, part in _hashes(folder, "val"))]))
+        except NielsCacheError:
+            not_checked.append(name)
+            continue
+        own = own[own != hashes_of([""])[0]]
+        hashes.append(own)
+        owners.append(np.full(len(own), len(checked), np.int64))
+        checked[name] = folder
+    every, of = np.concatenate(hashes), np.concatenate(owners)
+    order = np.argsort(every, kind="stable")
+    every, of = every[order], of[order]
+    found = list[SharedText]()
+    for name, folder in checked.items():
+        try:
+            found += _shared(name, folder, every, of, [*checked])
+        except NielsCacheError:  # a part of train was built by an older version
+            not_checked.append(name)
+    return SharedTexts(found=tuple(found), not_checked=tuple(not_checked))
+
+
+def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str | None:
+    """Return what keeps documents out of the train of `name` that are in the val of other data sets, or None if no key does."""
+    source = registry.pretrain[name]
+    if source.prepare:
+        return '"dedup" in `prepare` of both data sets keeps them out'
+    known = [other for other in others if other in registry.pretrain]
+    can_be_named = [other for other in known if not getattr(registry.pretrain[other], "members", None)]
+    if source.is_in_parts or not can_be_named:  # decontaminate_against takes neither parts nor mixtures
+        return None
+    return f"decontaminate_against = {json.dumps(can_be_named)} keeps them out"
+
+
+def _shared(name: str, folder: Path, every: NDArray[np.int64], of: NDArray[np.int64], names: Sequence[str]) -> Iterator[SharedText]:
+    """Yield for each other cache how many documents of train have a hash of its val. every, of: all hashes, sorted, and their caches."""
+    counts, first = np.zeros(len(names), np.int64), dict[int, Origin]()
+    for (path, group), train in _hashes(folder, "train"):
+        left, right = (np.searchsorted(every, train, side=side) for side in ("left", "right"))
+        for row in np.flatnonzero(right > left).tolist():
+            for owner in of[left[row] : right[row]].tolist():
+                if names[owner] != name:
+                    counts[owner] += 1
+                    if owner not in first:
+                        first[owner] = _origin(path, group, row)
+    for owner, origin in sorted(first.items()):
+        yield SharedText(train=name, val=names[owner], documents=int(counts[owner]), first=origin)
+
+
+def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], NDArray[np.int64]]]:
+    """Yield (file, number of the row group) and the hashes of this row group. Raises NielsCacheError if the lineage has none."""
+    import pyarrow
+
+    for table in tables(folder / documents_name(split)):
+        try:
+            with table.open() as parquet:
+                if TEXT_HASH not in parquet.schema_arrow.names:
+                    raise NielsCacheError(f"{table.path}: has no hashes of texts")
+                for group in range(parquet.num_row_groups):
+                    column = parquet.read_row_group(group, columns=[TEXT_HASH]).column(0)
+                    yield (table.path, group), column.to_numpy()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise NielsCacheError(f"{table.path}: not a readable parquet file: {error}; rebuild this data set") from error
+
+
+def _origin(path: Path, group: int, row: int) -> Origin:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+        (found,) = parquet.read_row_group(group, columns=list(_PLACE)).slice(row, 1).to_pylist()
+    return Origin(**found)

@@ -1,0 +1,81 @@
+"""Rows of chats with a mistake that only a person can correct: an unknown role, an assistant that never speaks, broken JSON in a call.
+
+With a chat template, a build stops at the first such row, or leaves them out (`on_broken`). Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, SHARED_ROLES
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+
+OnBroken = Literal["stop", "drop"]
+
+NO_ASSISTANT = "no_assistant"
+UNKNOWN_ROLE = "unknown_role"
+_MISTAKES = {  # by reason for dropping
+    UNKNOWN_ROLE: "a message has an unknown role",
+    NO_ASSISTANT: "the assistant never speaks",
+    BROKEN_CALL: "a call of a tool is not valid JSON",
+    BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
+}
+
+
+class BrokenRowError(NielsCacheError):
+    """A row with a mistake, at which a build stops."""
+
+
+def is_mistake(reason: str | None) -> bool:
+    """Return whether rows that are dropped for this reason are mistakes."""
+    return reason in _MISTAKES
+
+
+def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
+    """Return the error for a row with a mistake. place: the file and the row. messages: those of the row, if they can be read. roles: the
+    roles that are known. advice: a clause with keys of the table that fit the row, or an empty string.
+    """
+    what = _unknown_role(messages, roles) if reason == UNKNOWN_ROLE else None
+    mend = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
+    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {mend}")
+
+
+class BrokenRows:
+    """The broken rows of one pass over a source. Each is counted, or it stops the build.
+
+    on_broken: "drop" also reports the first row of each reason; None reports nothing. roles: the roles that messages may have.
+    """
+
+    def __init__(self, context: StreamContext, on_broken: OnBroken | None, roles: Collection[str]) -> None:
+        self._context, self._on_broken, self._roles = context, on_broken, roles
+        self._told: set[str] = set()
+
+    def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Count a dropped row. Raises BrokenRowError for a mistake, if this pass builds a cache that may not leave it out."""
+        place = f"{file}: row {row}"
+        if self._on_broken == "stop" and self._context.building is not None and is_mistake(reason):
+            table = self._context.building.replace("/", ".")
+            raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
+        self._context.report.dropped[reason] += 1
+        if self._on_broken is not None and is_mistake(reason) and reason not in self._told:
+            self._told.add(reason)
+            said = f"{place}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"
+            self._context.report.hints.append(said)
+            self._context.log(said)
+
+
+def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+    """Return the unknown role in words, with the nearest known one, or None if the messages have none."""
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str):
+            return f"message {number} has no role"
+        if role not in roles:
+            shared = [name for name, meant in SHARED_ROLES.items() if meant in roles and name != role]
+            near = difflib.get_close_matches(role.lower(), [*roles, *shared], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known roles: {', '.join(sorted(roles))}"
+            return f"message {number} has the unknown role {role[:40]!r} ({hint})"
+    return None
