@@ -1,15 +1,17 @@
 """Reading from a bucket through a bounded local copy: ours and other projects', from one server on 127.0.0.1, with one limit of bytes.
 
-    python benchmarks/stream.py [--mib 1024] [--limit-mib 256] [--seconds 10] [--rounds 3] [--files-mib 16 32]
+    python benchmarks/stream.py [--mib 256] [--shard-mib 8] [--limit-mib 128] [--seconds 6] [--rounds 3] [--minutes 5]
+    python benchmarks/stream.py --search [--files-mib 8 16 32] --minutes 60     with all settings of the peers
 
 The tokens are random. Each reader is a new process with an empty local copy. It yields shuffled batches of x and y, and is measured for the
 seconds after its first batch, with the starts of epochs. By then it has read the bucket more than once, or as far as it gets. The order of
 ours is shuffled in blocks of four shards. mosaicml-streaming shuffles as many samples at a time, and litdata a file.
 
-Each peer is tried with files of several sizes, with 1 and 2 workers, and with tokens widened to int64 in the workers or in the process that
-trains. The fastest of these settings is then tried with other options of the peer. A setting does not count if it fails, or if its files
-take more than the limit. The fastest setting that is left takes turns with ours. "plain loop" fetches, hashes and writes every object with
-as many streams as ours, and makes no batch.
+Each peer is tried with the settings that were its fastest in earlier runs, and with their neighbours (`KNOWN`). With --search it is tried
+with files of several sizes, with 1 and 2 workers, and with tokens widened to int64 in the workers or in the process that trains, and the
+fastest of these settings with other options of the peer. A setting does not count if it fails, or if its files take more than the limit.
+The fastest setting that is left takes turns with ours. "plain loop" fetches, hashes and writes every object with as many streams as ours,
+and makes no batch. After --minutes, no other setting and no other round begins. Each reader has one round in any case.
 
 "On disk" is the largest sum of the files in the local copy, looked at every 50 ms. Processor seconds are those of a reader, of its workers
 and of the process that downloads for ours, without the server. Other work on the machine disturbs them less than the time.
@@ -43,7 +45,7 @@ from verify import write_cache
 B, T = 64, 2048
 BLOCK_SHARDS = 4
 STREAMS = 4
-MOST_SECONDS = 120  # for one run, with its start
+MOST_SECONDS = 90  # for one run, with its start
 WANTED = 3.0
 ALLOWED = 1.02  # of the limit: the sizes on disk are multiples of 4 KiB
 
@@ -85,6 +87,13 @@ class Setting:
     def __str__(self) -> str:
         words = f"{self.mib} MiB a file, {self.workers} worker{'s' * (self.workers != 1)}, widened in the {self.mode} process"
         return ", ".join([words, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+# The fastest setting of earlier runs, and its neighbours: MiB of a file, workers, the process that widens.
+KNOWN = {
+    "litdata": [(8, 1, "main"), (16, 1, "main"), (8, 2, "main")],
+    "mosaicml-streaming": [(8, 2, "main"), (8, 2, "worker"), (8, 1, "main")],
+}
 
 
 def block_samples(shard_mib: int) -> int:
@@ -182,11 +191,20 @@ def peer_command(name: str, setting: Setting, local: Path, limit: int, seconds: 
     return [*command_of(name), "stream", *map(str, given), "--options", json.dumps(setting.options)]
 
 
-def fastest_setting(name: str, files: Sequence[int], local: Path, limit: int, seconds: float, shard_mib: int) -> Setting:
-    """Try a peer's settings, and return the best one. Raises PeersMissing if none gives a batch below the limit."""
+def fastest_setting(
+    name: str, files: Sequence[int], local: Path, limit: int, seconds: float, shard_mib: int, *, is_search: bool, until: float
+) -> Setting:
+    """Try a peer's settings, and return the best one. Raises PeersMissing if none gives a batch below the limit.
+
+    is_search: whether to try all settings. until: the perf_counter after which no other setting is tried, except the first one.
+    """
     tried: list[tuple[float, Setting]] = []
+    begun: list[Setting] = []
 
     def attempt(setting: Setting) -> None:
+        if begun and perf_counter() > until:
+            return print(f"  {name}, {setting}: not tried: --minutes have passed", flush=True)
+        begun.append(setting)
         try:
             run = measure(peer_command(name, setting, local, limit, seconds), local)
         except PeersMissing as error:
@@ -199,14 +217,26 @@ def fastest_setting(name: str, files: Sequence[int], local: Path, limit: int, se
         return None
 
     first, more = options_of(name, shard_mib)
-    for mib, workers, mode in product(files, (1, 2), ("worker", "main")):
+    for mib, workers, mode in product(files, (1, 2), ("worker", "main")) if is_search else KNOWN[name]:
         attempt(Setting(mib=mib, workers=workers, mode=mode, options=first))
     if not tried:
         raise PeersMissing(f"{name}: no setting gave a batch below the limit")
     _, best = max(tried, key=lambda each: each[0])
-    for options in more:
+    for options in more if is_search else ():
         attempt(Setting(mib=best.mib, workers=best.workers, mode=best.mode, options={**best.options, **options}))
     return max(tried, key=lambda each: each[0])[1]
+
+
+def rounds_until(end: float, most: int) -> Iterator[int]:
+    """Yield the numbers of at most `most` rounds, and no other round if it would probably end after the perf_counter `end`."""
+    began = perf_counter()
+    for number in range(1, most + 1):
+        now = perf_counter()
+        if number > 1 and 2 * now - began > end:
+            return print(f"only {number - 1} of {most} rounds: --minutes have passed", flush=True)
+        began = now
+        yield number
+    return None
 
 
 def shown(values: list[float]) -> str:
@@ -227,15 +257,18 @@ def print_table(runs: dict[str, list[Run]], told: dict[str, str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--mib", type=int, default=1024, help="tokens in the bucket (default: 1024)")
-    parser.add_argument("--shard-mib", type=int, default=16, help="our shards (default: 16)")
-    parser.add_argument("--limit-mib", type=int, default=256, help="of the local copy (default: 256)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of reading in each round (default: 10)")
+    parser.add_argument("--mib", type=int, default=256, help="tokens in the bucket (default: 256)")
+    parser.add_argument("--shard-mib", type=int, default=8, help="our shards (default: 8)")
+    parser.add_argument("--limit-mib", type=int, default=128, help="of the local copy (default: 128)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of reading in each round (default: 6)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--files-mib", type=int, nargs="+", default=[16, 32], help="sizes of the peers' files (default: 16 32)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="then nothing more begins (default: 5)")
+    parser.add_argument("--search", action="store_true", help="try all settings of the peers")
+    parser.add_argument("--files-mib", type=int, nargs="+", default=[8, 16, 32], help="sizes with --search (default: 8 16 32)")
     parser.add_argument("--peers", nargs="*", choices=LOADERS, default=list(LOADERS), help="default: all; none measures only ours")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     settings = parser.parse_args()
+    began = perf_counter()
     if settings.child:
         address, folder, limit, seconds = settings.child
         return read_ours(address, folder, int(limit), float(seconds))
@@ -258,23 +291,28 @@ def main() -> None:
                 "niels-cache": f"{settings.shard_mib} MiB a shard, {BLOCK_SHARDS} shards a block, no worker",
                 "plain loop": f"{STREAMS} streams",
             }
-            for name in settings.peers:
+            for place, name in enumerate(settings.peers, start=1):
+                files = settings.files_mib if settings.search else sorted({mib for mib, *_ in KNOWN[name]})
+                until = began + 60 * settings.minutes * place / (len(settings.peers) + 1)  # the rest is for the rounds
                 try:
-                    publish_for_peer(name, cache, settings.files_mib, work)
-                    best = fastest_setting(name, settings.files_mib, local, limit, settings.seconds / 2, settings.shard_mib)
+                    publish_for_peer(name, cache, files, work)
+                    best = fastest_setting(
+                        name, files, local, limit, settings.seconds / 2, settings.shard_mib, is_search=settings.search, until=until
+                    )
                 except PeersMissing as error:
                     print(f"{name} is missing or failed: {error}", flush=True)
                     continue
                 told[name] = str(best)
                 readers[name] = partial(measure, peer_command(name, best, local, limit, settings.seconds), local)
             runs: dict[str, list[Run]] = {name: [] for name in readers}
-            for number, (name, read) in product(range(settings.rounds), readers.items()):
-                try:
-                    runs[name].append(read())
-                except PeersMissing as error:
-                    if name not in LOADERS:
-                        raise
-                    print(f"{name} failed in round {number + 1}: {error}", flush=True)
+            for number in rounds_until(began + 60 * settings.minutes, settings.rounds):
+                for name, read in readers.items():
+                    try:
+                        runs[name].append(read())
+                    except PeersMissing as error:
+                        if name not in LOADERS:
+                            raise
+                        print(f"{name} failed in round {number}: {error}", flush=True)
     print(f"{settings.mib} MiB of tokens, a local copy of at most {settings.limit_mib} MiB, batches of ({B}, {T}); wanted: {WANTED}x")
     return print_table({name: found for name, found in runs.items() if found}, told)
 

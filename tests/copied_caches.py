@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -150,6 +151,13 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def only_shards(fault: str, *, times: int | None = None, name: str = "/train/shard_") -> Callable[[str, str], str | None]:

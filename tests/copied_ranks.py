@@ -2,7 +2,7 @@
 
 It writes one line for each batch to a file: the step and a hash of the batch. The settings are JSON: the arguments of TokenLoader, and
 
-    sources, out: the address, and the file. workers: of a DataLoader. batches: how many to take, or null for all.
+    sources, out: the address, and the file. workers, context: of a DataLoader. batches: how many to take, or null for all.
     passes: how often to iterate. state: a saved state, or null. pause: seconds after each batch.
 """
 
@@ -27,12 +27,17 @@ def hashed(batch: Batch) -> str:
 
 
 def main(settings: dict[str, Any]) -> None:
-    taken: dict[str, Any] = {name: settings.pop(name) for name in ("sources", "out", "workers", "batches", "passes", "state", "pause")}
+    taken: dict[str, Any] = {
+        name: settings.pop(name) for name in ("sources", "out", "workers", "context", "batches", "passes", "state", "pause")
+    }
     if taken["state"] is None:
         loader = TokenLoader(taken["sources"], **settings)
     else:
         loader = TokenLoader.from_state(taken["state"], taken["sources"], **settings)
-    batches = DataLoader(loader, batch_size=None, num_workers=taken["workers"], persistent_workers=True) if taken["workers"] else loader
+    batches = loader
+    if taken["workers"]:
+        workers = {"num_workers": taken["workers"], "multiprocessing_context": taken["context"], "persistent_workers": True}
+        batches = DataLoader(loader, batch_size=None, **workers)
     step = 0
     with Path(taken["out"]).open("w", encoding="utf-8") as out:
         for _ in range(taken["passes"]):

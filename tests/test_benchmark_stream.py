@@ -1,6 +1,7 @@
 """benchmarks/stream.py with a small cache, without other projects' readers."""
 
 import importlib
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,27 @@ def test_a_peer_without_a_setting_below_the_limit_is_told(
     monkeypatch.setattr(stream, "command_of", lambda name: ["false"])
     monkeypatch.setattr(stream, "measure", lambda command, local: above)
     with pytest.raises(stream.PeersMissing, match="below the limit"):
-        stream.fastest_setting("litdata", [1], tmp_path, 1 << 20, 0.1, 1)
+        stream.fastest_setting("litdata", [1], tmp_path, 1 << 20, 0.1, 1, is_search=True, until=math.inf)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 4
     assert all(line.endswith("above the limit") for line in printed)
+
+
+def test_the_first_known_setting_is_tried_even_if_no_time_is_left(
+    stream: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = stream.Run(first=1.0, tokens=1, seconds=1.0, processor_seconds=1.0, most_bytes=1)
+    monkeypatch.setattr(stream, "command_of", lambda name: ["false"])
+    monkeypatch.setattr(stream, "measure", lambda command, local: below)
+    for name, known in stream.KNOWN.items():
+        chosen = stream.fastest_setting(name, [], tmp_path, 1 << 20, 0.1, 8, is_search=False, until=-math.inf)
+        assert (chosen.mib, chosen.workers, chosen.mode) == known[0]
+        assert capsys.readouterr().out.count("not tried") == len(known) - 1 > 0
+
+
+def test_rounds_end_when_another_one_would_take_too_long(stream: Any) -> None:
+    assert list(stream.rounds_until(-math.inf, 3)) == [1]
+    assert list(stream.rounds_until(math.inf, 3)) == [1, 2, 3]
 
 
 def test_a_reader_that_fails_is_named_by_its_last_line(stream: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.cache.slots import SlotTokens
+from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
@@ -30,6 +31,7 @@ from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.store import RemoteError
+from niels_cache_runtime.remote.upkeep import trim
 from tests.copied_caches import (
     ADDRESS,
     OVERHEAD,
@@ -43,6 +45,7 @@ from tests.copied_caches import (
     only_shards,
     room,
     rows,
+    wait_until,
     write_notes,
 )
 from tests.loopback_s3 import BUCKET
@@ -85,8 +88,7 @@ def test_workers_of_a_dataloader_share_the_copy(published: Published) -> None:
     assert rows(DataLoader(remote, batch_size=None, num_workers=2)) == expected
     counts = copied(remote).copy.counts()
     assert counts["files"] == SHARDS + 1  # each shard once, and the document ends; a tail has the shard of one token
-    with Ledger(published.copy).changing() as state:
-        assert [reader.pid for reader in state.readers.values()] == [os.getpid()]
+    wait_until(lambda: [reader.pid for reader in readers(published)] == [os.getpid()])
 
 
 def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> None:
@@ -143,6 +145,7 @@ def test_an_older_iterator_that_ends_changes_nothing_for_the_newer_one(published
     found += rows(newer, 2)
     batches = 4
     while not copied(remote).is_ready:  # the last shards of a block may come after its first batches
+        wait_until(lambda: is_fetched(published))
         found += rows(newer, 1)
         batches += 1
         assert batches < 200
@@ -162,6 +165,27 @@ def test_an_older_iterator_that_ends_changes_nothing_for_the_newer_one(published
 def readers(published: Published) -> list[Reader]:
     with Ledger(published.copy).changing() as state:
         return [*state.readers.values()]
+
+
+def is_fetched(published: Published) -> bool:
+    """Return whether everything that readers want to have now is there."""
+    with Ledger(published.copy).changing() as state:
+        wants = [want for reader in state.readers.values() for want in reader.wants if want.now]
+        return all(state.is_ready(path) for want in wants for path in want.paths())
+
+
+def read_until_kept(published: Published, ours: Iterator[Batch], theirs: Iterator[Batch]) -> None:
+    """Read until the loader keeps all its shards mapped. Tails that no batch waits for may come epochs later."""
+    deadline = time.monotonic() + 60
+    while not any(reader.keeps for reader in readers(published)):
+        assert time.monotonic() < deadline
+        assert rows(ours, 32) == rows(theirs, 32)
+
+
+def used_bytes(published: Published) -> int:
+    """Return the bytes of the copy when all its downloads are done."""
+    with Ledger(published.copy).changing() as state:
+        return state.used_bytes()
 
 
 def test_a_forked_process_goes_on_with_the_iterator(published: Published) -> None:
@@ -293,7 +317,7 @@ def test_files_of_others_stay(published: Published) -> None:
     place = published.copy / copied(remote).build.place("train/shard_00000.bin")
     del remote
     gc.collect()
-    LocalCopy(published.copy, limit_bytes=1).close()  # its limit lets everything go
+    assert trim(published.copy, 0) > 0
     assert not place.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"mine")
@@ -307,10 +331,11 @@ def test_the_smaller_of_two_limits_counts(published: Published) -> None:
     assert rows(large, 200) == rows(published.local(), 200)
     assert bytes_of(published.copy) > room(3)
     small = published.remote(limit_bytes=room(3), epochs=1, seed=4)
-    wait_until(lambda: bytes_of(published.copy) <= room(3))  # a download may have begun before the smaller limit
+    wait_until(lambda: used_bytes(published) <= room(3))  # a download may have begun before the smaller limit
     with Watch(published.copy) as watch:
         pairs = zip(islice(large, 60), islice(small, 60), strict=True)
         assert sum(1 for _ in pairs) == 60
+        watch.most = max(watch.most, bytes_of(published.copy))
     assert 0 < watch.most <= room(3)
 
 
@@ -322,12 +347,8 @@ def test_a_reader_that_was_killed_holds_nothing(published: Published) -> None:
         next(iterator)
         os.write(1, b"")
         signal.pause()
-    ledger, began = Ledger(published.copy), time.monotonic()
-    while time.monotonic() - began < 60:
-        with ledger.changing() as state:
-            if any(reader.pid == child and len(reader.maps) > 3 for reader in state.readers.values()):
-                break
-        time.sleep(0.02)
+    wait_until(lambda: any(reader.pid == child and len(reader.maps) > 3 for reader in readers(published)))
+    ledger = Ledger(published.copy)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with ledger.changing() as state:
@@ -414,8 +435,7 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     remote, local = published.remote(limit_bytes=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
-    for _ in range(2):  # in the first epoch, the shards come; in the second one, they are mapped once more
-        assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
+    read_until_kept(published, ours, theirs)
     (reader,) = readers(published)
     ((folder, size),) = reader.keeps.items()
     assert folder.endswith("/train/")
@@ -424,11 +444,15 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     mapped: list[int] = []
     take = SlotTokens.map
     monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path: (mapped.append(shard), take(self, shard, path))[1])
+    looks: list[Ledger] = []
+    look = Ledger._load
+    monkeypatch.setattr(Ledger, "_load", lambda self: (looks.append(self), look(self))[1])
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
     assert mapped == []
+    assert copied(remote).copy._ledger not in looks
     small = LocalCopy(published.copy, limit_bytes=room(3))
     small.open(ADDRESS)
-    wait_until(lambda: bytes_of(published.copy) <= room(3))  # the loader yields no batch meanwhile
+    wait_until(lambda: used_bytes(published) <= room(3))  # the loader yields no batch meanwhile
     assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
     assert not any(reader.keeps for reader in readers(published))
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
@@ -442,9 +466,7 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
     limit = room(8)
     remote, local = published.remote(limit_bytes=limit), published.local()
     ours, theirs = iter(remote), iter(local)
-    batches = remote.samples_per_epoch["notes"] // remote.B + 40
-    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
-    assert [len(reader.keeps) for reader in readers(published)] == [1]
+    read_until_kept(published, ours, theirs)
     done = threading.Event()
     folders: list[Path] = []
 
@@ -462,15 +484,13 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
 def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A rank evaluates on another split while the loaders of all ranks stand still."""
     monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 10.0)
+    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 60.0)
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
     remote, local = published.remote(limit_bytes=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
-    for _ in range(2):
-        assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
-    assert [len(reader.keeps) for reader in readers(published)] == [1]
+    read_until_kept(published, ours, theirs)
     folder = LocalCopy(published.copy, limit_bytes=room(8)).fetch_split(f"{other}/train")
     assert len(list(folder.iterdir())) == SHARDS + 1
     assert bytes_of(published.copy) <= room(8)
@@ -479,9 +499,9 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
 
 def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    remote = published.remote(limit_bytes=room(8), epochs=3)
+    remote = published.remote(limit_bytes=room(8))
     iterator = iter(remote)
-    assert len(list(islice(iterator, 2 * remote.samples_per_epoch["notes"] // remote.B + 40))) > 0
+    read_until_kept(published, iterator, iter(published.local()))
     assert len(threads()) == 1
     del iterator, remote
     gc.collect()
@@ -491,10 +511,3 @@ def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, mo
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "local copy"]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -216,6 +216,12 @@ def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, ca
     assert shown["bytes"] >= build["bytes"] > 0
     assert printed(capfd, "local-copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
     shard = Path(dataset.shards_dir) / "shard_00000.bin"
+    content = shard.read_bytes()
+    shard.write_bytes(bytes(len(content)))
+    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert "uses it" in capfd.readouterr().out
+    assert shard.exists()
+    shard.write_bytes(content)
     del dataset
     assert printed(capfd, "local-copy", folder, "--check", "--json")["damaged"] == []
     shard.write_bytes(bytes(shard.stat().st_size))

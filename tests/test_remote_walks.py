@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import pytest
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
 from tests import programs
-from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, write_notes
+from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, wait_until, write_notes
 from tests.copied_ranks import hashed
 from tests.loopback_s3 import PASSING, LoopbackS3
 
@@ -44,7 +45,7 @@ class Run:
     def __init__(self, published: Published, folder: Path, *, ranks: int = RANKS, **settings: Any) -> None:
         folder.mkdir(parents=True)
         self.outs = [folder / str(rank) for rank in range(ranks)]
-        given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0}
+        given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0, "context": "fork"}
         given |= {**SAME, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
         self.programs = [
             programs.Program(
@@ -105,10 +106,22 @@ def test_four_ranks_with_two_workers_read_ten_epochs_below_the_limit(published: 
     assert sum(sent.values()) - ranges > SHARDS
 
 
+def slow_shards(method: str, key: str) -> None:
+    """Take so long for a shard that a download can be seen."""
+    if "/train/shard_" in key:
+        time.sleep(0.05)
+
+
+def wait_for_download(published: Published) -> None:
+    wait_until(lambda: any(published.copy.rglob("shard_*.part")))
+
+
 @pytest.mark.parametrize("killed", [[1], [0, 1, 2, 3]])
 def test_killed_ranks_leave_a_copy_that_the_next_ranks_use(published: Published, tmp_path: Path, killed: Sequence[int]) -> None:
+    published.s3.decide = slow_shards
     run = Run(published, tmp_path / "run", epochs=1, passes=10, pause=0.01)
     run.wait_for(5)
+    wait_for_download(published)
     for rank in killed:
         run.programs[rank].kill()
     if len(killed) < RANKS:  # the other ranks do not need it
@@ -129,6 +142,66 @@ def test_killed_ranks_leave_a_copy_that_the_next_ranks_use(published: Published,
     with Ledger(published.copy).changing() as state_of_copy:
         assert not [path for path, entry in state_of_copy.entries.items() if entry.owner]
     assert list(published.copy.rglob("*.part")) == []
+
+
+def test_ctrl_c_in_mid_download_leaves_a_copy_that_the_next_run_uses(published: Published, tmp_path: Path) -> None:
+    published.s3.decide = slow_shards
+    run = Run(published, tmp_path / "run", ranks=2, epochs=1, passes=10, pause=0.01)
+    run.wait_for(2)
+    wait_for_download(published)
+    for program in run.programs:
+        program.send_signal(signal.SIGINT)
+    assert 0 not in run.wait()
+    again = Run(published, tmp_path / "again", ranks=2, epochs=1)
+    assert again.wait() == [0, 0]
+    for rank, out in enumerate(again.outs):
+        assert lines(out) == expected(published, rank, world_size=2)
+    wait_until(lambda: not any(published.copy.rglob("*.part")))
+
+
+def test_workers_that_are_spawned_share_the_copy(published: Published, tmp_path: Path) -> None:
+    run = Run(published, tmp_path / "run", ranks=1, epochs=1, context="spawn")
+    assert run.wait() == [0]
+    assert lines(run.outs[0]) == expected(published, 0, world_size=1)
+    assert sum(published.shards_sent().values()) - published.tails() == SHARDS
+
+
+def test_two_runs_with_two_limits_and_other_orders(published: Published, tmp_path: Path) -> None:
+    """The smaller limit counts while its run lives, and no file goes that a process of the other run has mapped."""
+    small = Run(published, tmp_path / "small", ranks=2, epochs=1, passes=6, pause=0.02)
+    small.wait_for(1)
+    looks, broken = [0], list[str]()
+    with Watch(published.copy) as watch:
+        large = Run(published, tmp_path / "large", ranks=2, epochs=1, passes=2, seed=7, limit_bytes=4 * LIMIT)
+        while any(program.poll() is None for program in large.programs):
+            with Ledger(published.copy).changing() as state:
+                looks[0] += 1
+                mapped = {path for reader in state.readers.values() for path in reader.maps}
+                broken += [path for path in mapped if not (published.copy / path).is_file()]
+            time.sleep(0.02)
+        assert any(program.poll() is None for program in small.programs)
+    assert (large.wait(), small.wait()) == ([0, 0], [0, 0])
+    assert (looks[0] > 5, broken) == (True, [])
+    assert 0 < watch.most <= LIMIT
+    for rank in (0, 1):
+        assert lines(small.outs[rank]) == expected(published, rank, passes=6, world_size=2)
+        assert lines(large.outs[rank]) == expected(published, rank, passes=2, world_size=2, seed=7)
+
+
+def test_a_file_system_that_is_too_small_counts_as_a_smaller_limit(published: Published, tmp_path: Path) -> None:
+    """The ledger lies on the full file system, too."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={LIMIT}", "tmpfs", str(disk)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    try:
+        run = Run(published, tmp_path / "run", ranks=2, epochs=1, passes=4, local_dir=str(disk / "copy"), limit_bytes=100 * LIMIT)
+        assert run.wait() == [0, 0]
+        for rank, out in enumerate(run.outs):
+            assert lines(out) == expected(published, rank, passes=4, world_size=2)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_rank_survives_the_end_of_the_process_that_downloads(published: Published, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Fetcher:
             self._presence = presence = Presence(self._ledger, "fetchers", self._group)
         try:
             with ThreadPoolExecutor(self._streams) as pool:
-                self._loop(lambda path: pool.submit(self._work, path))
+                self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
         except NotWrittenError:
             if self._ledger.exists():
                 raise
@@ -76,7 +76,7 @@ class Fetcher:
             with suppress(NotWrittenError), self._ledger.changing():  # somebody may have removed the whole folder
                 presence.end()
 
-    def _loop(self, submit: Callable[[str], object]) -> None:
+    def _loop(self, submit: Callable[[str, bool], object]) -> None:
         seen, looked, left = -1, 0.0, time.monotonic()
         while True:
             woken, now = self._ledger.woken(), time.monotonic()
@@ -88,8 +88,8 @@ class Fetcher:
                         return
                     mine = [reader for reader in state.readers.values() if reader.group == self._group]
                     chosen = self._choose(state, mine)
-                for path in chosen:
-                    submit(path)
+                for path, is_reserved in chosen:
+                    submit(path, is_reserved)
                 if mine or self._active:
                     left = time.monotonic()
                 elif time.monotonic() - left > _LEAVE_SECONDS:
@@ -100,19 +100,19 @@ class Fetcher:
         """Return whether this process downloads for the group. If somebody removes the whole folder and begins again, another one does."""
         return self._presence is not None and self._presence.is_there()
 
-    def _choose(self, state: State, mine: list[Reader]) -> list[str]:
-        """Make room for the next downloads, reserve it, and return their files. Unchecked files are hashed in the same way."""
+    def _choose(self, state: State, mine: list[Reader]) -> list[tuple[str, bool]]:
+        """Make room for the next downloads, reserve it, and return their files with True. Unchecked files come with False."""
         for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
             self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
-        chosen: list[str] = []
+        chosen: list[tuple[str, bool]] = []
         for path, is_waited_for in _next_files(mine):
             if len(self._active) >= self._streams:
                 break
             if path in state.unchecked and path not in self._active:
                 self._active.add(path)
-                chosen.append(path)
+                chosen.append((path, False))
                 continue
             if path in state.entries or path in state.failed:
                 continue
@@ -132,7 +132,7 @@ class Fetcher:
             self._remove(state, gone)
             state.entries[path] = Entry(size, sha256, owner=self._group)
             self._active.add(path)
-            chosen.append(path)
+            chosen.append((path, True))
         return chosen
 
     def _limit(self, state: State) -> int:
@@ -176,10 +176,10 @@ class Fetcher:
                 return self._builds[build]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
 
-    def _work(self, path: str) -> None:
-        """Check or download one file, on a thread of the pool."""
+    def _work(self, path: str, *, is_reserved: bool = False) -> None:
+        """Check or download one file, on a thread of the pool. is_reserved: whether its download is certain, because it has its room."""
         try:
-            if not self._check(path):
+            if is_reserved or not self._check(path):
                 self._fetch(path)
         finally:
             self._active.discard(path)
@@ -228,6 +228,8 @@ class Fetcher:
             problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
+                with suppress(OSError):  # at once, because others need room for their records
+                    part.unlink()
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise

@@ -1,7 +1,8 @@
 """The shards that a process keeps mapped (rule 6 of `room`), and the thread that gives them back when another process needs their room.
 
 The thread looks once per second. A process can yield no batch for a long time, for example while it waits for the evaluation of another
-rank. If that rank needs room, the shards must go meanwhile.
+rank. If that rank needs room, the shards must go meanwhile. While no other process needs room, batches change no record, and the thread
+records the position of the process twice a minute.
 """
 
 from __future__ import annotations
@@ -9,24 +10,35 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.needs import Whole
 
 _LOOK_AGAIN_SECONDS = 1.0
+_RECORD_SECONDS = 30.0  # the position in the record is not older
 
-Leave = Callable[[bool], Collection[str]]
+
+class Owner(Protocol):
+    """An object that maps files of the copy, such as a source of a loader. Its methods are called while `LocalCopy.reading` is held."""
+
+    def leave(self, is_kept: bool) -> Collection[str]:
+        """Unmap what is not in use, and return it. is_kept: whether shards may stay mapped."""
+
+    def map_kept(self) -> Collection[str]:
+        """Map all shards that are not mapped yet, and return them. The copy keeps them all."""
 
 
 class Kept(NamedTuple):
-    """The arguments of the last `LocalCopy.need` that kept shards mapped, and the value of `Ledger.woken` at that time."""
+    """The record of a process that keeps shards.
 
-    leave: Sequence[weakref.WeakMethod[Leave]]
-    splits: Mapping[str, Whole]
+    again: records the needs of now with `LocalCopy.need`. woken: the value of `Ledger.woken` at the last record. at: its time.monotonic().
+    """
+
+    again: weakref.WeakMethod[Callable[[], None]]
     woken: int
+    at: float
 
 
 class Keeper:
@@ -47,6 +59,16 @@ class Keeper:
         if kept is not None and not self._is_watched:
             threading.Thread(target=_watch, args=[self._give_way], name="local copy", daemon=True).start()
             self._is_watched = True
+
+    def due(self, woken: int) -> Callable[[], None] | None:
+        """Return the method that records the needs of now. Return None if it is new, and no other process has needed anything since.
+
+        woken: `Ledger.woken` of now.
+        """
+        kept = self.kept
+        if kept is None or (woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS):
+            return None
+        return kept.again()
 
     def is_needed(self) -> bool:
         """Return whether the thread must go on. If not, it ends, and `keep` starts another one."""

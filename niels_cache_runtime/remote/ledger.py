@@ -17,10 +17,12 @@ proves that there was no other boot: then two machines share the folder, or two 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +106,12 @@ class State:
         entry = self.entries.get(path)
         return entry is not None and not entry.owner and path not in self.unchecked
 
+    def add_build(self, build: str, address: str, record: str) -> None:
+        """Record the build of an address, and forget the builds that have no meta.json any more."""
+        self.builds = {each: said for each, said in self.builds.items() if f"{BUILDS}/{each}/{META_NAME}" in self.entries}
+        self.builds[build] = {"address": address, "record": record}
+        self.addresses = {each: known for each, known in self.addresses.items() if known in self.builds} | {address: build}
+
     def use(self, path: str) -> None:
         """Mark a file as the one that was used last."""
         self.tick += 1
@@ -126,6 +134,15 @@ def boot() -> str:
 def _needs_check(path: str) -> bool:
     """Return whether a file must be hashed after a boot. The meta.json of a data set is hashed whenever it is read."""
     return not (path.startswith(f"{BUILDS}/") and path.endswith(f"/{META_NAME}") and path.count("/") == 4)
+
+
+def _reader_of(content: bytes) -> Reader:
+    """Return the recorded reader. A record that a full disk has cut belongs to a reader that may have mapped any file."""
+    try:
+        said = json.loads(content)
+        return Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
+    except (ValueError, TypeError, KeyError):
+        return Reader(pid=0, limit=sys.maxsize, group="", keeps={"": 0}, boot=boot())
 
 
 class Ledger:
@@ -258,11 +275,11 @@ class Ledger:
             raise self._refused(error) from error
         for name in names:
             if self.is_alive("readers", name):
-                with suppress(OSError, ValueError, TypeError):  # a reader that has written nothing yet needs nothing yet
+                with suppress(OSError):
                     content = (self.folder / "readers" / name).read_bytes()
-                    said = json.loads(content)
-                    found[name] = Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
                     size += len(content)
+                    if content:  # a reader that has written nothing yet needs nothing yet
+                        found[name] = _reader_of(content)
         return found, size
 
     def remove(self, state: State, path: str) -> None:
@@ -330,7 +347,8 @@ class Presence:
         said["boot"] = boot()
         content = json.dumps(said, separators=(",", ":")).encode()
         try:
-            os.pwrite(self.descriptor, content, 0)
+            if os.pwrite(self.descriptor, content, 0) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self.descriptor, len(content))
         except OSError as error:
             raise NotWrittenError(f"{self._path}: cannot be written: {error.strerror or error}; free room there") from error

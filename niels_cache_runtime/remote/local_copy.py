@@ -26,16 +26,16 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
-from niels_cache_runtime.remote.keeping import Keeper, Kept, Leave
+from niels_cache_runtime.remote.keeping import Keeper, Kept, Owner
 from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, once_unlocked
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
-from niels_cache_runtime.remote.room import may_keep, surplus
+from niels_cache_runtime.remote.room import may_keep, surplus, too_small
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
-_PAUSES = (0.002, 0.05)  # seconds between two looks, the first and the longest
+_PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
 _IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
@@ -49,7 +49,8 @@ class LocalCopy:
 
     The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
     None means no limit. Several threads may use one object. A forked child counts as a reader of its own.
-    reading: a lock to hold while mapped files are read, so that no other thread unmaps them.
+    reading: a lock to hold while mapped files are read, so that no other thread unmaps them. is_fed: whether its holder now reads a batch
+    of the blocks that it has asked for.
     Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
     """
 
@@ -61,7 +62,7 @@ class LocalCopy:
         self._ledger = Ledger(self.folder)
         self._ledger.make()
         self._lock = threading.RLock()
-        self.reading = threading.RLock()
+        self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience = PATIENCE_SECONDS
@@ -132,16 +133,11 @@ class LocalCopy:
             limit = min(self.limit, state.limit() or self.limit)
             needed += state.overhead
         if needed > limit:
-            other = f" (limit_bytes of another process that uses {self.folder})" if limit < self.limit else ""
-            raise NielsCacheError(
-                f"{what}: needs {needed:,} bytes in {self.folder} at a time, but limit_bytes={limit:,}{other}; raise it, or read fewer "
-                "shards at a time: TokenLoader(order='blocks') with smaller block_shards or fewer lanes"
-            )
+            raise too_small(what, needed, self.folder, limit, is_own=limit == self.limit)
 
     def hold(self, paths: Iterable[str]) -> None:
         """Fetch files, and keep them until `close`. Paths are relative to the copy."""
-        chosen = list(paths)
-        self.take(chosen, self._held.add, mine=self._held)
+        self.take(list(paths), self._held.add, mine=self._held)
 
     def take(self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = ()) -> None:
         """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
@@ -233,28 +229,37 @@ class LocalCopy:
             self._write()
 
     def need(
-        self, run: str, position: int, wants: Sequence[Want], *, leave: Iterable[Leave] = (), splits: Mapping[str, Whole] | None = None
+        self,
+        run: str,
+        position: int,
+        wants: Sequence[Want],
+        *,
+        owners: Sequence[Owner] = (),
+        splits: Mapping[str, Whole] | None = None,
+        again: Callable[[], None] | None = None,
     ) -> None:
         """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
 
-        position: the next sample of the run for this process. wants: the next parts of the run, in order. leave: functions that unmap files
-        and return them; each gets whether shards may stay mapped. splits: all that the run reads, if shards may ever stay mapped.
+        position: the next sample of the run for this process. wants: the next parts of the run, in order. owners: they unmap what is not in
+        use. splits: all that the run reads, if shards may ever stay mapped. Then `again` is a method that calls `need` with later values.
         """
-        with self._lock, self._ledger.changing() as state:
-            self._enter(state)
-            reader = self._reader
-            reader.run, reader.position, reader.wants = run, position, list(wants)
-            is_kept = bool(splits) and may_keep(state, splits or {}, state.limit() or self.limit)
-            reader.keeps = {folder: whole.bytes for folder, whole in (splits or {}).items()} if is_kept else {}
-            leave = list(leave)
-            for each in leave:
-                self._untake(each(is_kept))
-            self._write()
-            self._shrink(state)
-            is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
-            is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
-            woken = self._ledger.woken()  # under the lock, so that every later change is seen
-            self._keeper.keep(Kept([weakref.WeakMethod(each) for each in leave], splits or {}, woken) if is_kept else None)
+        with self._lock:
+            with self._ledger.changing() as state:
+                self._enter(state)
+                reader = self._reader
+                reader.run, reader.position, reader.wants = run, position, list(wants)
+                is_kept = bool(splits) and may_keep(state, splits or {}, state.limit() or self.limit)
+                reader.keeps = {folder: whole.bytes for folder, whole in (splits or {}).items()} if is_kept else {}
+                for owner in owners:
+                    self._untake(owner.leave(is_kept))
+                self._write()
+                self._shrink(state)
+                is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
+                is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
+                woken = self._ledger.woken()  # under the lock, so that every later change is seen
+                self._keeper.keep(Kept(weakref.WeakMethod(again), woken, time.monotonic()) if is_kept and again else None)
+            for owner in owners if is_kept else ():  # the record says that this process may have mapped all of them
+                self._taken.update(owner.map_kept())
         if not is_idle:
             self._ledger.wake()
         if not is_served:
@@ -267,10 +272,8 @@ class LocalCopy:
     def _give_way(self) -> bool:
         """Give kept shards back if they may be in the way of another process. Return whether to look again later."""
         with self.reading, self._lock:
-            kept, reader = self._keeper.kept, self._reader
-            if kept is not None and self._ledger.woken() != kept.woken:
-                leave = [method for each in kept.leave if (method := each()) is not None]
-                self.need(reader.run, reader.position, reader.wants, leave=leave, splits=kept.splits)
+            if (again := self._keeper.due(self._ledger.woken())) is not None:
+                again()
             return self._keeper.is_needed()
 
     def is_reader(self) -> bool:
@@ -336,11 +339,7 @@ class LocalCopy:
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
-            for old in [old for old in state.builds if f"builds/{old}/{META_NAME}" not in state.entries]:
-                del state.builds[old]
-            state.builds[build.id] = {"address": address, "record": record.content().decode()}
-            state.addresses[address] = build.id
-            state.addresses = {each: known for each, known in state.addresses.items() if known in state.builds}
+            state.add_build(build.id, address, record.content().decode())
             if not is_there:
                 write_meta_file(self._ledger, state, place, content, limit=state.limit() or self.limit)
         return build

@@ -15,7 +15,9 @@ A reader records what it needs next: as much as fits below its limit (`needs.Wan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.ledger import Entry, State
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 
@@ -49,6 +51,15 @@ def make_room(state: State, need: int, limit: int, *, path: str | None = None) -
     return None
 
 
+def too_small(what: str, needed: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
+    """Return the error for something that can never fit below the limit. is_own: whether the limit is the one of this process."""
+    other = "" if is_own else f" (limit_bytes of another process that uses {folder})"
+    return NielsCacheError(
+        f"{what}: needs {needed:,} bytes in {folder} at a time, but limit_bytes={limit:,}{other}; raise it, or read fewer "
+        "shards at a time: TokenLoader(order='blocks') with smaller block_shards or fewer lanes"
+    )
+
+
 def may_keep(state: State, splits: Mapping[str, Whole], limit: int) -> bool:
     """Return whether a reader may keep all shards of these splits mapped (rule 6).
 
@@ -59,6 +70,8 @@ def may_keep(state: State, splits: Mapping[str, Whole], limit: int) -> bool:
         return False
     kept, others = {folder: whole.bytes for folder, whole in splits.items()}, set[str]()
     for reader in state.readers.values():
+        if "" in reader.keeps:
+            return False  # its record cannot be read
         kept |= reader.keeps
         others.update(reader.maps, reader.demand, *(want.paths() for want in reader.wants))
     others = {path for path in others if not path.startswith(tuple(kept))}

@@ -81,17 +81,21 @@ def trim(local_dir: str | os.PathLike[str], to_bytes: int) -> int:
 def check(local_dir: str | os.PathLike[str]) -> list[str]:
     """Hash every complete file. Return the paths of damaged and missing files, relative to the copy, in order.
 
-    They are removed from the copy, except a file that a process has mapped. Raises NielsCacheError if the folder is not a local copy.
+    They are removed from the copy, except a file that a process has mapped. The right files need no check before their next use. Each
+    result is recorded at once, so an interrupted check is not lost. Raises NielsCacheError if the folder is not a local copy.
     """
     ledger = _ledger(local_dir)
     with ledger.changing() as state:
         wanted = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
-    wrong = [path for path, sha256 in sorted(wanted.items()) if _sha256(ledger.folder / path) != sha256]
     found = []
-    with ledger.changing() as state:
-        for path in wrong:
-            if not _is_unchanged(state, path, wanted[path]):
+    for path, sha256 in sorted(wanted.items()):
+        is_right = _sha256(ledger.folder / path) == sha256
+        with ledger.changing() as state:
+            if not _is_unchanged(state, path, sha256):
                 continue  # it was removed or exchanged meanwhile
+            if is_right:
+                state.unchecked.discard(path)
+                continue
             found.append(path)
             if path not in state.mapped():
                 ledger.remove(state, path)

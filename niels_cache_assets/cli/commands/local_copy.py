@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     if freed is not None:
         console.print(f"removed {file_size(freed)}", soft_wrap=True)
     for path in damaged or []:
-        console.print(f"{path}: was damaged or missing; the next reader fetches it again", soft_wrap=True)
+        advice = "a process uses it; check again after its end" if (folder / path).exists() else "the next reader fetches it again"
+        console.print(f"{path}: was damaged or missing; {advice}", soft_wrap=True)
     if damaged is not None and not damaged:
         console.print("every file has its sha256", soft_wrap=True)
     return FAILED if damaged else DONE

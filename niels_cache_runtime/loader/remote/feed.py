@@ -4,6 +4,7 @@
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
+While all shards stay mapped, a visit that begins or ends costs nothing. Then the thread of `keeping` moves the record on.
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
@@ -13,7 +14,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch
@@ -32,13 +32,26 @@ class BlockFeed:
 
     sources: those that come from a copy, by name. All have the same LocalCopy. visits: see `block_visits`. run: a name of the run, the
     same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download before they begin.
+    make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows of a batch on all ranks. step: the samples
+    from one batch of this process to the next.
     """
 
     _is_exiting = staticmethod(sys.is_finalizing)
 
     def __init__(
-        self, sources: Mapping[str, CopiedWindows], visits: Iterator[BlockVisit], *, run: str, end: int | None, ahead: int
+        self,
+        sources: Mapping[str, CopiedWindows],
+        visits: Iterator[BlockVisit],
+        make: Callable[[Located], Batch],
+        *,
+        run: str,
+        end: int | None,
+        ahead: int,
+        first: int,
+        rows: int,
+        step: int,
     ) -> None:
+        self._make, self._first, self._rows, self._step = make, first - step, rows, step  # _first: of the last batch
         self._sources, self._run, self._ahead = dict(sources), run, ahead
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
@@ -49,32 +62,32 @@ class BlockFeed:
         self._visits = (visit for visit in visits if visit.source in self._sources)
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
-        self._first_end, self._next_first = -1, -1
+        self._move_at = -1  # the first sample of a batch that needs other visits
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._room = self._copy.limit  # beside the visits in use and to come
 
-    def make(self, make: Callable[[Located], Batch], located: Located, first: int, last: int) -> Batch:
-        """Return make(located), a batch with some of the samples first .. last-1 of the run.
+    def make(self, located: Located) -> Batch:
+        """Return the next batch. It has the samples at `located`.
 
         Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
         """
-        with self._copy.reading:
-            # A kept block may stay in the record until the next one begins.
-            is_over = first >= self._first_end and not self._copy.is_keeping()
-            if is_over or last > self._next_first or self._lead.feed is not self._key:
-                self._move(first, min(last, self._end))
-            for source in self._all:
-                source.is_fed = True
+        copy = self._copy
+        with copy.reading:
+            self._first = first = self._first + self._step
+            if first >= self._move_at or self._lead.feed is not self._key:
+                self._move()
+            copy.is_fed = True
             try:
-                return make(located)
+                return self._make(located)
             finally:
-                for source in self._all:
-                    source.is_fed = False
+                copy.is_fed = False
 
     def end_pass(self) -> None:
         """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
         with self._copy.reading:
             if self._lead.feed is self._key:
-                self._look_ahead()
-                wants = [self._sources[visit.source].want(visit, now=False) for visit in self._coming]
+                self._advance(self._end, self._end)
+                wants = [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)]
                 self._leave(max(0, self._end - 1), wants)
 
     def stop(self) -> None:
@@ -90,16 +103,17 @@ class BlockFeed:
     def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
         for source in self._all:
             source.use_visits(None, feed=None)
-        self._copy.need(self._run if run is None else run, position, wants, leave=[source.leave for source in self._all])
+        self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
 
-    def _move(self, first: int, last: int) -> None:
-        self._look_ahead()
-        while self._coming and self._coming[0].first < last:
-            self._current.append(self._coming.popleft())
-            self._look_ahead()
-        self._current = [visit for visit in self._current if visit.end > first]
-        self._first_end = min((visit.end for visit in self._current), default=_NEVER)
-        self._next_first = self._coming[0].first if self._coming else _NEVER
+    def _move(self) -> None:
+        """Let the sources read the visits of the last batch, and record what this process needs now and next.
+
+        The caller holds `copy.reading`. If all shards stay mapped, the next call may come from another thread, after many batches.
+        """
+        self._advance(self._first, min(self._first + self._rows, self._end))
+        first_end = min((visit.end for visit in self._current), default=_NEVER)
+        next_move = self._coming[0].first - self._rows + 1 if self._coming else _NEVER
+        self._move_at = min(first_end, next_move)
         needed = sum(map(self._bytes, self._current))
         if needed > self._copy.limit:
             raise NielsCacheError(
@@ -111,41 +125,44 @@ class BlockFeed:
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, first, wants, leave=[source.leave for source in self._all], splits=self._splits)
+        self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._renew)
+        if self._copy.is_keeping():  # then a visit that has ended may stay in the record until the next one begins
+            self._move_at = _NEVER if all(source.is_whole for source in self._all) else next_move
 
-    def _look_ahead(self) -> None:
-        """Fill `_coming` with as many visits as the copy can hold."""
-        room = self._copy.limit - sum(map(self._bytes, [*self._current, *self._coming]))
-        while (room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
-            more = list(islice(self._visits, 1))
-            if not more:
-                return
-            self._coming += more
-            room -= self._bytes(more[0])
+    def _renew(self) -> None:
+        """Record the needs of now. The thread of `keeping` calls this, and holds `copy.reading`."""
+        if self._lead.feed is self._key:
+            self._move()
+
+    def _advance(self, first: int, last: int) -> None:
+        """Find the visits that the samples first .. last-1 of the run are in, and those after them."""
+        while (self._coming or self._look_ahead()) and self._coming[0].first < last:
+            self._current.append(self._coming.popleft())
+        self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
+        self._current = [visit for visit in self._current if visit.end > first]
+        self._look_ahead()
+
+    def _look_ahead(self) -> bool:
+        """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
+        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
+            visit = next(self._visits, None)
+            if visit is None:
+                break
+            self._coming.append(visit)
+            self._room -= self._bytes(visit)
+        return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
-        return self._sources[visit.source].bytes_of(visit)
+        key = visit.source, visit.block
+        if key not in self._sizes:
+            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
+        return self._sizes[key]
 
 
-def fed(
-    plan: Iterator[Located],
-    make: Callable[[Located], Batch],
-    feed: BlockFeed,
-    *,
-    first: int,
-    rows: int,
-    worker: int,
-    workers: int,
-    done: int,
-) -> Iterator[Batch]:
-    """Yield the batches of a `plan` (`plan_batches` has the arguments), through the feed.
-
-    first: the sample at which the plan begins. rows: the rows of a batch on all ranks. After an error, the feed needs nothing any more.
-    """
+def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
+    """Yield the batches of a `plan` through the feed. After an error, the feed needs nothing any more."""
     try:
-        for index, located in enumerate(plan, start=done):
-            begin = first + (worker + index * workers) * rows
-            yield feed.make(make, located, begin, begin + rows)
+        yield from map(feed.make, plan)
     except BaseException:  # also if the iterator is dropped
         feed.stop()
         raise

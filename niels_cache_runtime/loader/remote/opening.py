@@ -128,13 +128,19 @@ def batches_of(
     *,
     end: int | None,
     first: int,
-    **share: int,
+    worker: int,
+    workers: int,
+    done: int,
 ) -> Iterator[Batch]:
-    """Return the batches of a plan, with a feed if any source is in a local copy; see `fed`. end: the sample at which the pass ends."""
+    """Return the batches of a plan, with a feed if any source is in a local copy.
+
+    end: the sample at which the pass ends. first: the sample at which the plan begins. The other arguments are those of `plan_batches`.
+    """
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:
         return map(make, plan)
     said: dict[str, Any] = {"settings": settings.of_samples(), "weights": settings.weights, "machines": settings.machines}
     run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
-    feed = BlockFeed(copied, visits(), run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines)
-    return fed(plan, make, feed, first=first, rows=settings.B * settings.world_size, **share)
+    rows = settings.B * settings.world_size
+    own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
+    return fed(plan, BlockFeed(copied, visits(), make, run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines, **own))

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,7 @@ class CopiedWindows(PretrainWindows):
 
     folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
     The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
-    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read. is_fed: whether the thread
-        that holds `copy.reading` reads a window of these blocks now.
+    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read.
 
     Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
     """
@@ -82,7 +83,7 @@ class CopiedWindows(PretrainWindows):
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
         self.feed: object | None = None
-        self.is_ready = self.is_fed = False
+        self.is_ready = self.copy.is_fed = False
 
     def want(self, visit: BlockVisit, *, now: bool) -> Want:
         """Return what a visit needs, for the record of the copy."""
@@ -102,20 +103,45 @@ class CopiedWindows(PretrainWindows):
 
     def whole(self) -> tuple[str, Whole]:
         """Return the folder of the shards, relative to the copy, and what a run reads of them."""
-        own, paths = self.blocks(self.block_shards), list[str]()
-        for block in np.flatnonzero(np.diff(own.samples)).tolist():  # the last shards of a split may be too short for a window
-            paths += self._places[own.files[block] : own.files[block + 1]]
-            paths += [self._tail_of(block)] if self._tail_bytes[block] else []
-        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), tuple(paths))
+        paths = (*self._read_shards, *(self._tail_of(block) for block in self._read_blocks if self._tail_bytes[block]))
+        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), paths)
+
+    @cached_property
+    def _read_blocks(self) -> list[int]:
+        """The blocks in which windows begin. The last shards of a split may be too short for a window."""
+        return np.flatnonzero(np.diff(self.blocks(self.block_shards).samples)).tolist()
+
+    @cached_property
+    def _read_shards(self) -> list[str]:
+        return [place for block in self._read_blocks for place in self._places[block * self.block_shards : self._stop_of(block)]]
+
+    @cached_property
+    def _kept(self) -> frozenset[str]:
+        """The files that stay mapped if the copy keeps everything: the shards, and the tails that reach beyond them."""
+        shards, tails = frozenset(self._read_shards), list[str]()
+        for block in self._read_blocks:
+            shard, size = self._stop_of(block), self._tail_bytes[block]
+            while size > 0:
+                if self._places[shard] not in shards:
+                    tails.append(self._tail_of(block))
+                    break
+                size, shard = size - int(self._sizes[shard]), shard + 1
+        return shards.union(tails)
 
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""
-        self._visits, self.feed, self.is_ready = None if visits is None else tuple(visits), feed, False
+        self._visits, self.feed = None if visits is None else tuple(visits), feed
+        self.is_ready = self._has_visits()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all windows of the split can be read now."""
+        return self._kept <= self._in_use
 
     def leave(self, is_kept: bool) -> list[str]:
         """Unmap what no visit in use needs, and return it. is_kept: whether shards may stay mapped. The caller holds `copy.reading`."""
         needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
-        gone = [path for path in self._in_use - needed if not is_kept or path.startswith(f"{TAILS}/")]
+        gone = [path for path in self._in_use - needed if not is_kept or path not in self._kept]
         try:
             for path in gone:
                 self._unmap(path)
@@ -123,11 +149,25 @@ class CopiedWindows(PretrainWindows):
             self._refill()
         return gone
 
+    def map_kept(self) -> list[str]:
+        """Map everything that is not mapped yet, and return it. The caller holds `copy.reading`, and the copy keeps everything."""
+        taken = []
+        for path in self._kept - self._in_use:
+            with suppress(
+                NielsCacheError, OSError
+            ):  # somebody has removed it, or there are too many maps: `_get` takes it, or says why not
+                self._map(path)
+                taken.append(path)
+        if taken:
+            self._refill()
+        return taken
+
     def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
-        with self.copy.reading:
-            if not (self.is_fed and self.is_ready) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
+        copy = self.copy
+        with copy.reading:
+            if not (self.is_ready and copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
                 self._get(starts)
-            return super()._read_tokens(starts)
+            return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
     def _get(self, starts: NDArray[np.int64]) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
@@ -157,9 +197,12 @@ class CopiedWindows(PretrainWindows):
         ):
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
+    def _stop_of(self, block: int) -> int:
+        """Return the number of the first shard after a block."""
+        return min((block + 1) * self.block_shards, len(self._places))
+
     def _tail_of(self, block: int) -> str:
-        stop = min((block + 1) * self.block_shards, len(self._places))
-        return tail_path(self.build.id, self.split, stop, self._tail_bytes[block])
+        return tail_path(self.build.id, self.split, self._stop_of(block), self._tail_bytes[block])
 
     def _map(self, path: str) -> None:
         if path.startswith(f"{TAILS}/"):
@@ -198,9 +241,12 @@ class CopiedWindows(PretrainWindows):
             is_whole = held[shard] == lengths[shard]
             reach[shard] = held[shard] + (reach[shard + 1] if is_whole else 0)
             complete[shard] = is_whole and reach[shard + 1] >= self._needs[shard]
-        self.is_ready = self._visits is not None and all(
-            bool(complete[visit.files.start : visit.files.stop].all()) for visit in self._visits
-        )
+        self.is_ready = self._has_visits()
+
+    def _has_visits(self) -> bool:
+        """Return whether all windows of the visits in use can be read."""
+        visits, complete = self._visits, self._complete
+        return visits is not None and all(bool(complete[visit.files.start : visit.files.stop].all()) for visit in visits)
 
     def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
         """Return the shards that a tail covers, and its bytes in each of them."""

@@ -1,0 +1,292 @@
+"""A local copy in bad places, beside other readers, and after ends at bad times."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.publish.push import local_build, prune, push
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.errors import NotWrittenError
+from niels_cache_runtime.remote import fetcher, keeping, ledger, upkeep
+from niels_cache_runtime.remote.ledger import Ledger, Presence
+from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.needs import Reader
+from niels_cache_runtime.remote.pieces import pieces
+from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.room import may_keep
+from niels_cache_runtime.remote.store import RemoteError, Store
+from niels_cache_runtime.remote.upkeep import check, trim
+from tests.copied_caches import (
+    ADDRESS,
+    SETTINGS,
+    SHARDS,
+    Published,
+    Watch,
+    bytes_of,
+    copied,
+    room,
+    rows,
+    wait_until,
+    write_notes,
+)
+
+pytestmark = pytest.mark.usefixtures("fetching_thread")
+
+
+def shard_of(published: Published, number: int) -> Path:
+    (path,) = published.copy.rglob(f"shard_{number:05d}.bin")
+    return path
+
+
+def test_several_shards_are_fetched_at_a_time_and_the_next_block_ahead(published: Published) -> None:
+    two, left = threading.Barrier(2), [2]
+
+    def decide(method: str, key: str) -> str | None:
+        if "/train/shard_" in key and left[0] > 0:
+            left[0] -= 1
+            two.wait(60)  # until another request of a shard is here
+        return None
+
+    published.s3.decide = decide
+    remote = published.remote(limit_bytes=room(4))
+    iterator = iter(remote)
+    next(iterator)
+    assert not two.broken
+    ahead = [visit.files for visit in islice(remote.block_visits(), 2)]
+    assert len(set(ahead)) == 2
+    wait_until(lambda: all(any(published.copy.rglob(f"shard_{number:05d}.bin")) for files in ahead for number in files))
+
+
+def test_each_wait_for_a_store_that_fails_is_longer() -> None:
+    waits: list[float] = []
+
+    class Failing:
+        def name_of(self, key: str) -> str:
+            return key
+
+        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+            raise RemoteError("the store is busy", is_transient=True)
+
+    class Waiting:
+        def add(self, count: int) -> None: ...
+
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    with pytest.raises(RemoteError, match="busy"):
+        list(pieces(Failing(), RemoteFile("train/shard_00003.bin", "key", 10, "0" * 64), start=0, tally=Waiting()))
+    assert len(waits) > 3
+    assert waits == sorted(set(waits))
+
+
+def test_a_tail_of_another_object_is_refused(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store without the recorded hash has only the ETag."""
+    read_range = Store.read_range
+    monkeypatch.setattr(Store, "read_range", lambda self, *given, **more: read_range(self, *given, **more)._replace(sha256=None))
+    settings: dict[str, Any] = {"epochs": 1, "shuffle": False}
+    assert rows(published.remote(**settings)) == rows(published.local(**settings))
+    gc.collect()
+    assert trim(published.copy, 0) > 0
+    with Ledger(published.copy).changing() as state:
+        assert len(state.etags) > 0
+        state.etags = dict.fromkeys(state.etags, '"another"')
+    with pytest.raises(RemoteError, match="another object"):
+        rows(published.remote(**settings))
+
+
+def test_two_loaders_of_one_process_share_a_folder(published: Published) -> None:
+    seeds, limit = (3, 4), room(6)
+    remotes = [iter(published.remote(seed=seed, limit_bytes=limit)) for seed in seeds]
+    locals_ = [iter(published.local(seed=seed)) for seed in seeds]
+    with Watch(published.copy) as watch:
+        for turn in range(40):
+            for remote, local in zip(remotes, locals_, strict=True):
+                assert rows(islice(remote, 5)) == rows(islice(local, 5))
+            if turn % 8 == 0:
+                assert mapped_files(published) > 0
+                watch.most = max(watch.most, bytes_of(published.copy))
+    assert 0 < watch.most <= limit
+
+
+def mapped_files(published: Published) -> int:
+    """Return how many files live readers have mapped. Each of them must be there."""
+    with Ledger(published.copy).changing() as state:
+        paths = {path for reader in state.readers.values() for path in reader.maps}
+        assert [path for path in paths if not (published.copy / path).is_file()] == []
+    return len(paths)
+
+
+@pytest.mark.parametrize("name", ["lock", "readers"])
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(published: Published, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real = os.open
+
+    def refusing(path: Any, flags: int, *others: Any, **more: Any) -> int:
+        if name in Path(os.fspath(path)).parts and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *others, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(NotWrittenError, match="Read-only") as raised:
+        published.remote()
+    assert str(published.copy) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_copy_may_lie_below_the_published_folder(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed (the extra remote)")
+    folder, address = write_notes(tmp_path / "root/pretrain/notes"), f"file://{tmp_path}/published/notes"
+    push(local_build(folder), address)
+    copy = tmp_path / "published/notes/copy"
+
+    def remote() -> TokenLoader:
+        return TokenLoader(f"{address}/train", **SETTINGS, epochs=1, local_dir=copy, limit_bytes=room(8))
+
+    expected = rows(TokenLoader(str(folder / "train"), **SETTINGS, epochs=1))
+    assert rows(remote()) == expected
+    before = sorted(path for path in copy.rglob("*") if path.is_file())
+    other = write_notes(tmp_path / "other/pretrain/notes", first=5)
+    push(local_build(other), address, replace_other=True)
+    prune(address)
+    assert sorted(path for path in copy.rglob("*") if path.is_file()) == before
+    assert rows(remote()) == rows(TokenLoader(str(other / "train"), **SETTINGS, epochs=1)) != expected
+
+
+# ends at bad times
+
+
+def test_a_kill_between_the_new_name_and_the_record_fetches_the_file_again(published: Published) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    place = shard_of(published, 5)
+    with Ledger(published.copy).changing() as state:
+        state.entries[str(place.relative_to(published.copy))].owner = "a fetcher that was killed"
+    published.s3.requests.clear()
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert published.shards_sent() == {"shard_00005.bin": 1}
+
+
+def test_a_record_that_is_not_finished_leaves_the_last_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    (published.copy / "manifest.new").write_text('{"version": 1, "entr')
+    published.s3.requests.clear()
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert published.shards_sent() == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff"])
+def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Published, content: bytes) -> None:
+    loader = published.remote(epochs=1)
+    assert rows(loader) == rows(published.local(epochs=1))
+    record = Ledger(published.copy)
+    presence = Presence(record, "readers")
+    os.pwrite(presence.descriptor, content, 0)
+    with record.changing() as state:
+        assert len(state.entries) > 1
+        protected = state.mapped() == set(state.entries)
+        assert protected is bool(content)
+        splits = dict([copied(loader).whole()])
+        assert not content or not may_keep(state, splits, sys.maxsize)
+        presence.end()
+
+
+def test_a_record_that_a_full_disk_cuts_is_an_error(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Ledger(published.copy)
+    record.make()
+    presence, write = Presence(record, "readers"), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, offset: write(descriptor, content[:-1], offset))
+    with pytest.raises(NotWrittenError, match="No space"):
+        presence.write(Reader(pid=1, limit=1, group="g"))
+    presence.end()
+
+
+# `local-copy --check` after a boot
+
+
+def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    gc.collect()
+    damaged = shard_of(published, 5)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    monkeypatch.setattr(ledger, "boot", lambda: "another")
+    with Ledger(published.copy).changing() as state:
+        assert len(state.unchecked) > SHARDS
+    assert check(published.copy) == [str(damaged.relative_to(published.copy))]
+    with Ledger(published.copy).changing() as state:
+        assert state.unchecked == set()
+    hashed: list[str] = []
+    monkeypatch.setattr(fetcher, "sha256_file", hashed.append)
+    published.s3.requests.clear()
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert hashed == []
+    assert published.shards_sent() == {"shard_00005.bin": 1}
+
+
+def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the hash of a file and its record, another process may remove it."""
+    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    gc.collect()
+    monkeypatch.setattr(ledger, "boot", lambda: "another")
+    victim, hash_file = shard_of(published, 5), upkeep.sha256_file
+    place = str(victim.relative_to(published.copy))
+
+    def removing(path: str) -> str:
+        found = hash_file(path)
+        if Path(path) == victim:
+            with Ledger(published.copy).changing() as state:
+                Ledger(published.copy).remove(state, place)
+        return found
+
+    monkeypatch.setattr(upkeep, "sha256_file", removing)
+    assert check(published.copy) == []
+    with Ledger(published.copy).changing() as state:
+        assert place not in state.entries
+        assert state.unchecked == set()
+
+
+@pytest.mark.parametrize("make", [lambda copy: None, lambda copy: copy.mkdir(), lambda copy: copy.write_text("")])
+def test_a_check_of_another_folder_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "copy")
+    with pytest.raises(NielsCacheError, match="local copy"):
+        check(tmp_path / "copy")
+
+
+def test_the_position_of_a_reader_that_keeps_its_shards_is_recorded(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    remote, local = iter(published.remote(limit_bytes=room(8))), iter(published.local())
+    while not reader_of(published).keeps:
+        assert rows(islice(remote, 32)) == rows(islice(local, 32))
+    before = reader_of(published)
+    assert rows(islice(remote, 100)) == rows(islice(local, 100))
+    assert reader_of(published) == before  # its batches record nothing
+    monkeypatch.setattr(keeping, "_RECORD_SECONDS", 0.0)
+    wait_until(lambda: reader_of(published).position >= before.position + 400)  # 100 batches of 4 rows
+    assert reader_of(published).wants[0].first > before.wants[0].first
+    small = LocalCopy(published.copy, limit_bytes=room(3))
+    small.open(ADDRESS)
+    wait_until(lambda: not any(reader.keeps for reader in readers(published)))
+    assert rows(islice(remote, 100)) == rows(islice(local, 100))
+    small.close()
+
+
+def readers(published: Published) -> list[Reader]:
+    with Ledger(published.copy).changing() as state:
+        return [*state.readers.values()]
+
+
+def reader_of(published: Published) -> Reader:
+    (reader,) = readers(published)
+    return reader
