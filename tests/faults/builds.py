@@ -37,7 +37,7 @@ TABLES = {
 }
 SFT_TABLES = {
     "chats": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
-    "templated": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\ntemplate = "own.jinja"\n',
+    "templated": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\ntemplate = "own.jinja"\non_broken = "drop"\n',
     "trees": 'source = "oasst1"\nfiles = ["trees.jsonl"]\nsplit_by = "tree"\nval_frac = 0.2\n',
     "pairs": 'source = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\ntemplate = "own.jinja"\nval_frac = 0.2\n',
 }
