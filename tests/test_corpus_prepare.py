@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -306,6 +307,15 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
     assert [next(results) for _ in range(10)] == [math.factorial(number) for number in range(10)]
     assert len(taken) <= 10 + 2 * 2 + 1
     assert list(results) == [math.factorial(number) for number in range(10, 1000)]
+
+
+def test_there_are_no_more_workers_than_items() -> None:
+    before = {worker.pid for worker in multiprocessing.active_children()}
+    results = map_in_processes(math.factorial, [3, 4], processes=8, doing="multiplying")
+    assert next(results) == 6
+    started = {worker.pid for worker in multiprocessing.active_children()} - before
+    assert list(results) == [24]
+    assert len(started) == 2
 
 
 def end_while_the_result_is_sent(size: int) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
@@ -15,12 +16,14 @@ from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.corpus.layout import corpus_dir, corpus_parts_dir
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts import excluded
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.show.lineage import read_lineage
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming import in_flight
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
@@ -142,6 +145,21 @@ def test_a_document_of_train_leaves_val_as_it_is(project: PartsProject) -> None:
     assert of_train not in ids_of(project.cache())
 
 
+def test_documents_that_are_only_read_ahead_do_not_count_for_val(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with more threads reads further ahead. Val ends after fewer than 256 documents of the first part."""
+    project.write([2500])
+    metas = []
+    for ahead in (2, 16):
+        monkeypatch.setattr(in_flight, "_IN_FLIGHT_PER_WORKER", ahead)
+        settings = "train_tokens = 20000\nval_tokens = 1000\nshuffle_buffer = 20"
+        found = without(project, "0-1", "0-2000", settings=settings, root=f"ahead-{ahead}")
+        build(found, ["tokenizer", f"plan/{NAME}", f"val_part/{NAME}"])
+        metas.append(found[f"val_part/{NAME}"].current())
+    assert metas[0]["part"]["taken"][0] < 256
+    assert metas[0]["part"]["excluded"] == {"part-00000": ["0-1"]}
+    assert metas[0] == metas[1]
+
+
 def test_a_list_for_added_files_leaves_the_first_parts_as_they_are(project: PartsProject) -> None:
     project.write([4, 6], first=8, folder="more")
     added = f'[[pretrain.{NAME}.added]]\nfiles = ["more/*"]\nparts = 2\n'
@@ -223,6 +241,7 @@ def test_only_the_part_of_a_corpus_that_holds_the_ids_is_built_again(tmp_path: P
     texts = articles(40)
     for number in range(4):
         rows = [{"id": f"{number}-{row}", "text": text} for row, text in enumerate(texts[number * 10 : number * 10 + 10])]
+        rows.append({"id": f"{number}-short", "text": f"Text {number} is too short."})
         path = tmp_path / "texts" / f"f{number}.jsonl"
         write_jsonl(path, [])
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -258,3 +277,12 @@ def test_only_the_part_of_a_corpus_that_holds_the_ids_is_built_again(tmp_path: P
     } - {"2-4", "2-5"}
     assert prepare(found()) == {"part-00002", "notes"}
     assert read_meta(str(tmp_path / "cache/corpus/notes/meta.json")) == whole
+
+    def examples() -> list[set[str]]:
+        """The ids of the rejected documents whose texts the part and the corpus still have."""
+        folders = [corpus_parts_dir(tmp_path / "cache", "notes") / "part-00003", corpus_dir(tmp_path / "cache", "notes")]
+        return [{*pq.read_table(folder / "rejected.parquet")["source_id"].to_pylist()} for folder in folders]
+
+    assert [("3-short" in ids, "1-short" in ids) for ids in examples()] == [(True, False), (True, True)]
+    assert prepare(found("3-short")) == {"part-00003", "notes"}
+    assert [("3-short" in ids, "1-short" in ids) for ids in examples()] == [(False, False), (False, True)]

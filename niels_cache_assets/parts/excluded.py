@@ -1,8 +1,9 @@
 """The key `exclude` of a data set in parts: only a part that holds one of the ids is built again.
 
 The fingerprint of a part covers only those ids of the list that count for it: the ids that its build removed (`facts` of meta.json), and
-the ids that its lineage still has. So a list with other ids leaves the part as it is, with its bytes. A part that is not built yet removes
-all ids of the list, and its fingerprint then covers those that it met.
+the ids that its lineage still has. A corpus also has examples of documents that the cleaning dropped. Their ids count too, because an
+example has the beginning of the text. So a list with other ids leaves the part as it is, with its bytes. A part that is not built yet
+removes all ids of the list, and its fingerprint then covers those that it met.
 
 The lineage of a finished part is read once for each list. `excluded.json` beside the parts records which ids were found in it, by the
 sha256 of the file of lineage. The cache that was joined has the same files of lineage. This record only saves time: the lineage of a
@@ -25,7 +26,7 @@ from niels_cache_runtime.format.layout import SPLITS, documents_folder, document
 from niels_cache_runtime.format.meta import Meta
 
 FOUND_NAME = "excluded.json"
-_OF_CORPUS = "documents_"
+_OF_CORPUS = ("documents_", "rejected")  # files of documents, and the examples of dropped ones
 _ROWS = 1 << 18
 
 

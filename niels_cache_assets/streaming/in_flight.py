@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -136,16 +137,20 @@ def map_in_processes(
             raise error
         return result
 
-    workers = []
-    try:
-        for _ in range(processes):
+    workers = list[BaseProcess]()
+
+    def submit(item: Item) -> Future[Result]:
+        if len(workers) < processes:  # a few items need only a few workers
             here, there = context.Pipe()
-            workers.append(context.Process(target=_work, args=(function, there, watched)))
-            workers[-1].start()
+            worker = context.Process(target=_work, args=(function, there, watched))
+            worker.start()
+            workers.append(worker)
             there.close()  # so that the connection ends with the worker
             free.put(here)
-        most = _IN_FLIGHT_PER_WORKER * processes
-        yield from results_in_order(lambda item: threads.submit(in_a_worker, item), items, most=most, size_of=size_of)
+        return threads.submit(in_a_worker, item)
+
+    try:
+        yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
         for _ in workers:
             free.get().close()
         for worker in workers:

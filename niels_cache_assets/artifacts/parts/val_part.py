@@ -14,7 +14,7 @@ Only the first parts give to val. Files that are added later do not change it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
@@ -78,9 +78,9 @@ class _State:
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def _with_excluded(state: _State, planned: PlannedPart, context: StreamContext) -> dict[str, dict[str, int]]:
-    """Return the removed documents of each part by id, with those that the stream of this part has removed."""
-    removed = context.report.facts.get(EXCLUDED)
+def _with_excluded(state: _State, planned: PlannedPart, facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the removed documents of each part by id, with those of this part. facts: of its stream up to the last document of val."""
+    removed = facts.get(EXCLUDED)
     return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
 
 
@@ -257,12 +257,13 @@ class ValPart(Leased):
                     texts, characters = [], 0
             table.write_group([texts])
         require_unchanged(stream.files)
-        excluded = _with_excluded(state, planned, context)
+        excluded = _with_excluded(state, planned, context.report.facts)
         return _State(taken=[*state.taken, 0], cut=[], dropped=dict(dropped), writer=None, excluded=excluded)
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the share of one part, and return the state after it."""
         taken, cut, dropped, context = 0, [*state.cut], Counter(state.dropped), self._context(work)
+        facts: Mapping[str, Any] = {}
         if planned.val_tokens:
             stream = self.stream_of(planned)
             last = ""  # the name of the file with the last document that was taken
@@ -276,6 +277,7 @@ class ValPart(Leased):
                         alone = list(encode_apart(replace(batch, chunks=documents), build.view, **_how(build)))
                     for each in alone:
                         taken += sum(len(chunk) for chunk, _ in each.chunks)
+                        facts = each.position.facts  # these exclude documents that were read ahead
                         last = next((chunk.file[-1] for chunk, _ in reversed(each.chunks) if len(chunk)), last)
                         dropped.update(each.dropped)
                         chosen = splitter.place(each).get("val")
@@ -287,5 +289,6 @@ class ValPart(Leased):
                     if splitter.val_is_full:
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
-        excluded = _with_excluded(state, planned, context)
+            facts = facts if splitter.val_is_full else context.report.facts
+        excluded = _with_excluded(state, planned, facts)
         return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None, excluded=excluded)
