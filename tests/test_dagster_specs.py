@@ -48,7 +48,7 @@ ASSETS = {
         ["pretrain/meta_json"],
         ["no_data_set_is_read_too_often"],
     ),
-    "reports/cache": ("reports", {"report"}, "6", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
+    "reports/cache": ("reports", {"report"}, "7", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
 }
 BLOCKING = {
     "special_tokens_are_one_id_each": True,

@@ -160,7 +160,7 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
     walk.check()
 
 
-@pytest.mark.parametrize("walk", [12_000], indirect=True)  # a step asks for the status of its run every 5 seconds
+@pytest.mark.parametrize("walk", [30_000], indirect=True)  # a step asks for the status of its run every 5 seconds
 @pytest.mark.parametrize("engine", ["dask", "celery", "local"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
     """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""
