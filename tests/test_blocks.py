@@ -3,7 +3,7 @@
 import math
 import pickle
 from collections import Counter
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 
 import numpy as np
 import pytest
@@ -220,6 +220,8 @@ def test_a_source_that_is_weighed_no_more_ends_its_visits() -> None:
     found = [next(visits) for _ in range(10)]
     assert [visit.source for visit in found].count("b") == 2
     assert next(visit.end for visit in reversed(found) if visit.source == "b") > 10
+    own = block_visits(names, blocks, [[order] for order in orders], blend, samples=0, machine=0, machines=1, chosen={"b"})
+    assert [visit for visit in islice(own, 10)] == [visit for visit in found if visit.source == "b"]
 
 
 # Machines

@@ -113,6 +113,14 @@ def test_two_sources_may_be_the_same_split(published: Published) -> None:
     assert rows(remote, 120) == rows(local, 120)
 
 
+def test_a_blend_goes_on_when_the_last_weights_leave_the_address_out(published: Published) -> None:
+    weights = [(0, {"a": 1, "b": 1}), (100, {"a": 1, "b": 0})]
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "block_shards": 2, "weights": weights}
+    folder, places = str(published.folder / "train"), {"local_dir": published.copy, "limit_bytes": room(6)}
+    remote = TokenLoader({"a": folder, "b": f"{ADDRESS}/train"}, **settings, **places)
+    assert rows(remote, 60) == rows(TokenLoader(dict.fromkeys("ab", folder), **settings), 60)
+
+
 def test_trace_reads_through_the_copy(published: Published) -> None:
     local, remote = published.local(), published.remote()
     ours, theirs = remote.trace(40), local.trace(40)

@@ -4,19 +4,22 @@ import bz2
 import os
 import pickle
 import re
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import fsspec
 import pytest
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.sources import wikipedia
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
 from niels_cache_assets.sources.mediawiki.markup import Form, plain_text
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
-from niels_cache_assets.sources.reading.files import find_files
+from niels_cache_assets.sources.reading.files import SourceFile, find_files
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -110,6 +113,24 @@ def test_workers_learn_the_site_from_the_files_alone(tmp_path: Path) -> None:
     assert source.convert([document])[0][0].text == "Coed"
     (tmp_path / "w.xml").write_bytes(dump([page(1, "xyz")], siteinfo("sw")))
     assert source.convert([document])[0][0].text == "Coed Categori:Coed", "the file has changed"
+
+
+def test_a_server_is_asked_once_for_the_files_of_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/dumps/w.xml", dump([page(1, "x")], siteinfo("cy")))
+    asked: list[Sequence[str]] = []
+
+    def counted(patterns: Sequence[str]) -> list[SourceFile]:
+        asked.append(patterns)
+        return find_files(patterns)
+
+    monkeypatch.setattr(wikipedia, "find_files", counted)
+    source = Wikipedia(files=["memory://dumps/*.xml"])
+    for _ in range(5):
+        assert source.convert([Document("Coed [[Categori:Coed]]", file="w.xml")])[0][0].text == "Coed"
+    assert len(asked) == 1
+    memory.pipe("/dumps/v.xml", dump([page(1, "x")], siteinfo("sw")))
+    assert source.convert([Document("Coed [[Categori:Coed]]", file="v.xml")])[0][0].text == "Coed Categori:Coed"
 
 
 @pytest.mark.parametrize(
@@ -220,6 +241,7 @@ def table(text: str) -> str:
         ("{|\n|a||<math>|x|</math>\n|-\n|y{{!}}||<nowiki>|-</nowiki>\n|}", "| a | $\\|x\\|$ |\n| --- | --- |\n| y\\| | \\|- |"),
         ("{|\n|[[File:a.png]]||a||b\n|-\n|[[File:b.png]]||c||\n|-\n|\n|}", "| a | b |\n| --- | --- |\n| c |"),
         ("{|\n!a<br>b!!c\n|-\n|x<br/>y||[[z|v<br>w]]\n|}", "| a b | c |\n| --- | --- |\n| x y | v w |"),
+        ("{|\n|#1||:a\n|-\n| - 5||*c\n* b\n|}", "| #1 | :a |\n| --- | --- |\n| - 5 | *c b |"),
         ("{|\n|only one\n|}", "only one"),
         ("a\n{|\n|}\nb\n{| class=\"plain infobox\"\n|x||y\n|}\n{|class='navbox'\n|x||y\n|}\nc", "a\n\nb\n\nc"),
         (
@@ -261,6 +283,18 @@ def test_spans_cannot_make_a_table_much_longer_than_it_is(row: str) -> None:
     made = table(wikitext)
     assert len(made) < 60 * len(wikitext)
     assert made.count("x") <= wikitext.count("x")
+
+
+def test_spans_of_one_row_take_no_memory_that_the_table_does_not_need() -> None:
+    wikitext = "{|\n|" + "||".join(["colspan=999|x"] * 5000) + "\n|}"
+    tracemalloc.start()
+    try:
+        made = table(wikitext)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made.count("x") == 5000
+    assert peak < 200 * len(wikitext)
 
 
 def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> None:

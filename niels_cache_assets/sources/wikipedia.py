@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
@@ -116,7 +116,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         """Return the wiki of each of these dumps."""
         if not names:
             return {}
-        files = [file for part in self.upstream_splits() for file in find_files(part.files or []) if _DUMP.search(file.name)]
+        groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
+        files = [file for file in _found(groups, names) if _DUMP.search(file.name)]
         found: dict[str, Site] = {}
         for file in files:
             if file.name in names and file.name not in found:
@@ -188,6 +189,24 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                     else:
                         yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
         held.tell(context, {}, key=None)
+
+
+def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:
+    """Return the files of these lists of patterns. They are needed for each batch, so a server is asked again only for a new name."""
+    if not any("://" in pattern for patterns in groups for pattern in patterns):
+        return _find(groups)
+    if not names <= {file.name for file in _find_once(groups)}:
+        _find_once.cache_clear()
+    return _find_once(groups)
+
+
+def _find(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
+    return [file for patterns in groups for file in find_files(patterns)]
+
+
+@lru_cache(maxsize=64)
+def _find_once(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
+    return _find(groups)
 
 
 @lru_cache(maxsize=4096)

@@ -325,8 +325,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
         Those with `first` <= `samples` are needed now. The iterator has no end. Raises NielsCacheError unless order is "blocks".
         """
+        return self._visits_of(self.names)
+
+    def _visits_of(self, names: Collection[str]) -> Iterator[BlockVisit]:
         machines = self._settings.machines
-        return self._mixture.visits(self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
+        return self._mixture.visits(names, self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
 
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
         """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
@@ -368,7 +371,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         share = {"worker": worker, "workers": workers, "done": done}
         plan = plan_batches(self._mixture, self._steps, position, **share)
         named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
-        return batches_of(plan, self._maker.make, named, self._settings, self.block_visits, end=end, first=position.samples, **share)
+        return batches_of(plan, self._maker.make, named, self._settings, self._visits_of, end=end, first=position.samples, **share)
 
     def _end_of_pass(self, start: int) -> int:
         return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]

@@ -11,7 +11,7 @@ that a resumed run waits for one batch only.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -144,15 +144,15 @@ class Mixture:
         """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""
         return [epochs.read(taken) for epochs, taken in zip(self._epochs, self.blend.counts(samples).tolist(), strict=True)]
 
-    def visits(self, samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
-        """Yield the blocks that a machine reads after the first `samples` samples of the run; see `block_visits`.
+    def visits(self, names: Collection[str], samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
+        """Yield the blocks of the sources `names` that a machine reads after the first `samples` samples of the run; see `block_visits`.
 
         Raises NielsCacheError for an order of the whole split.
         """
         if self._blocks is None:
             raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order='blocks')")
         orders = [[order for order in of_source if isinstance(order, BlockOrder)] for of_source in self._orders]
-        return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines)
+        return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines, chosen=names)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.

@@ -117,12 +117,13 @@ class Tables:
         """Return the text of a cell in one line, with commas between the items of a list."""
         pieces: list[str] = []
         before_is_item = False
-        for line in "\n".join(cell.lines).replace(BREAK, "\n").split("\n"):
-            text = self._line_text(line.replace(_BAR, "|"))
+        for number, line in enumerate("\n".join(cell.lines).replace(BREAK, "\n").split("\n")):
+            begun = "" if number else " "  # after the mark of a cell, `#1` is no item of a list
+            text = self._line_text(begun + line.replace(_BAR, "|"))
             if not text:
                 continue
-            is_item = text.lstrip().startswith("- ")
-            text = text.lstrip().removeprefix("- ")
+            is_item = number > 0 and text.lstrip().startswith("- ")
+            text = text.lstrip().removeprefix("- " if is_item else "")
             pieces.append((", " if is_item and before_is_item else " ") + text)
             before_is_item = is_item
         shown = _RAW.sub(lambda found: self._flat.get(int(found[1]), self._raw[int(found[1])]), "".join(pieces))
@@ -156,9 +157,9 @@ def _spread(rows: list[list[tuple[_Cell, str]]]) -> list[list[str]]:
             if lines > 1:
                 below |= dict.fromkeys(range(len(texts), len(texts) + columns), lines - 1)
             texts += [text, *[""] * (columns - 1)]
+            if places + len(texts) + len(taken) > bound:
+                return [[text for _, text in row] for row in rows]
         places += len(texts) + len(taken)
-        if places > bound:
-            return [[text for _, text in row] for row in rows]
         taken = {column: left - 1 for column, left in taken.items() if left > 1} | below
         grid.append(texts)
     return grid

@@ -6,7 +6,7 @@ Everything is computed from the position, so a resumed run gets the same visits.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,12 +54,14 @@ def block_visits(
     samples: int,
     machine: int,
     machines: int,
+    chosen: Collection[str] | None = None,
 ) -> Iterator[BlockVisit]:
     """Yield the visits of one machine that end after the first `samples` samples of the run, sorted by their `first`.
 
     orders: the orders of each source, one after the other; a source that never grew has one.
+    chosen: the names of the sources whose visits are wanted; None for all.
     The visits of the present are those with first <= samples. A machine visits a block once per epoch. If several of its lanes share the
-    block, this is one visit. The iterator has no end, unless the weights of all sources end in 0.
+    block, this is one visit. The iterator has no end, unless the weights of all chosen sources end in 0.
     """
     taken = blend.counts(samples).tolist()
 
@@ -79,7 +81,8 @@ def block_visits(
                 end=_LAST if last is None else last + 1,
             )
 
-    return heapq.merge(*(of_source(source) for source in range(len(names))), key=lambda visit: visit.first)
+    numbers = [number for number, name in enumerate(names) if chosen is None or name in chosen]
+    return heapq.merge(*map(of_source, numbers), key=lambda visit: visit.first)
 
 
 def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int, machines: int) -> Iterator[_Counted]:

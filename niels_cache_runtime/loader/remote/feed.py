@@ -30,8 +30,8 @@ _NEVER = 2**62
 class BlockFeed:
     """The progress of one process.
 
-    sources: those that come from a copy, by name. All have the same LocalCopy. visits: see `block_visits`. run: a name of the run, the
-    same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download before they begin.
+    sources: those that come from a copy, by name. All have the same LocalCopy. visits: those of these sources (`block_visits`). run: a name
+    of the run, the same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download early.
     make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows of a batch on all ranks. step: the samples
     from one batch of this process to the next.
     """
@@ -59,7 +59,7 @@ class BlockFeed:
         self._end = _NEVER if end is None else end
         self._copy = self._lead.copy
         self._splits = dict(source.whole() for source in self._all)
-        self._visits = (visit for visit in visits if visit.source in self._sources)
+        self._visits = visits
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._move_at = -1  # the first sample of a batch that needs other visits

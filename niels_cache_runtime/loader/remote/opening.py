@@ -8,7 +8,7 @@ an SFT split                   fetched whole into the local copy, and then read 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from niels_cache_runtime.cache.checks import check_choice
@@ -124,7 +124,7 @@ def batches_of(
     make: Callable[[Located], Batch],
     named: Mapping[str, Source],
     settings: LoaderSettings,
-    visits: Callable[[], Iterator[BlockVisit]],
+    visits: Callable[[Collection[str]], Iterator[BlockVisit]],
     *,
     end: int | None,
     first: int,
@@ -134,7 +134,8 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Return the batches of a plan, with a feed if any source is in a local copy.
 
-    end: the sample at which the pass ends. first: the sample at which the plan begins. The other arguments are those of `plan_batches`.
+    visits: returns those of some sources. end: the sample at which the pass ends. first: the sample at which the plan begins. The other
+    arguments are those of `plan_batches`.
     """
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:
@@ -143,4 +144,6 @@ def batches_of(
     run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
-    return fed(plan, BlockFeed(copied, visits(), make, run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines, **own))
+    return fed(
+        plan, BlockFeed(copied, visits(copied), make, run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines, **own)
+    )
