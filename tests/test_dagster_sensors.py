@@ -181,7 +181,7 @@ def test_a_data_set_that_moved_on_the_hub_is_observed_once(project: Project, hub
 def test_what_is_pinned_local_or_switched_off_is_not_asked(project: Project, hub: LoopbackHub) -> None:
     watch = watch_the_hub(project, more=NOT_ASKED)
     assert "3 data sets of 3: " in watch.tick()
-    asked = {path for _, path, _ in hub.requests}
+    asked = {path for _, path, _ in hub.requests if path.startswith("/api/datasets/")}  # the library asks for a list of its own once
     assert asked == {f"/api/datasets/{name}" for name in (WIKITEXT, DOLLY)}
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,7 @@ def test_the_page_is_self_contained_and_shows_everything(
     assert not (root / "reports" / "tune").exists()
     assert main(["tune", "books", *common]) == 0
     assert (root / "reports" / "tune" / "books.html").read_text("utf-8") == page
+    shutil.rmtree(root / "reports")  # another test compares the notes about this root
 
 
 def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
