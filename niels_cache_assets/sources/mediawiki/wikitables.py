@@ -1,9 +1,10 @@
 """Tables of a page as Markdown, in the class `Tables`. `markup` finds where a table begins and ends, and uses this only if tables are kept.
 
 The first row is the header. A cell that spans columns or rows stands in its first place, and the other places are empty, so nothing is said
-twice. Columns and rows without text are left out. A table in a cell becomes text: commas between its cells, semicolons between its rows.
-Infoboxes, navigation boxes and notices are no tables of facts that a sentence announces, and are dropped. Time and output are linear in the
-table: if its spans would make the output much longer than the table, they are ignored. Grammar: mediawiki.org, Help:Tables.
+twice. Columns and rows without text are left out. Text of a table that is in no cell stands before it, as in a browser. A table in a cell
+becomes text: commas between its cells, semicolons between its rows. Infoboxes, navigation boxes and notices are no tables of facts that a
+sentence announces, and are dropped. Time and output are linear in the table: if its spans would make the output much longer than the table,
+they are ignored. Grammar: mediawiki.org, Help:Tables.
 """
 
 from __future__ import annotations
@@ -62,24 +63,27 @@ class Tables:
         content = _LINKS.sub(lambda found: found[0].replace("|", _BAR), content)
         if attributes is None:
             attributes, _, content = content.partition("\n")
-            caption, rows = self._of_wikitext(content)
+            caption, rows, outside = self._of_wikitext(content)
         else:
-            caption, rows = self._of_html(content)
+            caption, rows, outside = self._of_html(content)
         if _NO_FACTS.search(attributes):
             return "\n"
         title = self._text(caption)
         grid = _compact(_spread([[(cell, self._text(cell)) for cell in row] for row in rows if row]))
-        parts = [title, _markdown(grid)]
+        before = self._text(_Cell("", outside))
+        parts = [before, title, _markdown(grid)]
         shown = "\n\n".join(part for part in parts if part)
         if not shown:
             return "\n"
         self._raw.append(shown)
         flat = "; ".join(", ".join(text for text in row if text) for row in grid)
-        self._flat[len(self._raw) - 1] = ": ".join(part for part in (title, flat) if part)
+        self._flat[len(self._raw) - 1] = ": ".join(part for part in (before, title, flat) if part)
         return f"\n\n\x02{len(self._raw) - 1}\x02\n\n"
 
-    def _of_wikitext(self, content: str) -> tuple[_Cell, list[list[_Cell]]]:
+    def _of_wikitext(self, content: str) -> tuple[_Cell, list[list[_Cell]], list[str]]:
+        """Return the caption, the cells of each row, and the lines in no cell."""
         caption = _Cell("", [])
+        outside: list[str] = []
         rows: list[list[_Cell]] = [[]]
         in_caption = False
         for line in content.split("\n"):
@@ -97,21 +101,26 @@ class Tables:
                 caption.lines.append(line)
             elif rows[-1]:
                 rows[-1][-1].lines.append(line)
-        return caption, rows
+            else:
+                outside.append(line)
+        return caption, rows, outside
 
-    def _of_html(self, content: str) -> tuple[_Cell, list[list[_Cell]]]:
+    def _of_html(self, content: str) -> tuple[_Cell, list[list[_Cell]], list[str]]:
+        """Return the caption, the cells of each row, and the lines in no cell."""
         caption = _Cell("", [])
         rows: list[list[_Cell]] = [[]]
         pieces = _MARKS.split(content)
+        outside = pieces[0].split("\n")
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             name, attributes = self._tags[int(number)]
             if name == "tr":
                 rows.append([])
+                outside += text.split("\n")
             elif name == "caption":
                 caption = _Cell(attributes, text.split("\n"))
             else:
                 rows[-1].append(_Cell(attributes, text.split("\n")))
-        return caption, rows
+        return caption, rows, outside
 
     def _text(self, cell: _Cell) -> str:
         """Return the text of a cell in one line, with commas between the items of a list."""
