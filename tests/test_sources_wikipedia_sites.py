@@ -250,7 +250,7 @@ def table(text: str) -> str:
             "Oaks\n\n| A | B |\n| --- | --- |\n| 1 | 2 3 |\n|  | 4 |\n\nx",
         ),
         ("{|\n|a||<table><tr><td>x<td>y</table>\n|}", "| a | x, y |\n| --- | --- |"),
-        ("{|\n\n'''Not''' in a\n[[cell]].\n|-\nnor this\n|x||y\n|}", "Not in a cell. nor this\n\n| x | y |\n| --- | --- |"),
+        ("{|\n\n'''No'''\n[[cell]].\n|-\nnor\n|x||y\n|}", "No cell. nor\n\n| x | y |\n| --- | --- |"),
         ("<table>out<tr> of <td>x</td><td>y</table>z", "out of\n\n| x | y |\n| --- | --- |\n\nz"),
         ("{|\n|a||<table>in<tr><td>x<td>y</table>\n|}", "| a | in: x, y |\n| --- | --- |"),
         ("{{Infobox|a=\n{|\n|x||y\n|}\n}}b", "b"),
