@@ -319,6 +319,17 @@ def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, t
         rows(remote, 400)
 
 
+@pytest.mark.parametrize("settings", [{"shuffle": False}, {"order": "split", "block_shards": None, "local_dir": None, "fetch": "windows"}])
+def test_a_shard_that_is_gone_is_named_by_whatever_asks_for_it(published: Published, settings: dict[str, Any]) -> None:
+    remote = published.remote(**{"limit_bytes": None if "fetch" in settings else room(3), **settings}, epochs=1)
+    build = local_build(published.folder).record.content_sha256
+    gone = f"/{BUCKET}/at/notes/{build}/train/shard_00002.bin"  # its head is the tail of a block
+    assert published.s3.ask("HEAD", gone)[0] == 200
+    published.s3.ask("DELETE", gone)
+    with pytest.raises(RemoteError, match=r"shard_00002\.bin.*is gone"):
+        rows(remote)
+
+
 def test_files_of_others_stay(published: Published) -> None:
     stranger = published.copy / "builds/keep.bin"
     stranger.parent.mkdir(parents=True)

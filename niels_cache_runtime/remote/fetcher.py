@@ -28,7 +28,7 @@ from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
 from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State
 from niels_cache_runtime.remote.needs import Reader
-from niels_cache_runtime.remote.pieces import pieces
+from niels_cache_runtime.remote.pieces import named_if_gone, pieces
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -309,7 +309,8 @@ class Fetcher:
         store = self._store(build)
         for failures in _waits():
             try:
-                found = store.read_range(file.key, length)
+                with named_if_gone(store, file):
+                    found = store.read_range(file.key, length)
                 break
             except RemoteError as error:
                 if not error.is_transient or failures == _TRIES:

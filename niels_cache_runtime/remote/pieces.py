@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from niels_cache_runtime.remote.record import RemoteFile
@@ -32,6 +33,15 @@ class Tally(Protocol):
         """Wait."""
 
 
+@contextmanager
+def named_if_gone(source: Source, file: RemoteFile) -> Iterator[None]:
+    """Say of a file that is missing what has happened to it: its build was there when it was opened. Raises MissingError."""
+    try:
+        yield
+    except MissingError:
+        raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
+
+
 def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:
     """Yield the content of a file from the byte `start` on, and count it in `tally`. At most `file.size` bytes are yielded.
 
@@ -41,14 +51,13 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
     while size < file.size:
         before, failure = size, None
         try:
-            for piece in source.stream(file.key, start=size):
-                size += len(piece)
-                if size > file.size:
-                    raise RemoteError(f"{source.name_of(file.key)}: has more than {file.size} bytes; push the cache again")
-                yield piece
-                tally.add(len(piece))
-        except MissingError:
-            raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
+            with named_if_gone(source, file):
+                for piece in source.stream(file.key, start=size):
+                    size += len(piece)
+                    if size > file.size:
+                        raise RemoteError(f"{source.name_of(file.key)}: has more than {file.size} bytes; push the cache again")
+                    yield piece
+                    tally.add(len(piece))
         except RemoteError as error:
             if not error.is_transient:
                 raise

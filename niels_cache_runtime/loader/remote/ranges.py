@@ -21,6 +21,7 @@ from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote.pieces import named_if_gone
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
@@ -68,7 +69,8 @@ class RangeWindows(PretrainWindows):
             return b""
         if self._store is None:
             self._store = open_store(self.build.address)
-        found = self._store.read_range(file.key, length, start=start)
+        with named_if_gone(self._store, file):
+            found = self._store.read_range(file.key, length, start=start)
         self.requests, self.bytes = self.requests + 1, self.bytes + length
         is_same = found.size == file.size and found.sha256 in (None, file.sha256) and len(found.content) == length
         if not is_same or self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
