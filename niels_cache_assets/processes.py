@@ -207,6 +207,16 @@ def _text(path: str) -> str:
 
 
 _SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"}
+_may_end = threading.Event()  # cleared while a block of `signals_afterwards` runs
+_may_end.set()
+_read_signals = threading.Event()  # set while a block of `stop_on_signals` runs
+
+
+def are_signals_read() -> bool:
+    """Return whether `stop_on_signals` reads Python's wakeup descriptor. Other code must not set it then, because a signal would be lost
+    that comes before the descriptor is set back.
+    """
+    return _read_signals.is_set()
 
 
 @contextmanager
@@ -214,8 +224,7 @@ def signals_afterwards() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back until the block has ended.
 
     This function replaces the signal handlers. Blocking the signals in this thread would not be enough. Another thread would receive the
-    signal, and Python would run the handler in this thread. During the block, Python's wakeup descriptor is also removed. Otherwise the
-    reader of that descriptor (see `stop_on_signals`) would wait for a handler that does not run, and end the process.
+    signal, and Python would run the handler in this thread. During the block, `stop_on_signals` does not end the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread
@@ -225,14 +234,18 @@ def signals_afterwards() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    wakeup = signal.set_wakeup_fd(-1)
-    handlers = {number: signal.signal(number, note) for number in _SIGNALS if signal.getsignal(number) is not None}
+    is_inner = not _may_end.is_set()
+    handlers = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not None}
     try:
+        _may_end.clear()
+        for number in handlers:
+            signal.signal(number, note)
         yield
     finally:
+        if not is_inner:
+            _may_end.set()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)
         for number in received[:1]:
             signal.raise_signal(number)
 
@@ -268,6 +281,7 @@ def stop_on_signals() -> Iterator[None]:
         for number in iter(lambda: os.read(read_end, 1), b""):
             if number[0] in _SIGNALS:
                 received.append(number[0])
+                _may_end.wait()
                 if not finished.wait(STOP_SECONDS):
                     os.write(2, f"niels-cache: {Interrupted(number[0])}\n".encode())
                     os._exit(128 + number[0])
@@ -282,6 +296,8 @@ def stop_on_signals() -> Iterator[None]:
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     old_handlers = {number: signal.signal(number, stop) for number in _SIGNALS}
     old_descriptor = signal.set_wakeup_fd(write_end)
+    is_inner = are_signals_read()
+    _read_signals.set()
     watcher.start()
     failure: BaseException | None = None
     try:
@@ -291,6 +307,8 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         finished.set()
         signal.set_wakeup_fd(old_descriptor)
+        if not is_inner:
+            _read_signals.clear()
         os.close(write_end)  # ends the watcher
         watcher.join()
         os.close(read_end)

@@ -22,6 +22,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from niels_cache_assets.config import defaults
+from niels_cache_assets.processes import are_signals_read
 from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -68,7 +69,7 @@ class _Patience:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Let other threads see signals. Libraries read in their own threads, and an interrupted process waits for these threads."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or are_signals_read():
             yield
             return
         self.signals, told = socket.socketpair()
