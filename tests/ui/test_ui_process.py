@@ -6,8 +6,10 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -82,7 +84,7 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
         }
         status, text = request(beside, "POST", "/graphql", MUTATION, Content_Type="application/json")
         assert (status, missing(text.decode(), "niels-cache ui: refused", "read-only\n")) == (403, [])
-        assert not any("dagster._daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
+        assert not any(".daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
         services = beside.services()
         assert services
         beside.process.kill()
@@ -114,6 +116,8 @@ def test_runs_that_lose_a_process_or_are_terminated_end_and_the_next_one_goes_on
         wait_until(lambda: not is_alive(step), seconds=60, what=f"{lost}: the step still runs")  # noqa: B023
         work = work_on(target)
         assert (work.writer, work.is_resumable, (work.share or 0.0) > share, target.exists()) == (None, True, True, False), lost
+        with closing(sqlite3.connect(ui.home / "history/runs" / f"{run}.db")) as events:
+            assert events.execute("PRAGMA page_size").fetchone() == (512,)
 
 
 def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: RunningUi, tmp_path: Path) -> None:
