@@ -17,6 +17,7 @@ from typing import Any
 from niels_cache_assets.defs.ui.folder import temporary_folder
 from tests import programs
 from tests.dagster_tools import Project
+from tests.tiny import sentences
 
 Process = subprocess.Popen[bytes] | programs.Program
 
@@ -30,6 +31,10 @@ cache_dir = "cache"
 enabled = false
 [sft.python_help]
 enabled = false
+[pretrain.pages]
+source = "jsonl"
+files = ["pages/*"]
+parts = 3
 """
 LAUNCH = """mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -70,14 +75,18 @@ class RunningUi:
     def graphql(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
         return ask(self.url, query, variables)
 
-    def launch(self, name: str) -> str:
-        """Materialize a partition of pretrain, as the button does, and wait if another process builds it. Return the id of the run."""
+    def launch(self, name: str, *, job: str = "build_pretrain") -> str:
+        """Materialize a partition of a job, as the button does, and return the id of the run. A build of pretrain waits for another process
+        that builds the same.
+        """
         location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
         parameters = {
             "mode": "default",
-            "runConfigData": json.dumps({"ops": {"stream_pretrain_dataset": {"config": {"wait": True}}}}),
+            "runConfigData": json.dumps(
+                {"ops": {"stream_pretrain_dataset": {"config": {"wait": True}}}} if job == "build_pretrain" else {}
+            ),
             "executionMetadata": {"tags": [{"key": "dagster/partition", "value": name}]},
-            "selector": {**location, "jobName": "build_pretrain"},
+            "selector": {**location, "jobName": job},
         }
         launched = self.graphql(LAUNCH, {"p": parameters})["launchRun"]
         assert launched["__typename"] == "LaunchRunSuccess", launched
@@ -130,6 +139,10 @@ def running_ui(
     folder.mkdir(exist_ok=True)
     if project is None:
         project = Project(folder / "project", tokenizer_model)
+        (project.folder / "pages").mkdir()
+        for number in range(3):
+            lines = (json.dumps({"text": text}) for text in sentences(9, seed=number))
+            (project.folder / "pages" / f"{number}.jsonl").write_text("\n".join(lines))
         config = project.folder / "niels_cache.toml"
         config.write_text(f"{config.read_text()}{SETTINGS}")
     home, output = folder / "home", folder / "ui.log"

@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.random_order(disabled=True)]  # one 
 
 STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
 BUILD_SECONDS = 240
+MOST_BYTES = 60_000  # of Dagster's database for one part
+RUNNING = ("QUEUED", "STARTING", "STARTED")
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,21 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
     assert ui.process.poll() is None
 
 
+def test_a_part_adds_little_to_the_database(ui: RunningUi) -> None:
+    sizes = []
+    for job, name in (
+        ("plan_parts", "pages"),
+        *(("build_parts", f"pages/part-{number:05d}") for number in range(3)),
+    ):
+        run = ui.launch(name, job=job)
+        wait_until(lambda: ui.status_of(run) not in RUNNING, seconds=120, what=f"{name} is not built")  # noqa: B023
+        assert ui.status_of(run) == "SUCCESS"
+        sizes.append(sum(path.stat().st_size for path in (ui.home / "history").rglob("*.db")))
+        with closing(sqlite3.connect(ui.home / "history/runs" / f"{run}.db")) as events:
+            assert events.execute("PRAGMA page_size").fetchone() == (512,)
+    assert 1_000 < (sizes[-1] - sizes[1]) / 2 <= MOST_BYTES, sizes
+
+
 def work_until(ui: RunningUi, share: float) -> int:
     """Wait until so much of the notes is done and recorded. Return the id of the process that builds."""
     target = ui.project.root / "pretrain/notes"
@@ -116,8 +133,6 @@ def test_runs_that_lose_a_process_or_are_terminated_end_and_the_next_one_goes_on
         wait_until(lambda: not is_alive(step), seconds=60, what=f"{lost}: the step still runs")  # noqa: B023
         work = work_on(target)
         assert (work.writer, work.is_resumable, (work.share or 0.0) > share, target.exists()) == (None, True, True, False), lost
-        with closing(sqlite3.connect(ui.home / "history/runs" / f"{run}.db")) as events:
-            assert events.execute("PRAGMA page_size").fetchone() == (512,)
 
 
 def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: RunningUi, tmp_path: Path) -> None:
