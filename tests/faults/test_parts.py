@@ -97,7 +97,7 @@ class OfMember:
 
     def __init__(self, folder: Path, model: Path, *, key: str, settings: str) -> None:
         self.project, self.key = PartsProject(folder, model), key
-        self.project.write([12, 9, 14])
+        self.project.write([9, 6, 8])
         self.graph = self.project.graph(3, settings)
         build(self.graph)
         self.expected = digests(self.project.cache())

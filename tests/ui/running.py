@@ -17,7 +17,6 @@ from typing import Any
 from niels_cache_assets.defs.ui.folder import temporary_folder
 from tests import programs
 from tests.dagster_tools import Project
-from tests.tiny import sentences
 
 Process = subprocess.Popen[bytes] | programs.Program
 
@@ -31,10 +30,6 @@ cache_dir = "cache"
 enabled = false
 [sft.python_help]
 enabled = false
-[pretrain.pages]
-source = "jsonl"
-files = ["pages/*"]
-parts = 3
 """
 LAUNCH = """mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -131,20 +126,18 @@ def running_ui(
     project: Project | None = None,
     module: str = "niels_cache_assets.cli",
     forked: bool = False,
+    tables: str = "",
 ) -> Iterator[RunningUi]:
     """Run the UI on a small project in `folder`, on any free port. The data sets of the quickstart profile are switched off.
+    tables: more lines of niels_cache.toml.
 
     `forked`: start the UI as a fork, without a new interpreter (tests/programs.py).
     """
     folder.mkdir(exist_ok=True)
     if project is None:
         project = Project(folder / "project", tokenizer_model)
-        (project.folder / "pages").mkdir()
-        for number in range(3):
-            lines = (json.dumps({"text": text}) for text in sentences(9, seed=number))
-            (project.folder / "pages" / f"{number}.jsonl").write_text("\n".join(lines))
         config = project.folder / "niels_cache.toml"
-        config.write_text(f"{config.read_text()}{SETTINGS}")
+        config.write_text(f"{config.read_text()}{SETTINGS}{tables}")
     home, output = folder / "home", folder / "ui.log"
     home.mkdir(exist_ok=True)
     (home / "dagster.yaml").write_text(f"{DAGSTER_YAML}{QUICKLY}")

@@ -27,16 +27,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.random_order(disabled=True)]  # one 
 
 STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
 BUILD_SECONDS = 240
+PAGES = '[pretrain.pages]\nsource = "jsonl"\nfiles = ["pages/*"]\nparts = 3\n'
 MOST_BYTES = 60_000  # of Dagster's database for one part
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningUi]:
-    """With a tokenizer, and notes that take a while."""
+    """With a tokenizer, notes that take a while, and a data set in parts."""
+    folder = tmp_path_factory.mktemp("ui")
+    pages = folder / "project/pages"
+    pages.mkdir(parents=True)
+    for number in range(3):
+        (pages / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(9, seed=number)))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(BYTES_VARIABLE, "200000")
-        with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
+        with running_ui(folder, tiny_model, tables=PAGES) as ui:
             assert ui.project.build_tokenizer().success
             ui.project.write_notes(sentences(60) * 5_000)
             yield ui
