@@ -3,7 +3,8 @@
 A build encodes far ahead of what it writes. For a small budget, this would be many times the budget. So a head is encoded in rounds. A
 round takes as many documents as the rest of the budget needs, by the bytes for a token so far. The first round takes one byte for each
 missing token. No round takes more bytes than the budget and its rest have tokens together. A tokenizer gives at most one token for a byte,
-so at most twice the budget is encoded, and one document. The documents of a round are encoded on all threads.
+so at most twice the budget is encoded, and one document. The documents of a round are encoded on all threads. A reader reads in batches,
+so it has read a little more, and this is not encoded.
 """
 
 from __future__ import annotations
