@@ -21,11 +21,12 @@ QUICK = {"STALL_SECONDS": 0.15, "STALL_BYTES": 1000, "READ_SECONDS": 0.5, "FIRST
 
 
 class Build(NamedTuple):
-    """A data set to build, and for how many seconds its requests are repeated."""
+    """A data set to build, for how many seconds its requests are repeated, and the tables of other data sets."""
 
     table: dict[str, Any]
     name: str = "built"
     patience: float = 60
+    others: dict[str, Any] = {}  # noqa: RUF012
 
 
 def build_from(hub: LoopbackHub, root: Path, builds: list[Build], **constants: Any) -> tuple[list[dict[str, Any]], str]:
@@ -37,7 +38,7 @@ def build_from(hub: LoopbackHub, root: Path, builds: list[Build], **constants: A
     return json.loads(done.stdout), done.stderr
 
 
-def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dict[str, Any]:
+def _build(root: Path, table: dict[str, Any], name: str, patience: float, others: dict[str, Any]) -> dict[str, Any]:
     from huggingface_hub import HfFileSystem
 
     from niels_cache_assets.artifacts.builds import build_dataset
@@ -51,7 +52,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dic
     registry = load_registry(
         profile="quickstart",
         overrides={
-            family: {name: {key: value for key, value in table.items() if value is not None}},
+            family: {**others, name: {key: value for key, value in table.items() if value is not None}},
             "build": {"network_patience": patience},
         },
     )

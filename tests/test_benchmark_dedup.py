@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import programs
+from tests.printed import rows_of
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -32,7 +33,7 @@ def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(sys, "argv", ["dedup.py", "--quick", "--only", "signatures", "whole", "corpus"])
     dedup.main()
     assert children == ["--find-duplicates"]
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = rows_of(capsys.readouterr().out)
     assert rows[0] == ["what", "measured", "wanted"]
     whats = "\n".join(row[0] for row in rows)
     for part in ("canonical words, datasketch", "canonical text, datasketch", "500 texts", "corpus of 500 documents", 'verify = "jaccard"'):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import programs
+from tests.printed import rows_of
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "loader.py"
 
@@ -25,7 +26,7 @@ def test_a_quick_run_prints_every_row_of_the_table(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "run", run_program)  # where it opens a cache in a process of its own, three times
     monkeypatch.setattr("sys.argv", [str(BENCHMARK), "--quick", "--no-peers"])
     runpy.run_path(str(BENCHMARK))["main"]()
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = rows_of(capsys.readouterr().out)
     assert rows[0] == ["what", "measured", "wanted", "ratio"]
     whats = "\n".join(row[0] for row in rows)
     for part in (

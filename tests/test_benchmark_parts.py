@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
+from tests.printed import rows_of
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "parts.py"
 
@@ -16,7 +17,7 @@ def test_a_quick_run_prints_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NIELS_CACHE_REAL_DATA", raising=False)
     done = programs.run(str(BENCHMARK), "--quick", timeout=600)
     assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    rows = rows_of(done.stdout)
     assert rows[0] == ["what", "measured", "wanted", "ratio"]
     whats = "\n".join(row[0] for row in rows)
     for part in (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import rows_of
+
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "peers.py"
 
 pytestmark = pytest.mark.walk
@@ -24,7 +26,7 @@ def test_a_small_run_prints_both_tables(monkeypatch: pytest.MonkeyPatch, capsys:
         runpy.run_path(str(BENCHMARK))["main"]()
     finally:
         sys.modules.pop("build", None)  # a common name, which others may mean by something else
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = rows_of(capsys.readouterr().out)
     assert [row[0] for row in rows] == ["writer", "niels-cache", "script", "reader", "niels-cache", "script"]
     for row in rows:
         if row[0] in ("niels-cache", "script"):

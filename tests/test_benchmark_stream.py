@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.printed import rows_of
 from tests.test_benchmark_remote import VARIABLES
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -29,7 +30,7 @@ def test_a_quick_run_stays_below_the_limit(stream: Any, monkeypatch: pytest.Monk
     arguments = ["--mib", "24", "--shard-mib", "1", "--limit-mib", "14", "--seconds", "1", "--rounds", "1", "--peers"]
     monkeypatch.setattr(sys, "argv", ["stream.py", *arguments])
     stream.main()
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = rows_of(capsys.readouterr().out)
     assert [row[0] for row in rows[1:]] == ["niels-cache", "plain loop"]
     assert float(rows[1][1].split()[0]) > 0
     assert 0 < int(rows[1][6]) <= 14

@@ -16,7 +16,9 @@ from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.show.lineage import read_lineage
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
@@ -276,11 +278,47 @@ def test_two_tables_with_one_file_are_refused(project: PartsProject) -> None:
         build(grow(project, 2, HASHED, added=ADDED + ADDED))
 
 
-def test_a_mixture_does_not_read_a_grown_data_set(project: PartsProject) -> None:
-    mix = f'\n[pretrain.mix]\nsource = "interleave"\nmembers = {{ {NAME} = 1 }}\nval_frac = 0.0\n'
-    found = grow(project, 2, HASHED, added=ADDED + mix)
+MIX = f'\n[pretrain.mix]\nsource = "interleave"\nmembers = {{ {NAME} = 1 }}\nval_frac = 0.0\n'
+
+
+def test_a_mixture_does_not_read_a_data_set_that_has_grown_without_parts(project: PartsProject) -> None:
+    found = grow(project, 1, HASHED, added=ADDED + MIX)
     with pytest.raises(NielsCacheError, match=f"{NAME}.*added"):
         build(found, ["tokenizer", "pretrain/mix"])
+
+
+@pytest.mark.parametrize("settings", [HASHED, "val_tokens = 301", 'val_tokens = 301\ndecontaminate = "exact"'])
+def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: PartsProject, settings: str) -> None:
+    """The order of builds changes nothing. With decontaminate, copies of val in the added files are left out too."""
+    first = (project.folder / "texts/f000.jsonl").read_text().splitlines()[0]  # with val_tokens, the head of a part
+    with open(project.folder / "more/f010.jsonl", "a") as last:
+        last.write(first.replace('"0-0"', '"copy"') + "\n")
+    mixed = project.cache().with_name("mix")
+    build(project.graph(3, settings + MIX), ["tokenizer", "pretrain/mix"])
+    small = digests(mixed)
+    found = grow(project, 3, settings, added=ADDED + MIX)
+    assert build(found, ["pretrain/mix"])["pretrain/mix"].state == "built"
+    before = digests(mixed)
+    assert before != small
+    build(found)
+    materialize(found["pretrain/mix"], force=True)
+    assert digests(mixed) == before
+    val, train = (set(files_of(project.cache(), split)) for split in ("val", "train"))
+    read = {(file.removeprefix(f"{NAME}/"), row) for split in ("val", "train") for file, row in files_of(mixed, split)}
+    assert len(val) > 10
+    assert len({file for file, _ in read if file.startswith("more/")}) == 3
+    assert read == train
+    assert (("more/f010.jsonl", 15) in read) == ("decontaminate" not in settings)
+
+
+def test_a_mixture_is_built_again_when_files_of_a_member_become_added_ones(project: PartsProject) -> None:
+    """Even if the files together have the same content."""
+    table = "val_frac = 0.0\nshuffle_buffer = 0\n"
+    build(project.graph(2, table + MIX), ["tokenizer", "pretrain/mix"])
+    found = project.graph(2, f'{table}[[pretrain.{NAME}.added]]\nfiles = ["texts/f000.jsonl"]\n{MIX}')
+    assert build(found, ["pretrain/mix"])["pretrain/mix"].state == "built"
+    files = [file for file, _ in files_of(project.cache().with_name("mix"), "train")]
+    assert files[-1].endswith("f000.jsonl")
 
 
 def test_a_lost_cache_of_one_process_is_built_again_to_the_same_bytes(project: PartsProject) -> None:
@@ -363,3 +401,36 @@ def test_a_data_set_of_the_hub_grows_by_files_of_a_later_commit(hub: LoopbackHub
     plan = json.loads((root / "pretrain/.parts/parts/plan.json").read_text())
     assert [group["dataset_revision"] for group in plan["groups"]] == [first, hub.commit("owner/pages")]
     assert json.loads(grown[0]["meta"])["parts"][0] == json.loads(before[0]["meta"])["parts"][0]
+
+
+def test_the_val_of_a_grown_data_set_of_the_hub_stays_out_of_another_one(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:
+    """The added files are read at their own commit, before and after the plan is made. A set that has grown is read again."""
+    texts = {f"data/2025/{number}.parquet": sentences(20, seed=number) for number in range(3)}
+    more = {f"data/2026/{number}.parquet": sentences(20, seed=number) for number in (8, 9)}
+    old: dict[str, Any] = {name: parquet([{"text": text} for text in each]) for name, each in texts.items()}
+    old["README.md"] = card({"default": {"train": "data/*/*"}})
+    hub.repositories["owner/pages"] = old
+    first = hub.commit("owner/pages")
+    hub.repositories["owner/pages"] = old | {name: parquet([{"text": text} for text in each]) for name, each in more.items()}
+    later = hub.commit("owner/pages")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tokenizer").symlink_to(tiny_model.parent)
+    lines = [text for each in (texts | more).values() for text in each] + sentences(20, seed=30)
+    (tmp_path / "news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    web: dict[str, Any] = {"source": "huggingface", "dataset": "owner/pages", "pinned_revision": first, "parts": 2, "val_frac": 0.3}
+    grown = web | {"added": [{"files": ["2026/*"], "revision": later}]}
+    news = {"source": "jsonl", "files": [str(tmp_path / "news.jsonl")], "val_frac": 0.0, "decontaminate_against": ["web"]}
+    builds = [Build(news, name="news", others={"web": table}) for table in (web, grown)]
+    builds += [Build(grown, name="web"), Build(news, name="news", others={"web": grown})]
+    found, _ = build_from(hub, root, builds)
+    assert [each.get("error") for each in found] == [None] * 4
+    rule = HashRule(val_frac=0.3, seed=load_registry(profile="quickstart").build.seed)
+    of_old, of_more = (sum(rule.is_val(name, row) for name in each for row in range(20)) for each in (texts, more))
+    assert of_old > 5
+    assert of_more > 3
+    before, unplanned, of_web, planned = (json.loads(each["meta"]) for each in found)
+    assert before["dropped"]["in_held_out"] == of_old
+    assert unplanned["dropped"]["in_held_out"] == of_old + of_more == of_web["documents"]["val"]
+    assert planned == unplanned
+    assert unplanned["dataset_revision"] != before["dataset_revision"]

@@ -18,7 +18,7 @@ from niels_cache_assets.parts.lease import LeaseLost, Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.launches import Recorder, states
-from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.test_cache_determinism import digests
 
 SETTINGS = "val_tokens = 60"
@@ -198,20 +198,23 @@ def _build(found: Graph, begin: Any, told: Any) -> None:
     told.put(states)
 
 
-def test_processes_that_begin_together_build_each_part_and_the_seal_once(project: PartsProject) -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+def test_processes_that_begin_together_build_each_part_and_the_seal_once(project: PartsProject, workers: int) -> None:
+    """The joined bytes are those of one process."""
     build(project.graph(5, SETTINGS, root="alone"))
     found = project.graph(5, SETTINGS)
     build(found, ["tokenizer"])
     forked = multiprocessing.get_context("fork")
-    begin, told = forked.Barrier(3), forked.Queue()
-    children = [forked.Process(target=_build, args=(found, begin, told)) for _ in range(3)]
+    begin, told = forked.Barrier(workers), forked.Queue()
+    children = [forked.Process(target=_build, args=(found, begin, told)) for _ in range(workers)]
     for child in children:
         child.start()
     every = [told.get(timeout=120) for _ in children]
     for child in children:
         child.join()
-    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert {child.exitcode for child in children} == {0}
     for key in [f"plan/{NAME}", f"val_part/{NAME}", *parts_of(found), f"pretrain/{NAME}"]:
-        assert sorted(states[key] for states in every) == ["built", "cache_hit", "cache_hit"], key
+        assert sorted(states[key] for states in every) == ["built", *["cache_hit"] * (workers - 1)], key
     assert digests(project.cache()) == digests(project.cache("alone"))
+    assert stream_of(project.cache()) == stream_of(project.cache("alone"))
     assert verify_cache(found.root) == []

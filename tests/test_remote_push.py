@@ -432,11 +432,6 @@ def test_a_prune_says_that_a_build_was_published_while_its_last_objects_were_del
 # stores that refuse
 
 
-def test_a_push_to_google_is_refused_by_name(caches: Caches) -> None:
-    with pytest.raises(NielsCacheError, match=r"^gs://bucket/at: .*pull"):
-        push(letters(caches), "gs://bucket/at")
-
-
 @pytest.mark.parametrize("how", ["unconditional", "not implemented"])
 def test_a_bucket_without_conditional_put_is_refused_by_name(how: str, s3: LoopbackS3, caches: Caches) -> None:
     s3.decide = lambda method, key: how if method == "PUT" and "conditional" in key else None

@@ -25,7 +25,7 @@ class PublishSettings(BaseModel):
     @field_validator("address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        return None if value is None else check_address(value, writes=True)
+        return None if value is None else check_address(value)
 
     def address_of(self, family: Family, name: str) -> str:
         """Return the address of the cache of a data set."""

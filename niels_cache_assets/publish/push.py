@@ -117,8 +117,8 @@ def push(
     Raises NielsCacheError if the address holds something else, or if a file of the cache is damaged. Raises RemoteError if the store
     refuses or does not answer.
     """
-    store = open_store(check_address(address, writes=True), make=True)
-    found, e_tag = _record_at(store)
+    store = open_store(check_address(address), make=True)
+    found, version = _record_at(store)
     check_may_push(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
@@ -130,7 +130,7 @@ def push(
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
     if is_new:  # a prune may have deleted some files, before the record or after it
         sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
-        _write_record(store, record, found, e_tag, doing="push")
+        _write_record(store, record, found, version, doing="push")
         sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
     return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
@@ -144,7 +144,7 @@ def prune(address: str) -> Pruned:
     changes the record.
     """
     store = open_store(address)
-    record, e_tag = read_record(store)
+    record, version = read_record(store)
     builds: dict[str, list[Listed]] = {}
     now = None
     for each in store.list():
@@ -159,7 +159,7 @@ def prune(address: str) -> Pruned:
         (deleted if is_old else kept).append(build)
     remaining = replace(record, previous=tuple(each for each in record.previous if each not in deleted))
     if remaining != record:
-        _write_record(store, remaining, record, e_tag, doing="prune")
+        _write_record(store, remaining, record, version, doing="prune")
     for build in deleted:
         keys = [each.key for each in builds[build]]
         for start in range(0, len(keys), _DELETED_AT_ONCE):
@@ -322,7 +322,7 @@ def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheErr
     return NielsCacheError(f"{build.paths[file.path]}: {problem}")
 
 
-def _write_record(store: Store, record: Record, found: Record | None, e_tag: str | None, *, doing: str) -> None:
+def _write_record(store: Store, record: Record, found: Record | None, version: str | None, *, doing: str) -> None:
     """Write the record if it is unchanged since it was read. `doing`: push or prune, for the message.
 
     Such a request is not repeated blindly, because it may have succeeded although its answer was lost. So the record is read first.
@@ -332,7 +332,7 @@ def _write_record(store: Store, record: Record, found: Record | None, e_tag: str
             if found is None:
                 store.create(META_NAME, record.content())
             else:
-                store.exchange(META_NAME, record.content(), e_tag=e_tag)
+                store.exchange(META_NAME, record.content(), state=version)
             return
         except RemoteError as error:
             has_lost = isinstance(error, ConflictError | MissingError)

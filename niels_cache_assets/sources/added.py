@@ -5,6 +5,8 @@ The parts of a table come after all parts before it. `niels-cache parts add` wri
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -34,6 +36,23 @@ class AddedOfHub(Added):
     """The keys of added files of the hub. A pattern counts from the right: `CC-MAIN-2026-05/*` names `data/CC-MAIN-2026-05/0.parquet`."""
 
     revision: str | None = Field(None, description="Git commit of the hub that has the new files; None: that of the data set")
+
+
+def patterns_without_folders(added: Added) -> list[str]:
+    """Return the patterns of a table. Those of local files have no folder, so that they are the same on every machine."""
+    return [each if "://" in each else os.path.basename(each) for each in added.files]
+
+
+def growth_that_counts(added: Sequence[Added]) -> str:
+    """Return the part of the revision of a data set that its tables `added` decide, for what reads its documents. Empty without tables.
+
+    The revision of the user's files covers their content, but not the group that a file belongs to. A commit of the hub does not tell which
+    of its files were chosen.
+    """
+    if not added:
+        return ""
+    groups = [[patterns_without_folders(each), getattr(each, "revision", None)] for each in added]
+    return f"\0grown by {json.dumps(groups)}"
 
 
 def added_problem(added: Sequence[Added], *, has_budgets: bool) -> str | None:

@@ -18,7 +18,8 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, stream_of_all_parts
+from niels_cache_assets.sources.added import growth_that_counts
+from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -36,7 +37,7 @@ class Interleave(PretrainSource):
     rule of this table, even if the member's own cache ends earlier. If a member has `decontaminate`, documents of all members that equal or
     nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). If a member has `decontaminate_against`, the same is
     true for the texts that it names, with the limits and reasons of that member. held_out.py describes how val is found. A member in parts
-    is read file by file, without its shuffle.
+    is read file by file, without its shuffle. The files that it has grown by come last.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -71,7 +72,7 @@ class Interleave(PretrainSource):
             rule = "\0without its val" if member.seeded_val_frac else ""  # a member without val_frac keeps the digest of older versions
             rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
             revision = with_references(member, revisions[name], siblings)
-            digest.update(f"{name}\0{member.identity()}\0{revision}{rule}\n".encode())
+            digest.update(f"{name}\0{member.identity()}\0{revision}{growth_that_counts(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def describe(self) -> dict[str, Any]:
@@ -118,10 +119,10 @@ class Interleave(PretrainSource):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
                 raise NielsCacheError(f"interleave: members: the weight of {name!r} is {weight}; weights must be above 0")
-            if siblings[name].added:
+            if siblings[name].added and siblings[name].parts == 1:
                 raise NielsCacheError(
-                    f"interleave: members: {name!r} has grown by added files, and a mixture cannot read such a data set yet; "
-                    "blend the caches with the weights of TokenLoader instead"
+                    f"interleave: members: {name!r} has grown by added files without parts, and a mixture cannot find its val; set "
+                    "parts above 1, or blend the caches with the weights of TokenLoader"
                 )
             sources[name] = siblings[name]
         return sources
@@ -139,7 +140,7 @@ class Member:
         self._keys = count()
         self._started = False
         self._unsplit: int | None = None
-        self._in_parts: PartStream | None = None
+        self._in_parts: list[PartStream] | None = None
         self.waiting: dict[int, Document] = {}
 
     # The library pickles and copies a generator. Neither operation may touch the objects in the context.
@@ -195,8 +196,8 @@ class Member:
         # The rows of a file have the numbers that the parts give them, and these decide about val.
         if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
             if self._in_parts is None:
-                self._in_parts = stream_of_all_parts(self._source, revision=context.revision, seed=context.seed)
-            return chain.from_iterable(self._in_parts.documents(context))
+                self._in_parts = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)
+            return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._in_parts))
         batches = self._source.kept_documents(context)
         if not self._source.seeded_val_frac:
             return chain.from_iterable(batches)

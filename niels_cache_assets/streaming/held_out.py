@@ -24,6 +24,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -41,6 +42,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.decontaminate import REASONS
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.heads import encoded_head
 from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.references import Place, References, ReferenceTexts, references_identity
 from niels_cache_assets.streaming.shuffle import shuffled
@@ -224,23 +226,21 @@ class HeldOut:
         stream = as_documents(in_lists(documents))
         if shuffle_buffer:
             stream = shuffled(stream, buffer_size=shuffle_buffer, seed=self.seed)
-        encoded = encode_documents(
-            stream,
-            view,
-            Feed.of((), SourceReport()),
+        encode = partial(
+            encode_documents,
+            tokenizer=view,
+            feed=Feed.of((), SourceReport()),
             threads=self._registry.build.threads or available_threads(),
             dtype=TOKEN_DTYPES[token_dtype_name(view.vocab_size)],
             append_eot=True,
             raise_on_collision=False,
         )
-        with closing(encoded) as batches:
+        with closing(encoded_head(stream, encode, splitter)) as batches:
             for batch in batches:
                 is_val = splitter.val_mask(batch)
                 yield from batch.documents[is_val]
                 splitter.place(batch)
-                if splitter.val_is_full:
-                    return True
-        return False
+        return splitter.val_is_full
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents of a member's val, and index their texts. `sort` compares the documents of all members with this index."""

@@ -78,16 +78,16 @@ class Record:
 
 
 def read_record(store: Store) -> tuple[Record, str | None]:
-    """Return the record at the address of a store, and its ETag.
+    """Return the record at the address of a store, and its state for `exchange`.
 
     Raises MissingError if there is none, and NielsCacheError for an object that is not a record of this version.
     """
     name = store.name_of(META_NAME)
     try:
-        content, e_tag = store.read(META_NAME, most_bytes=MOST_META_BYTES)
+        content, state = store.read(META_NAME, most_bytes=MOST_META_BYTES)
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
-    return parse_record(content, name), e_tag
+    return parse_record(content, name), state
 
 
 def parse_record(content: bytes, name: str) -> Record:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -46,7 +46,8 @@ _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
 _PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
-_NO_E_TAG = '"00000000000000000000000000000000"'
+_NEVER = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # the state that no object ever has
+_State = Literal["e_tag", "version"]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
 
 _EXPIRED = "the credentials have expired; renew them, and run the same command again"
@@ -138,11 +139,10 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def check_address(text: str, *, writes: bool = False) -> str:
+def check_address(text: str) -> str:
     """Return an address without a slash at its end. Raises NielsCacheError for an address that no store can have.
 
     An address with a user name, a password, a query or a fragment is refused, and the message does not quote it.
-    writes: whether a build will be published there. gs:// is then refused, because its conditional PUT needs another condition.
     """
     scheme, _, rest = text.partition("://")
     place, _, prefix = rest.rstrip("/").partition("/")
@@ -158,8 +158,6 @@ def check_address(text: str, *, writes: bool = False) -> str:
         raise NielsCacheError(f"{text}: has no bucket; give {scheme}://BUCKET/PREFIX")
     if not prefix:
         raise NielsCacheError(f"{text}: has no prefix; give {scheme}://BUCKET/PREFIX, so that the bucket can hold more than one cache")
-    if writes and scheme == "gs":
-        raise NielsCacheError(f"{text}: push cannot write to gs://, only pull reads from it; push to s3://, az://, file:// or hf://")
     if problem := name_problem(unquote(prefix)):
         raise NielsCacheError(f"{text!r:.200}: its prefix {problem}; give {scheme}://BUCKET/PREFIX")
     return text.rstrip("/")
@@ -205,18 +203,22 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
 
     with _told(address, refusals):
         hasty = connect(_HASTY_RETRIES)
-        return Store(address, obstore, refusals, hasty if is_hasty else connect(_RETRIES), hasty=hasty)
+        state: _State = "version" if address.startswith("gs://") else "e_tag"
+        return Store(address, obstore, refusals, hasty if is_hasty else connect(_RETRIES), hasty=hasty, state=state)
 
 
 class Store:
     """The objects below one address. A key is relative to the address, with slashes.
 
-    Every method raises RemoteError if the store refuses a request or does not answer. Several threads may use one store.
+    Every method raises RemoteError if the store refuses a request or does not answer. Several threads may use one store. state: what a
+    conditional PUT compares. Google compares the number of the generation, which obstore calls the version; all others compare the ETag.
     """
 
-    def __init__(self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, hasty: Any) -> None:
+    def __init__(
+        self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, hasty: Any, state: _State = "e_tag"
+    ) -> None:
         self.address, self._obstore, self._refusals = address, obstore, refusals
-        self._remote, self._hasty = remote, hasty
+        self._remote, self._hasty, self._state = remote, hasty, state
 
     def name_of(self, key: str) -> str:
         """Return the address of one object, for messages."""
@@ -229,12 +231,12 @@ class Store:
             return Found(result.meta["size"], result.attributes.get(_HASH_KEY))
 
     def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
-        """Return the content and the ETag of a small object. Raises MissingError if there is no such object."""
+        """Return the content and the state of a small object, for `exchange`. Raises MissingError if there is no such object."""
         with self._told(key):
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
-            return bytes(result.bytes()), result.meta["e_tag"]
+            return bytes(result.bytes()), result.meta[self._state]
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         """Yield the content of an object from the byte `start` on, in pieces. Raises MissingError if there is no such object."""
@@ -269,10 +271,10 @@ class Store:
         with self._told(key):
             self._put(key, content, mode="create", use_multipart=False)
 
-    def exchange(self, key: str, content: bytes, *, e_tag: str | None) -> None:
-        """Replace a small object if its ETag is still `e_tag`. Raises ConflictError if it is not."""
+    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
+        """Replace a small object if it is still in the state that `read` returned. Raises ConflictError if it is not."""
         with self._told(key):
-            self._put(key, content, mode={"e_tag": e_tag or ""}, use_multipart=False)
+            self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
 
     def list(self, folder: str = "") -> Iterator[Listed]:
         """Yield the objects in a folder, and in the folders below."""
@@ -292,7 +294,7 @@ class Store:
         This costs two or three requests with a small object, which stays: pushes at the same time would disturb each other by deleting it.
         """
         ignores_create = self._is_written("create") and self._is_written("create")
-        if ignores_create or self._is_written({"e_tag": _NO_E_TAG}):
+        if ignores_create or self._is_written({self._state: _NEVER[self._state]}):
             raise self._no_conditions()
 
     def _is_written(self, mode: Any) -> bool:
@@ -338,9 +340,9 @@ class FolderStore(Store):
         found = super().head(key)
         return Found(found.size, sha256_file(str(self._folder / key)))
 
-    def exchange(self, key: str, content: bytes, *, e_tag: str | None) -> None:
+    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
         with writer_lock(self._folder / key, doing="push"):
-            if self.read(key, most_bytes=MOST_META_BYTES)[1] != e_tag:
+            if self.read(key, most_bytes=MOST_META_BYTES)[1] != state:
                 raise ConflictError(f"{self.name_of(key)}: changed since it was read")
             with self._told(key):
                 self._put(key, content, use_multipart=False)

@@ -10,6 +10,7 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.faults.disk import Disk, kill_at_each
@@ -86,6 +87,58 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
 
 
 BUDGETS, HASHED = "train_tokens = 1200\nval_tokens = 150", 'val_frac = 0.2\ndecontaminate = "exact"'
+
+
+class OfMember:
+    """A project, one cache of a plan in it (a part, or the val part), and the number of calls to the disk of its build.
+
+    `reset` removes this cache and everything after it.
+    """
+
+    def __init__(self, folder: Path, model: Path, *, key: str, settings: str) -> None:
+        self.project, self.key = PartsProject(folder, model), key
+        self.project.write([9, 6, 8])
+        self.graph = self.project.graph(3, settings)
+        build(self.graph)
+        self.expected = digests(self.project.cache())
+        self.reset()
+        with Disk(self.graph.root).installed() as disk:
+            self.make()
+        self.calls = len(disk.calls)
+        assert self.calls > 20
+
+    def make(self) -> None:
+        materialize(self.graph[self.key])
+
+    def reset(self) -> None:
+        parts = self.graph[self.key].directory.parent
+        for folder, name in ((parts, self.graph[self.key].directory.name), (self.project.cache().parent, NAME)):
+            for path in folder.glob(f"*{name}*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def build_and_compare(self) -> None:
+        build(self.graph)
+        assert digests(self.project.cache()) == self.expected
+        assert verify_cache(self.graph.root) == []
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        (f"val_part/{NAME}", BUDGETS),
+        (f"val_part/{NAME}", HASHED),
+        (f"part/{NAME}/part-00001", BUDGETS),
+        (f"part/{NAME}/part-00001", HASHED),
+    ],
+    ids=["val, budgets", "val, hashed", "part, budgets", "part, hashed"],
+)
+def test_a_kill_at_any_call_of_val_or_of_a_part(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, key: str, settings: str
+) -> None:
+    monkeypatch.setenv(BYTES_VARIABLE, "500")  # so that there is much to resume
+    of = OfMember(tmp_path, tiny_model, key=key, settings=settings)
+    kill_at_each(of.graph.root, range(of.calls), of.make, reset=of.reset, compare=of.build_and_compare)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -25,14 +27,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.random_order(disabled=True)]  # one 
 
 STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
 BUILD_SECONDS = 240
+PAGES = '[pretrain.pages]\nsource = "jsonl"\nfiles = ["pages/*"]\nparts = 3\n'
+MOST_BYTES = 60_000  # of Dagster's database for one part
+RUNNING = ("QUEUED", "STARTING", "STARTED")
 
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningUi]:
-    """With a tokenizer, and notes that take a while."""
+    """With a tokenizer, notes that take a while, and a data set in parts."""
+    folder = tmp_path_factory.mktemp("ui")
+    pages = folder / "project/pages"
+    pages.mkdir(parents=True)
+    for number in range(3):
+        (pages / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(9, seed=number)))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(BYTES_VARIABLE, "200000")
-        with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
+        with running_ui(folder, tiny_model, tables=PAGES) as ui:
             assert ui.project.build_tokenizer().success
             ui.project.write_notes(sentences(60) * 5_000)
             yield ui
@@ -82,13 +92,28 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
         }
         status, text = request(beside, "POST", "/graphql", MUTATION, Content_Type="application/json")
         assert (status, missing(text.decode(), "niels-cache ui: refused", "read-only\n")) == (403, [])
-        assert not any("dagster._daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
+        assert not any(".daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
         services = beside.services()
         assert services
         beside.process.kill()
         beside.process.wait()
         wait_until(lambda: not any(map(is_alive, services)), seconds=60, what="what a killed UI started still runs")
     assert ui.process.poll() is None
+
+
+def test_a_part_adds_little_to_the_database(ui: RunningUi) -> None:
+    sizes = []
+    for job, name in (
+        ("plan_parts", "pages"),
+        *(("build_parts", f"pages/part-{number:05d}") for number in range(3)),
+    ):
+        run = ui.launch(name, job=job)
+        wait_until(lambda: ui.status_of(run) not in RUNNING, seconds=120, what=f"{name} is not built")  # noqa: B023
+        assert ui.status_of(run) == "SUCCESS"
+        sizes.append(sum(path.stat().st_size for path in (ui.home / "history").rglob("*.db")))
+        with closing(sqlite3.connect(ui.home / "history/runs" / f"{run}.db")) as events:
+            assert events.execute("PRAGMA page_size").fetchone() == (512,)
+    assert 1_000 < (sizes[-1] - sizes[1]) / 2 <= MOST_BYTES, sizes
 
 
 def work_until(ui: RunningUi, share: float) -> int:

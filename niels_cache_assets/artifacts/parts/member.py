@@ -12,7 +12,7 @@ from pathlib import Path
 from niels_cache_assets.artifacts.base import Work
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.parts.plan import Plan
-from niels_cache_assets.sources.reading.listed import FilesInParts, ListedFile
+from niels_cache_assets.sources.reading.listed import FilesOfGroup
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -21,7 +21,7 @@ class PlanOfMember:
 
     def __init__(self, artifact: PartsPlan) -> None:
         self._artifact = artifact
-        self._found: tuple[str | None, FilesInParts] | None = None
+        self._found: tuple[str | None, tuple[FilesOfGroup, ...]] | None = None
 
     def revision(self) -> str | None:
         return None if self._on_disk is None else self._on_disk.revision
@@ -30,13 +30,22 @@ class PlanOfMember:
         meta = self._artifact.finished()
         return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
 
-    def files(self, revision: str | None) -> FilesInParts:
+    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
         if self._found is None or self._found[0] != revision:
             on_disk = self._on_disk
             plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
-            parts = tuple((part.files, part.val_tokens or 0) for part in plan.parts)
-            listed = tuple(ListedFile(**entry) for entry in plan.meta["listed"])
-            self._found = revision, FilesInParts(listed, plan.first.text_field, parts)
+            self._found = (
+                revision,
+                tuple(
+                    FilesOfGroup(
+                        listed=group.listed,
+                        revision=group.revision,
+                        text_field=group.text_field,
+                        parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+                    )
+                    for group in plan.groups
+                ),
+            )
         return self._found[1]
 
     @cached_property

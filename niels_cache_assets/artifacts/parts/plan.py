@@ -19,6 +19,7 @@ from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
+from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.with_parts import SourceWithParts
@@ -82,8 +83,8 @@ class PartsPlan(Artifact):
 
     @property
     def _added_patterns(self) -> list[list[str]]:
-        """The patterns of each table `added`. Those of local files have no folder, because a plan has no addresses on this machine."""
-        return [[each if "://" in each else os.path.basename(each) for each in added.files] for added in self.source.added]
+        """The patterns of each table `added`, without addresses on this machine."""
+        return [patterns_without_folders(each) for each in self.source.added]
 
     @property
     def _uncounted(self) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ Only the first parts give to val. Files that are added later do not change it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, TypedDict
 
 import numpy as np
@@ -29,16 +30,17 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.excluded import documents_held, removed_ids
 from niels_cache_assets.parts.layout import VAL_NAME, parts_dir
 from niels_cache_assets.parts.plan import PlannedPart
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids
-from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
+from niels_cache_assets.sources.reading.part_stream import require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.heads import encoded_head
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
@@ -60,6 +62,25 @@ class _How(TypedDict):
 
 def _how(build: PretrainBuild) -> _How:
     return {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
+
+
+def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: PretrainBuild) -> Iterable[EncodedDocuments]:
+    """Return the batch. If the share of val may end in it, and some of its documents were dropped, return each document alone instead:
+    documents after the end are neither taken nor counted.
+    """
+    if not batch.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
+        return [batch]
+    documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
+    return encode_apart(replace(batch, chunks=documents), build.view, **_how(build))
+
+
+def _through(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
+    """Return the file of document number `count` that was read for a batch, and the facts of the source after its chunk."""
+    for chunk, position in batch.chunks:
+        if count <= len(chunk):
+            return chunk.file[count - 1], position.facts
+        count -= len(chunk)
+    raise IndexError(count)
 
 
 def _texts_name(planned: PlannedPart) -> str:
@@ -232,18 +253,18 @@ class ValPart(Leased):
     def _context(self, work: Work) -> StreamContext:
         return StreamContext(seed=self.build.seed, revision=work.revision, log=work.log)
 
-    def _encoded(self, stream: PartStream, build: PretrainBuild, context: StreamContext) -> Generator[EncodedDocuments]:
-        feed = Feed(stream.documents, context)
+    def _encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], build: PretrainBuild) -> Generator[EncodedDocuments]:
         threads = self.build.threads or available_threads()
-        return encode_documents(as_documents(feed.open()), build.view, feed, threads=threads, **_how(build))
+        return encode_documents(documents, build.view, feed, threads=threads, **_how(build))
 
     def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
         dropped, stream, context = Counter(state.dropped), self.stream_of(planned, only="val"), self._context(work)
+        feed = Feed(stream.documents, context)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = TableFile(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with closing_table(table), closing(self._encoded(stream, build, context)) as batches:
+        with closing_table(table), closing(self._encode(as_documents(feed.open()), feed, build)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -268,24 +289,21 @@ class ValPart(Leased):
             stream = self.stream_of(planned)
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
-            with closing(self._encoded(stream, build, context)) as batches:
-                for batch in batches:
-                    alone = [batch]
-                    if int(batch.lengths.sum()) >= splitter.remaining["val"]:
-                        # The share may end here, so each document is taken alone. Documents after the end belong to the part.
-                        documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-                        alone = list(encode_apart(replace(batch, chunks=documents), build.view, **_how(build)))
-                    for each in alone:
-                        taken += sum(len(chunk) for chunk, _ in each.chunks)
-                        facts = each.position.facts  # these exclude documents that were read ahead
-                        last = next((chunk.file[-1] for chunk, _ in reversed(each.chunks) if len(chunk)), last)
-                        dropped.update(each.dropped)
-                        chosen = splitter.place(each).get("val")
-                        if chosen is not None:
-                            cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
-                            writer.write({"val": chosen})
-                        if splitter.val_is_full:
-                            break
+            feed = Feed(stream.documents, context)
+            head = encoded_head(as_documents(feed.open()), lambda documents: self._encode(documents, feed, build), splitter)
+            with closing(head) as batches:
+                for each in chain.from_iterable(_as_they_count(batch, splitter, build) for batch in batches):
+                    dropped.update(each.dropped)
+                    chosen = splitter.place(each).get("val")
+                    if chosen is not None:
+                        cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
+                        writer.write({"val": chosen})
+                    # Documents after the end of the share belong to the part.
+                    count = (
+                        len(chosen.lengths) if chosen is not None and splitter.val_is_full else sum(len(chunk) for chunk, _ in each.chunks)
+                    )
+                    taken += count
+                    last, facts = _through(each, count)
                     if splitter.val_is_full:
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set")
     parser.add_argument(
-        "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, az://, file:///PATH or hf://datasets/OWNER/NAME"
+        "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
     )
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
     parser.add_argument("--repair", action="store_true", help="read the objects that are there, and send damaged ones again")
@@ -38,8 +38,8 @@ COMMAND = Command(
 Publish a cache and its tokenizer in an object store. Needs obstore: pip install "niels-cache[remote]".
 
 Credentials and endpoint come from the environment, as obstore takes them, such as AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. Only s3:// is tested with a server; az:// is
-untested. push cannot write to gs://.
+AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. s3:// and gs:// are tested with servers on one
+machine; az:// is untested.
 
 push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
 this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: --prune: the hub keeps older builds in its history; leave it out")
     if on_hub and arguments.repair:
         raise NielsCacheError(f"{WHERE}: --repair: only for an object store; the hub compares each file with its hash; leave it out")
-    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address, writes=True)
+    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
     registry, root = open_registry(arguments)
     place = find_place(registry, root, arguments.name, kinds=("pretrain", "sft"))
     build = local_build(place.directory)

@@ -19,6 +19,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
+from niels_cache_assets.defs.home.run_files import small_run_files
 from niels_cache_assets.defs.ui.folder import temporary_folder
 from niels_cache_assets.defs.ui.guard import WebGuard, check_guard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
@@ -48,6 +49,7 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     with (
         home_refusals(dagster_home()),
         ensure_instance() as instance,
+        small_run_files(),
         temporary_folder() as folder,
         _only_one(Path(instance.root_directory), shared=read_only),
         Services(instance, folder) as services,

@@ -28,6 +28,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
 LOCATION = "niels_cache_assets"
+DAEMON = "niels_cache_assets.defs.ui.daemon"
 STARTUP_SECONDS = 180
 RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; the next build repeats the work after that position
 SERVICE_GRACE_SECONDS = 0.3
@@ -72,7 +73,7 @@ class Services:
         workspace = self._folder / "workspace.yaml"
         server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
         workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
-        self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
+        self._start("the daemon", DAEMON, ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
         """Return the command line option that passes the current settings of the instance. Return no option if dagster.yaml has an entry

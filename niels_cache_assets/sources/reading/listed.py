@@ -20,14 +20,15 @@ class ListedFile(NamedTuple):
     split: Split | None
 
 
-class FilesInParts(NamedTuple):
-    """The files of a data set in parts.
+class FilesOfGroup(NamedTuple):
+    """The files of parts that were planned together: the first parts, or those of one table `added`.
 
-    listed: all files in their order. text_field: the field of the text in every file, or None. parts: for each part, its files, and how
-    many tokens its head gives to val.
+    listed: all files in their order. revision: of upstream, at which they were listed. text_field: the field of the text in every file, or
+    None. parts: for each part, its files, and how many tokens its head gives to val.
     """
 
     listed: tuple[ListedFile, ...]
+    revision: str | None
     text_field: str | None
     parts: tuple[tuple[tuple[ListedFile, ...], int], ...]
 
@@ -41,5 +42,5 @@ class MemberPlan(Protocol):
     def settled_revision(self) -> str | None:
         """Return the revision of the plan on disk if builds keep this plan, although upstream may be newer. Otherwise return None."""
 
-    def files(self, revision: str | None) -> FilesInParts:
-        """Return the files of the plan on disk. If it has another revision, or is missing, list the files at this revision."""
+    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
+        """Return the files of the plan on disk, by group. If it has another revision, or is missing, list the files at this revision."""

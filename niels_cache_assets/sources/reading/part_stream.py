@@ -104,22 +104,32 @@ def part_stream(
     )
 
 
-def stream_of_all_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> PartStream:
-    """Return the stream of all files of a data set in parts. Without a plan, list the files, and read the field of the text."""
+def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> list[PartStream]:
+    """Return the streams of all files of a data set in parts, in order: of the first files, and of each table `added`.
+
+    Without a plan, list the files, and read the field of the text.
+    """
     if source.plan is not None:
-        files, text_field, _ = source.plan.files(revision)
-        return part_stream(source, files, revision=revision, text_field=text_field, seed=seed)
-    listed = source.list_files(revision)
-    return part_stream(source, listed, revision=revision, text_field=planned_text_field(source, listed, revision), seed=seed)
+        groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
+    else:
+        groups = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
+    return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own, text_field in groups]
+
+
+def _listed_now(source: SourceWithParts, number: int, revision: str | None) -> tuple[tuple[ListedFile, ...], str | None, str | None]:
+    """Return the files of a group as upstream lists them, its revision, and the field of the text."""
+    listed = source.list_added(number - 1, revision) if number else source.list_files(revision)
+    own = source.revision_of_files(number, revision)
+    return tuple(listed), own, planned_text_field(source, listed, own)
 
 
 def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
     """Yield for each part that gives tokens to val how many it gives, and its stream. The source must have its plan."""
     assert source.plan is not None
-    _, text_field, parts = source.plan.files(revision)
-    for files, val_tokens in parts:
-        if val_tokens:
-            yield val_tokens, part_stream(source, files, revision=revision, text_field=text_field, seed=seed)
+    for group in source.plan.groups(revision):
+        for files, val_tokens in group.parts:
+            if val_tokens:
+                yield val_tokens, part_stream(source, files, revision=group.revision, text_field=group.text_field, seed=seed)
 
 
 def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], revision: str | None) -> str | None:

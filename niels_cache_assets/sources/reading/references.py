@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from niels_cache_assets.config.problems import refuse_choice
+from niels_cache_assets.sources.added import growth_that_counts
 from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.files import files_digest, find_files
@@ -111,7 +112,8 @@ def _references_of(source: Source) -> tuple[str, ...]:
 def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
     digest = hashlib.sha256(f"{own}\n".encode())
     for name, other in named_data_sets(references, siblings).items():
-        digest.update(f"data set\0{name}\0{other.identity()}\0{revision_of_val(other, siblings)}\n".encode())
+        revision = f"{revision_of_val(other, siblings)}{growth_that_counts(other.added)}"
+        digest.update(f"data set\0{name}\0{other.identity()}\0{revision}\n".encode())
     for pattern in references:
         if not is_name(pattern):
             digest.update(f"files\0{files_digest(find_files([pattern], ENDINGS))}\n".encode())

@@ -11,7 +11,7 @@ _start = Services._start
 
 
 def _start_here(self: Services, name: str, module: str, arguments: list[str]) -> object:
-    return _start(self, name, "tests.ui.quick.daemon" if module == "dagster._daemon" else module, arguments)
+    return _start(self, name, "tests.ui.quick.daemon" if module == services.DAEMON else module, arguments)
 
 
 with patch.object(services, "MODULE", "tests.ui.quick.definitions"), patch.object(Services, "_start", _start_here):

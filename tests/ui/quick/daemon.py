@@ -3,7 +3,8 @@
 from unittest.mock import patch
 
 from dagster._daemon import controller
-from dagster._daemon.cli import main
+
+from niels_cache_assets.defs.ui.daemon import main
 
 with patch.object(controller, "DEFAULT_DAEMON_INTERVAL_SECONDS", 1):
     main()
