@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import as_seen, canonical_text, code_points
+from niels_cache_assets.dedup.canonical import canonical_text, composed, marked_code_points, without_entities
 from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
@@ -124,19 +124,11 @@ class Signer:
         """
         if not self._compiled:
             return _with_blanks([canonical_text(text).encode() for text in texts])
-        from niels_cache_assets.dedup import kernels
-
-        seen = [as_seen(text) for text in texts]
-        encoded = [text.encode("utf-8", "surrogatepass") for text in seen]
-        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-        source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
-        room = len(source) + len(texts) + PADDING
-        if not all(map(str.isascii, seen)):
-            room += 2 * int(np.count_nonzero(source >= 0xE0))  # the first bytes of characters that may be words of their own
-        canonical = np.empty(room, dtype=np.uint8)
-        canonical_ends = np.empty(len(texts), dtype=np.int64)
-        kernels.canonicalize(source, ends, code_points(), canonical, canonical_ends)
-        return canonical, canonical_ends
+        seen = [without_entities(text) if "&" in text else text for text in texts]
+        canonical, ends, to_compose = _canonicalized(seen)
+        if to_compose.any():  # in few groups
+            canonical, ends, _ = _canonicalized([composed(text) if to_compose[index] else text for index, text in enumerate(seen)])
+        return canonical, ends
 
     def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         if not self._compiled:
@@ -203,6 +195,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     compile_function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
     return compile_function
+
+
+def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the result of `kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
+    from niels_cache_assets.dedup import kernels
+
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
+    # A character of three bytes or more may need two blanks. It has two bytes more than characters.
+    room = 2 * len(source) - sum(map(len, texts)) + len(texts) + PADDING
+    canonical, canonical_ends = np.empty(room, dtype=np.uint8), np.empty(len(texts), dtype=np.int64)
+    to_compose = np.zeros(len(texts), dtype=np.bool_)
+    kernels.canonicalize(source, ends, marked_code_points(), canonical, canonical_ends, to_compose)
+    return canonical, canonical_ends, to_compose
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
