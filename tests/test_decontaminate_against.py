@@ -260,16 +260,20 @@ skip = {json.dumps([reason for reason in REASONS if reason not in ("empty", "not
 
 @pytest.mark.parametrize("parts", ["", "parts = 2\n"])
 def test_a_corpus_loses_what_the_key_names_when_its_tokens_are_made(project: Path, parts: str) -> None:
+    write_jsonl(project / "news_more.jsonl", sentences(5, seed=3, words=40))
     steps = PREPARED.replace('"clean", "dedup"', '"clean"')
     tables = {name: steps.replace("NAME", name) for name in ("news", "web")}
     root = project / "cache"
-    before = build_in_order(registry_of(project, news=parts + tables["news"], web=tables["web"]), ["news", "web"], root)
+
+    def registry(news: str = KEY, web: str = 'decontaminate_against = ["news"]\n') -> Registry:
+        registry_of(project, news=parts + news + tables["news"], web=web + tables["web"])
+        config = project / "niels_cache.toml"
+        config.write_text(config.read_text().replace('["news.jsonl"]', '["news.jsonl", "news_more.jsonl"]'))
+        return load_registry(profile="quickstart", config=str(config))
+
+    before = build_in_order(registry("", ""), ["news", "web"], root)
     shared = leaks(root)
     assert shared > 3
-
-    def registry(more: str = "") -> Registry:
-        return registry_of(project, news=parts + KEY + more + tables["news"], web='decontaminate_against = ["news"]\n' + tables["web"])
-
     corpus = read_meta(str(root / "corpus" / "news" / "meta.json"))
     after = build_in_order(registry(), ["news", "web"], root)
     assert read_meta(str(root / "corpus" / "news" / "meta.json")) == corpus
@@ -280,7 +284,9 @@ def test_a_corpus_loses_what_the_key_names_when_its_tokens_are_made(project: Pat
     assert verify_dataset(root / "pretrain" / "news") == []
     assert graph(registry(), root).state("pretrain/news").condition == "complete"
     assert build_in_order(registry(), ["web", "news"], root) == after
-    assert build_in_order(registry("decontaminate_share = 0.4\n"), ["news"], root)["news"]["fingerprint"] != after["news"]["fingerprint"]
+    assert (
+        build_in_order(registry(KEY + "decontaminate_share = 0.4\n"), ["news"], root)["news"]["fingerprint"] != after["news"]["fingerprint"]
+    )
     quiz = project / "evals" / "quiz.jsonl"
     quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
     changed = build_in_order(registry(), ["news", "web"], root)
@@ -309,18 +315,17 @@ def test_a_cache_in_parts_cannot_have_the_key_yet(project: Path, lines: str) -> 
         registry_of(project, news=lines + KEY)
 
 
-def test_a_cache_without_hashes_is_not_checked_and_not_stale(project: Path) -> None:
+def test_a_cache_without_hashes_is_not_checked(project: Path) -> None:
     registry, root = registry_of(project), project / "cache"
     for name in ("news", "web"):
         build_dataset(registry, name, root=root)
     path = root / "pretrain" / "web" / "val_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
-    checked = cache._disjoint_result(registry, "news", root, is_sound=True, skipped=None)
-    assert checked.passed
-    assert "web" in str(checked.description)
-    assert build_dataset(registry, "web", root=root).state == "cache_hit"
-    shared = shared_with_others("web", path.parent, {"news": root / "pretrain" / "news"}, max_pairs=4)
-    assert shared.not_checked == ()
+    shared = shared_with_others("news", root / "pretrain" / "news", {"web": path.parent}, max_pairs=4)
+    assert shared == SharedWithOthers(not_checked=("web",))
+    (told,) = cache._describe_shared(registry, "news", shared)
+    assert "web" in told
+    assert shared_with_others("web", path.parent, {"news": root / "pretrain" / "news"}, max_pairs=4).not_checked == ()
     path.with_name("train_documents.parquet").unlink()
     assert shared_with_others("web", path.parent, {}, max_pairs=4) == SharedWithOthers(not_checked=("web",))
 

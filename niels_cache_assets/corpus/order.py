@@ -81,7 +81,11 @@ class ArrayRows:
         row_bytes = self._width * self._dtype.itemsize
         wanted = rows.astype(np.int64)
         steps, megabytes = np.diff(wanted), wanted * row_bytes >> 20
-        apart = (steps < 1) | ((steps - 1) * row_bytes > _SKIPPED_BYTES) | (megabytes[1:] != megabytes[:-1])
+        if len(steps) and int(steps.min()) < 0:
+            ascending = np.argsort(wanted)
+            out[ascending] = self[wanted[ascending]]
+            return out
+        apart = ((steps - 1) * row_bytes > _SKIPPED_BYTES) | (megabytes[1:] != megabytes[:-1])
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)] if len(wanted) else []
         for start, end in pairwise(bounds):
             own = wanted[start:end] - wanted[start]

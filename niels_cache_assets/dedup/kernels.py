@@ -279,3 +279,31 @@ def hash_bands(slots: NDArray[np.uint32], rows: int, hashes: NDArray[np.uint64])
         has_words = slots[document, 0] != _NO_SHINGLE
         for band in range(hashes.shape[1]):
             hashes[document, band] = max(hashes[document, band], _ONE) if has_words else _ZERO
+
+
+@njit(cache=True, nogil=True)
+def remove_repeated(hashes: NDArray[np.uint64], ends: NDArray[np.int64], new_ends: NDArray[np.int64]) -> None:
+    """Move the different hashes of each document to the front of `hashes`, and write the new end of each document. The hashes of each
+    document are sorted.
+    """
+    write, start = 0, 0
+    for document in range(len(ends)):
+        begin = write
+        for index in range(start, ends[document]):
+            if write == begin or hashes[write - 1] != hashes[index]:
+                hashes[write] = hashes[index]
+                write += 1
+        start = ends[document]
+        new_ends[document] = write
+
+
+@njit(cache=True, nogil=True)
+def count_shared(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
+    """Return the number of hashes that are in both sets, each sorted and without repetitions."""
+    one, other, shared = _ZERO, _ZERO, 0
+    while one < np.uint64(len(shingles)) and other < np.uint64(len(others)):
+        mine, theirs = shingles[one], others[other]
+        shared += mine == theirs
+        one += np.uint64(mine <= theirs)
+        other += np.uint64(theirs <= mine)
+    return shared

@@ -65,7 +65,10 @@ class Shingles:
         """Return the hashes of the shingles (runs of words) of the index-th document, sorted and unique, in the form that `jaccard`
         takes.
         """
-        return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
+        hashes = np.sort(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
+        is_first = np.ones(len(hashes), dtype=np.bool_)
+        np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
+        return hashes[is_first]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,23 @@ class Signer:
             ends[start:end] = group_ends + total
             total += len(group)
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
+
+    def shingle_sets(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
+        shingles = self.shingle(texts)
+        if not self._compiled:
+            sets = [shingles.of(index) for index in range(len(texts))]
+            return np.concatenate([shingles.hashes[:0], *sets]), np.cumsum([len(each) for each in sets], dtype=np.int64)
+        from niels_cache_assets.dedup import kernels
+
+        start = 0
+        for end in shingles.ends.tolist():
+            shingles.hashes[start:end].sort()
+            start = end
+        ends = np.empty_like(shingles.ends)
+        kernels.remove_repeated(shingles.hashes, shingles.ends, ends)
+        different = shingles.hashes[: ends[-1] if len(ends) else 0]
+        return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
 
     def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
         """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
@@ -155,14 +175,19 @@ class Signer:
 def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
 
-    The result is 0.0 if one or both arrays are empty. The time is O(n log m), where n is the length of the shorter array.
+    The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
     """
     if len(shingles) > len(others):
         shingles, others = others, shingles
     if len(shingles) == 0:
         return 0.0
-    places = np.searchsorted(others, shingles)
-    shared = int(np.count_nonzero(others[np.minimum(places, len(others) - 1)] == shingles))
+    if numba_is_there() and len(others) < 8 * len(shingles):
+        from niels_cache_assets.dedup import kernels
+
+        shared = kernels.count_shared(shingles, others)
+    else:
+        places = np.searchsorted(others, shingles)
+        shared = int(np.count_nonzero(others[np.minimum(places, len(others) - 1)] == shingles))
     return shared / (len(shingles) + len(others) - shared)
 
 

@@ -84,9 +84,7 @@ def with_references(source: Source, own: str | None, siblings: Mapping[str, Pret
     return _digest(references, own, siblings) if references else own
 
 
-def own_revision(
-    source: Source, ask: Callable[[], str | None], siblings: Mapping[str, PretrainSource], revision: str | None
-) -> str | None:
+def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
     """Return the revision of the source alone. `revision`: the value of `with_references` for this build. `ask`: a function that returns
     the revision of the source now.
 
