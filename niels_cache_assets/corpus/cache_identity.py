@@ -44,7 +44,7 @@ def cache_identity(
         "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
         "special_tokens": registry.tokenizer.special_tokens,
         "tokenizer_sha256": tokenizer_sha256,
-        "revision": revision if prepared is None or getattr(source, "decontaminate_against", ()) else None,
+        "revision": revision if prepared is None or prepared.source.decontaminate_against else None,
         "code_version": CODE_VERSIONS[source.family],
         **_decontamination(registry, source),
         **dtype_identity(build, vocab_size),

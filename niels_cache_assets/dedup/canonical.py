@@ -79,8 +79,8 @@ _VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, *_ACCENT
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # What `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
-_TO_COMPOSE = ((0x0300, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
-_HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in _TO_COMPOSE) + "]")
+TO_COMPOSE = ((0x0300, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
+_HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in TO_COMPOSE) + "]")
 
 
 def canonical_code_point(code_point: int) -> int:
@@ -125,7 +125,7 @@ def code_points() -> NDArray[np.uint32]:
 def marked_code_points() -> NDArray[np.uint32]:
     """Return `code_points`, with COMPOSE added to the entries of characters that `composed` changes."""
     table = code_points().copy()
-    for first, end in _TO_COMPOSE:
+    for first, end in TO_COMPOSE:
         table[first:end] += np.uint32(COMPOSE)
     table.flags.writeable = False
     return table
