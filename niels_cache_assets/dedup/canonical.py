@@ -78,7 +78,7 @@ _ACCENTS = ((0x0300, 0x0370), (0x0653, 0x0656), (0x3099, 0x309B), (0xFF9E, 0xFFA
 _VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, *_ACCENTS) for code_point in range(*limits))
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-# What `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
+# Characters that `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
 TO_COMPOSE = ((0x0300, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
 _HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in TO_COMPOSE) + "]")
 

@@ -62,7 +62,7 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     source = registry.source(name)
     siblings = with_prepared(registry, root)
     revision = source.revision(siblings) if source.enabled else None
-    if source.enabled and not is_prepared(source):  # upstream of a corpus is what the corpus is made of
+    if source.enabled and not is_prepared(source):  # a corpus does not depend on the texts that the key names
         revision = with_references(source, revision, siblings)
     return _observation(registry, name, revision, root=root)
 
