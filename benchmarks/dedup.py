@@ -10,8 +10,9 @@ the documents and multiplied. rensa signs other data with other guarantees (32-b
 Signatures start from lists of canonical words, or from texts, on both sides. datasketch gets the shingles as bytes, which it needs, by the
 fastest way in plain Python, and copies of one MinHash, so that it does not draw its permutations again. The way from texts to
 kept documents is in memory on both sides, with all cores for us and one for datasketch's loop of query and insert: it is the speed
-of the parts, not of a run over corpora. That is `find_duplicates`, which reads prepared signatures from disk, val first; its cost, and the
-extra cost of verify = "jaccard", are separate rows without a peer. Four in ten of the documents are near others.
+of the parts, not of a run over corpora. That is `find_duplicates`, which reads prepared signatures from disk, val first. Its cost without
+val, with val, and with verify = "jaccard" are separate rows without a peer. Four in ten of the documents are near others. To compare two
+versions of this project, run this file with each of them in PYTHONPATH, in turns, `--only signatures corpus`.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import datasketch
 import numpy as np
@@ -201,38 +203,45 @@ def compare_whole(count: int, documents: int) -> None:
     )
 
 
-def find_in_a_corpus(documents: int, count: int) -> dict[str, list[float]]:
-    """Return the seconds of `find_duplicates` in each round by `verify`, and MB at its peak. Runs in a separate process."""
+SEARCHES = {  # (verify, val_frac)
+    "without val": ("none", 0.0),
+    "with val": ("none", 0.05),
+    'with val, verify = "jaccard"': ("jaccard", 0.05),
+}
+
+
+def find_in_a_corpus(documents: int, count: int) -> dict[str, Any]:
+    """Return the number of documents, and for each of SEARCHES the (seconds, processor seconds) of `find_duplicates` in each round, and MB
+    at its peak. The first round is not counted. Runs in a separate process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         texts = with_near_duplicates(texts_of(documents))
         (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        table = '[pretrain.texts]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\nval_frac = 0.05\n'
         registries = {}
-        for verify in ("none", "jaccard"):
+        for name, (verify, val_frac) in SEARCHES.items():
+            table = f'[pretrain.texts]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\nval_frac = {val_frac}\n'
             (root / "config.toml").write_text(f'[dedup]\nverify = "{verify}"\n{table}')
-            registries[verify] = load_registry(profile="quickstart", config=str(root / "config.toml"))
-        prepare_corpus(registries["none"], "texts", root=root, processes=1)
-        peaks: dict[str, list[float]] = {"none": [], "jaccard": []}
-
-        def find(verify: str) -> None:
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
-            before = resident("VmRSS")
-            find_duplicates(registries[verify], root=root, force=True)
-            peaks[verify].append(resident("VmHWM") - before)
-
-        seconds = rounds({"none": lambda turn: find("none"), "jaccard": lambda turn: find("jaccard")}, count)
-    return {**seconds, **{f"{verify}, MB": [max(own[1:])] for verify, own in peaks.items()}}
+            registries[name] = load_registry(profile="quickstart", config=str(root / "config.toml"))
+        prepare_corpus(registries["without val"], "texts", root=root, processes=1)
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in SEARCHES}
+        for _ in range(count + 1):
+            for name, registry in registries.items():
+                Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+                before, started, used = resident("VmRSS"), time.perf_counter(), time.process_time()
+                find_duplicates(registry, root=root, force=True)
+                found[name].append((time.perf_counter() - started, time.process_time() - used, resident("VmHWM") - before))
+    return {"documents": len(texts), **{name: own[1:] for name, own in found.items()}}
 
 
 def measure_corpus(count: int, documents: int) -> None:
-    """Measure `find_duplicates` alone, with and without comparing texts."""
+    """Measure `find_duplicates` alone. Code without a comparison of train with val needs the same time for both splits."""
     command = [sys.executable, __file__, "--find-duplicates", str(documents), str(count)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    plain, verified = statistics.median(found["none"]), statistics.median(found["jaccard"])
-    row(f"find_duplicates in a corpus of {documents:,} documents", f"{plain:.2f} s, {found['none, MB'][0]:.0f} MB", "-")
-    times = f"{ratio(found['jaccard'], found['none']):.1f}x ({verified:.2f} s), {found['jaccard, MB'][0]:.0f} MB"
-    row('the same with verify = "jaccard" / without', times, "-")
+    for name in SEARCHES:
+        seconds, used, peaks = zip(*found[name], strict=True)
+        measured = f"{statistics.median(seconds):.3f} s, of processors {min(used):.3f} s, {max(peaks):.0f} MB"
+        row(f"find_duplicates in a corpus of {found['documents']:,} documents, {name}", measured, "-")
 
 
 def random_signatures(documents: int) -> Iterator[Signatures]:
@@ -336,7 +345,7 @@ def main() -> None:
     if "whole" in wanted:
         compare_whole(*((1, 500) if arguments.quick else (3, 6000)))
     if "corpus" in wanted:
-        measure_corpus(*((1, 500) if arguments.quick else (3, 20_000)))
+        measure_corpus(*((1, 500) if arguments.quick else (5, 20_000)))
     if "memory" in wanted:
         compare_memory(50_000 if arguments.quick else 1_000_000)
     if "quality" in wanted:

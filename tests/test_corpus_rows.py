@@ -25,6 +25,17 @@ def test_rows_are_those_of_the_array_in_the_order_asked_for(tmp_path_factory: py
         assert np.array_equal(opened[np.arange(50)], array)
 
 
+def test_rows_that_are_close_or_repeated_are_those_of_the_array(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    array = torch.randint(256, (700, 4_000), generator=generator, dtype=torch.uint8).numpy()
+    np.save(tmp_path / "array.npy", array)
+    ascending = np.sort(torch.randint(700, (300,), generator=generator).numpy())
+    assert len(np.unique(ascending)) < len(ascending)
+    with ArrayRows(tmp_path / "array.npy") as rows:
+        for wanted in (ascending, ascending[::-1], np.unique(ascending), np.arange(0, 700, 5), np.arange(0, 700, 6)):
+            assert np.array_equal(rows[wanted], array[wanted])
+
+
 def test_a_file_that_holds_less_than_asked_for_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "signatures.npy"
     np.save(path, np.zeros((10, 4), dtype=np.uint32))

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
@@ -13,10 +14,8 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.checks import cache
-from niels_cache_assets.streaming import disjoint
-from niels_cache_assets.streaming.disjoint import splits_disjoint
+from niels_cache_assets.show.shared_texts import Origin, SharedPair, SharedWithOthers, shared_with_others
 from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
-from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
@@ -127,12 +126,11 @@ def test_the_val_of_another_data_set_stays_out_of_train_in_either_order(project:
         build_dataset(plain, name, root=root)
     before = leaks(root)
     assert before > 3
-    tokenizer = load_tokenizer(plain, root)
     others = {"web": root / "pretrain" / "web"}
-    overlap = splits_disjoint(root / "pretrain" / "news", tokenizer, other_vals=others)
-    assert overlap.disjoint
-    assert (overlap.elsewhere, len(overlap.pairs_elsewhere)) == (before, before)
-    assert {pair.other for pair in overlap.pairs_elsewhere} == {"web"}
+    shared = shared_with_others("news", root / "pretrain" / "news", others, max_pairs=4)
+    assert (shared.documents, len(shared.pairs), shared.not_checked) == (before, 4, ())
+    assert {(pair.other, pair.train.file, pair.val.file) for pair in shared.pairs} == {("web", "news.jsonl", "web.jsonl")}
+    assert all(pair.train.row - 10 == pair.val.row - NEWS for pair in shared.pairs)
     warned = cache._disjoint_result(plain, "news", root, is_sound=True, skipped=None)
     assert (warned.passed, warned.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert 'decontaminate_against = ["web"]' in str(warned.description)
@@ -215,16 +213,16 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
         ("", ["web"], 'decontaminate_against = ["web"]'),
         ("", ["web", "mix"], 'decontaminate_against = ["web"]'),
         ("", ["mix"], ""),
-        ('prepare = ["clean"]\n', ["web"], '"dedup"'),
+        ('prepare = ["clean"]\n', ["web"], 'decontaminate_against = ["web"]'),
+        ('prepare = ["clean"]\n', ["mix"], '"dedup"'),
         ("parts = 2\n", ["web"], ""),
     ],
 )
 def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
     registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
-    place = disjoint.Place(0, "a", "a.jsonl", 0)
-    pairs = tuple(disjoint.PairElsewhere(other=name, train=place, val=place) for name in others)
-    overlap = disjoint.SplitOverlap(train_documents=9, val_documents=1, exact=0, near=0, pairs=(), elsewhere=9, pairs_elsewhere=pairs)
-    (told,) = cache._describe_elsewhere(registry, "news", overlap)
+    place = Origin("a", "a.jsonl", 0)
+    pairs = tuple(SharedPair(other=name, train=place, val=place) for name in others)
+    (told,) = cache._describe_shared(registry, "news", SharedWithOthers(documents=9, pairs=pairs))
     assert advice in told
     assert ("keeps them out" in told) == bool(advice)
 
@@ -245,6 +243,91 @@ def test_the_val_of_a_data_set_in_parts_is_that_of_its_plan(project: Path) -> No
     assert build_dataset(registry, "news", root=root).state == "cache_hit"
     (root / "pretrain" / ".parts" / "web" / "plan.json").unlink()
     assert build_dataset(registry, "news", root=root).meta["dataset_revision"] != meta["dataset_revision"]
+
+
+def build_in_order(registry: Registry, names: list[str], root: Path) -> dict[str, Meta]:
+    found = graph(registry, root)
+    for key in found.order(names):
+        materialize(found[key])
+    return {name: read_meta(str(root / "pretrain" / name / "meta.json")) for name in names}
+
+
+PREPARED = f"""prepare = ["clean", "dedup"]
+[pretrain.NAME.cleaning]
+skip = {json.dumps([reason for reason in REASONS if reason not in ("empty", "not_text")])}
+"""
+
+
+@pytest.mark.parametrize("parts", ["", "parts = 2\n"])
+def test_a_corpus_loses_what_the_key_names_when_its_tokens_are_made(project: Path, parts: str) -> None:
+    write_jsonl(project / "news_more.jsonl", sentences(5, seed=3, words=40))
+    steps = PREPARED.replace('"clean", "dedup"', '"clean"')
+    tables = {name: steps.replace("NAME", name) for name in ("news", "web")}
+    root = project / "cache"
+
+    def registry(news: str = KEY, web: str = 'decontaminate_against = ["news"]\n') -> Registry:
+        registry_of(project, news=parts + news + tables["news"], web=web + tables["web"])
+        config = project / "niels_cache.toml"
+        config.write_text(config.read_text().replace('["news.jsonl"]', '["news.jsonl", "news_more.jsonl"]'))
+        return load_registry(profile="quickstart", config=str(config))
+
+    before = build_in_order(registry("", ""), ["news", "web"], root)
+    shared = leaks(root)
+    assert shared > 3
+    corpus = read_meta(str(root / "corpus" / "news" / "meta.json"))
+    after = build_in_order(registry(), ["news", "web"], root)
+    assert read_meta(str(root / "corpus" / "news" / "meta.json")) == corpus
+    assert leaks(root) == 0
+    assert after["news"]["dropped"]["in_held_out"] >= shared
+    assert "in_held_out" not in before["news"]["dropped"]
+    assert after["news"]["dataset_revision"] != corpus["dataset_revision"]
+    assert verify_dataset(root / "pretrain" / "news") == []
+    assert graph(registry(), root).state("pretrain/news").condition == "complete"
+    assert build_in_order(registry(), ["web", "news"], root) == after
+    assert (
+        build_in_order(registry(KEY + "decontaminate_share = 0.4\n"), ["news"], root)["news"]["fingerprint"] != after["news"]["fingerprint"]
+    )
+    quiz = project / "evals" / "quiz.jsonl"
+    quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
+    changed = build_in_order(registry(), ["news", "web"], root)
+    assert changed["news"]["fingerprint"] != after["news"]["fingerprint"]
+    assert changed["web"] == after["web"]
+
+
+def test_a_mixture_leaves_out_what_a_prepared_member_keeps_out(project: Path) -> None:
+    root = project / "cache"
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { news = 1.0 }\nval_frac = 0.1\n'
+
+    def built(key: str) -> Meta:
+        return build_in_order(registry_of(project, news=key + PREPARED.replace("NAME", "news"), web=mix), ["news", "mix"], root)["mix"]
+
+    before, after = built(""), built(KEY)
+    assert before["fingerprint"] != after["fingerprint"]
+    assert after["dropped"]["in_held_out"] > 3
+    quiz = project / "evals" / "quiz.jsonl"
+    quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
+    assert built(KEY)["fingerprint"] != after["fingerprint"]
+
+
+@pytest.mark.parametrize("lines", ["parts = 2\n", 'parts = 2\ntokens_in_parts = true\nprepare = ["clean"]\n'])
+def test_a_cache_in_parts_cannot_have_the_key_yet(project: Path, lines: str) -> None:
+    with pytest.raises(NielsCacheError, match="tokens_in_parts"):
+        registry_of(project, news=lines + KEY)
+
+
+def test_a_cache_without_hashes_is_not_checked(project: Path) -> None:
+    registry, root = registry_of(project), project / "cache"
+    for name in ("news", "web"):
+        build_dataset(registry, name, root=root)
+    path = root / "pretrain" / "web" / "val_documents.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
+    shared = shared_with_others("news", root / "pretrain" / "news", {"web": path.parent}, max_pairs=4)
+    assert shared == SharedWithOthers(not_checked=("web",))
+    (told,) = cache._describe_shared(registry, "news", shared)
+    assert "web" in told
+    assert shared_with_others("web", path.parent, {"news": root / "pretrain" / "news"}, max_pairs=4).not_checked == ()
+    path.with_name("train_documents.parquet").unlink()
+    assert shared_with_others("web", path.parent, {}, max_pairs=4) == SharedWithOthers(not_checked=("web",))
 
 
 def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:

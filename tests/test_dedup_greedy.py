@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import greedy
+from niels_cache_assets.dedup import bands, greedy
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
@@ -139,9 +139,21 @@ def columns(dropped: Dropped) -> list[list[float]]:
 def test_plain_python_drops_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signatures = Signer().sign(clustered_texts(300, bases=30, edits=3))
     dropped = keep_first([signatures], bands=8, rows=16, scratch=tmp_path)
+    verify = Verify(similarity=lambda _: lambda earlier, later: (earlier * 7 + later) % 10 / 10, threshold=0.5)
+    verified = keep_first([signatures], bands=8, rows=16, scratch=tmp_path, verify=verify)
+    assert 0 < len(verified) < len(dropped)
     monkeypatch.setattr(greedy, "compiled", lambda function: function)
     assert triples(keep_first([signatures], bands=8, rows=16, scratch=tmp_path)) == triples(dropped)
+    assert triples(keep_first([signatures], bands=8, rows=16, scratch=tmp_path, verify=verify)) == triples(verified)
     assert len(dropped) > 100
+
+
+def test_documents_with_the_same_shingles_are_near_and_not_exact(tmp_path: Path) -> None:
+    signatures = made_up([(0, [1, 1, 2, 2]), (1, [1, 1, 2, 2]), (0, [1, 1, 2, 2])])
+    verify = Verify(similarity=lambda _: lambda earlier, later: 1.0, threshold=0.5)
+    dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=verify)
+    assert triples(dropped) == [(1, 0, False), (2, 0, True)]
+    assert dropped.similarity.tolist() == [1, 1]
 
 
 def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path) -> None:
@@ -255,6 +267,16 @@ def test_pairs_share_a_band_as_often_as_the_curve_says() -> None:
         found = (hashes[0] == hashes[1]).any(axis=1).mean()
         assert abs(found - s_curve(8, 16, np.array([similarity]))[0]) < 0.015
         assert abs(estimated_jaccard(one.numpy().astype(np.uint32), other.numpy().astype(np.uint32)).mean() - similarity) < 0.003
+
+
+def test_plain_python_gives_the_same_band_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = torch.randint(-(1 << 31), 1 << 31, (300, 20), generator=torch.Generator().manual_seed(5), dtype=torch.int32).numpy()
+    slots = slots.view(np.uint32).copy()
+    slots[7], slots[9, 1:] = NO_SHINGLE, NO_SHINGLE
+    hashes = band_hashes(slots, 6, 3)
+    assert np.flatnonzero(hashes[:, 0] == NO_BUCKET).tolist() == [7]
+    monkeypatch.setattr(bands, "numba_is_there", lambda: False)
+    assert np.array_equal(band_hashes(slots, 6, 3), hashes)
 
 
 def test_band_hashes_are_equal_where_the_slots_are_and_do_not_see_the_rest() -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import hashing, signatures
-from niels_cache_assets.dedup.canonical import ALONE, CODE_POINTS, canonical_code_point, canonical_text, code_points
+from niels_cache_assets.dedup.canonical import ALONE, CODE_POINTS, TO_COMPOSE, canonical_code_point, canonical_text, code_points
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard, numba_is_there
 from tests.tiny import sentences
 
@@ -140,6 +140,27 @@ def test_kernels_and_plain_python_give_the_same(documents: list[str], ngram: int
     assert one.digests.tobytes() == pure.sign(documents).digests.tobytes()
     canonical = [canonical_text(document) for document in documents]
     assert compiled.sign_canonical(canonical).tolist() == compiled.sign(documents).slots.tolist()
+
+
+def test_kernels_read_what_is_composed_as_plain_python_does() -> None:
+    pytest.importorskip("numba")
+    characters = [chr(code_point) for first, end in TO_COMPOSE for code_point in range(first - 1, end + 1)]
+    assert len(characters) > 200
+    documents = [f"{before}{character} two&amp;three" for character in characters for before in ("e", "\u0627", "\u304b", "\u1100")]
+    assert_equal(COMPILED.sign(documents), PURE.sign(documents))
+    assert_equal(COMPILED.sign(documents[:1]), PURE.sign(documents[:1]))
+
+
+@pytest.mark.parametrize("signer", [PURE, COMPILED])
+def test_sets_of_shingles_are_sorted_without_repetitions(signer: Signer) -> None:
+    documents = ["", "a b c d e f " * 9, *GOLDEN_TEXTS, "a b c d e f " * 9, "b"]
+    sets, ends = signer.shingle_sets(documents)
+    shingles = signer.shingle(documents)
+    for index, (start, end) in enumerate(zip([0, *ends.tolist()], ends.tolist(), strict=False)):
+        expected = sorted(set(shingles.hashes[shingles.ends[index - 1] if index else 0 : shingles.ends[index]].tolist()))
+        assert sets[start:end].tolist() == expected == shingles.of(index).tolist()
+    assert len(sets) == ends[-1] < len(shingles.hashes)
+    assert [len(array) for array in signer.shingle_sets([])] == [0, 0]
 
 
 def assert_equal(one: Signatures, other: Signatures) -> None:

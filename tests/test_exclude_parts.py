@@ -15,6 +15,7 @@ from niels_cache_assets.artifacts.builds import find_duplicates
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.cleaning import counting
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus.layout import corpus_dir, corpus_parts_dir
 from niels_cache_assets.corpus.reading import prepared_documents
@@ -286,3 +287,10 @@ def test_only_the_part_of_a_corpus_that_holds_the_ids_is_built_again(tmp_path: P
     assert [("3-short" in ids, "1-short" in ids) for ids in examples()] == [(True, False), (True, True)]
     assert prepare(found("3-short")) == {"part-00003", "notes"}
     assert [("3-short" in ids, "1-short" in ids) for ids in examples()] == [(False, False), (False, True)]
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(counting, "EXAMPLES", 1)
+        (tmp_path / "cache/corpus/notes/meta.json").unlink()
+        assert prepare(found("3-short")) == {"notes"}
+        hidden = next(number for number in range(3) if f"{number}-short" not in examples()[1])
+        assert prepare(found("3-short", f"{hidden}-short")) == {f"part-0000{hidden}", "notes"}
+        assert prepare(found("3-short", f"{hidden}-short")) == set()

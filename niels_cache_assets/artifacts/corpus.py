@@ -40,7 +40,8 @@ from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.documents import Documents, SourceReport
-from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
+from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
+from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
@@ -154,10 +155,14 @@ class Corpus(Artifact):
         return meta
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        """Return whether the corpus is current. For a corpus in parts, only those ids of `exclude` count that it holds or has removed."""
+        """Return whether the corpus is current. For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or
+        that one of its parts holds or has removed: a part may have examples of dropped documents that the joined corpus does not have.
+        """
         if self.source.corpus_parts > 1:
             beside = corpus_parts_dir(self.root, self.name)
-            made_of = with_held_ids(made_of, self.source.exclude, meta, self.directory, beside=beside)
+            folders = [] if self.is_part else [beside / part_name(number) for number in range(self.source.corpus_parts)]
+            also = ids_in_parts(self.source.exclude, folders, beside=beside)
+            made_of = with_held_ids(made_of, self.source.exclude, meta, self.directory, beside=beside, also=also)
         return super().is_made_of(meta, made_of)
 
     def of_removed_ids(self, meta: Meta, work: Work) -> Meta:

@@ -28,7 +28,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
-from niels_cache_assets.sources.reading.references import own_revision, revision_to_build
+from niels_cache_assets.sources.reading.references import own_revision, with_references
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.checked import EngineDiffers
@@ -149,14 +149,18 @@ class Dataset(Artifact):
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
-        if self.prepared:
-            revision: str | None = self.prepared.meta["dataset_revision"]
-            return revision
-        return revision_to_build(self.source, self.siblings)
+        return with_references(self.source, self._own_revision(), self.siblings)
+
+    def _own_revision(self) -> str | None:
+        """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
+        if self.prepared is None:
+            return self.source.revision(self.siblings)
+        revision: str | None = self.prepared.meta["dataset_revision"]
+        return revision
 
     def source_revision(self, revision: str | None) -> str | None:
         """Return the revision of the source alone. `revision`: what `revision` returned for this build."""
-        return own_revision(self.source, self.siblings, revision)
+        return own_revision(self.source, self._own_revision, self.siblings, revision)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         return self.identity_with(self.tokenizer.model_sha256, self.tokenizer.vocab_size, revision)
@@ -198,7 +202,7 @@ class Dataset(Artifact):
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
 
     def journal(self, revision: str | None) -> JournalFingerprint:
-        if self.prepared is not None:
+        if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):
             revision = self.prepared.meta["dataset_revision"]
         made_of = self.identity(revision)
         resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)

@@ -340,9 +340,8 @@ def _clusters(drops: Drops, corpus: int) -> dict[str, dict[str, int]]:
     A size counts the documents of all corpora. Single documents are not counted.
     """
     own, other = drops.corpora == corpus, drops.because_corpora == corpus
-    kept = np.stack([drops.because_corpora.astype(np.int64), drops.because_ordinals])
-    _, cluster, copies = np.unique(kept, axis=1, return_inverse=True, return_counts=True)
-    cluster = cluster.reshape(-1)
+    kept = (drops.because_corpora.astype(np.int64) << 48) + drops.because_ordinals
+    _, cluster, copies = np.unique(kept, return_inverse=True, return_counts=True)
 
     def sizes(members: np.ndarray) -> dict[str, int]:
         found, counts = np.unique(copies[np.unique(cluster[members])] + 1, return_counts=True)

@@ -33,7 +33,8 @@ class Pretrain(Dataset):
     version = CODE_VERSIONS["pretrain"]
 
     def need(self) -> Need | None:
-        exact = self.prepared is not None and self.prepared.duplicates is None  # the amount of text that a drop list removes is unknown
+        # how much text a drop list or `decontaminate_against` removes is unknown
+        exact = self.prepared is not None and self.prepared.duplicates is None and not self.source.decontaminate_against
         return pretrain_need(
             train_tokens=self.source.train_tokens,
             val_tokens=self.source.val_tokens,

@@ -34,7 +34,7 @@ def cache_identity(
     `vocab_size`: the size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
     `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
     read instead of the source. Then the identity has the content of the corpus and of its drop list (the list of duplicates), and not the
-    settings that made them.
+    settings that made them. `revision` counts then only with `decontaminate_against`, because it covers the texts that the key names.
     """
     members = getattr(source, "members", {}) if prepared is None else {}
     return {
@@ -44,7 +44,7 @@ def cache_identity(
         "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
         "special_tokens": registry.tokenizer.special_tokens,
         "tokenizer_sha256": tokenizer_sha256,
-        "revision": revision if prepared is None else None,
+        "revision": revision if prepared is None or prepared.source.decontaminate_against else None,
         "code_version": CODE_VERSIONS[source.family],
         **_decontamination(registry, source),
         **dtype_identity(build, vocab_size),

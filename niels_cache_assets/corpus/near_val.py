@@ -6,7 +6,7 @@ documents of val: by bands that miss few pairs, then by the estimate of their si
 pair in the order of comparison is dropped, as in the search itself.
 
 The cost is one more pass over the signatures of train for each million documents of val, and the texts of the few documents that seem to
-be near. The memory is 2 bytes for each document, at most about 700 MB for documents of val, and 16 bytes for each pair that seems near.
+be near. The memory is 2 bytes for each document, at most about 800 MB for documents of val, and 16 bytes for each pair that seems near.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tu
     found = [
         _pairs(inputs, chosen[first : first + _VAL_AT_ONCE], stays & ~is_val, settings) for first in range(0, len(chosen), _VAL_AT_ONCE)
     ]
-    later, earlier = np.unique(np.concatenate(found), axis=0).T
-    return later, earlier
+    later, earlier = np.concatenate(found, axis=1)
+    order = np.lexsort((earlier, later))
+    return later[order], earlier[order]
 
 
 def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
-    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n, 2) int64.
+    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, each pair once.
 
     chosen: the positions of the documents of val. is_train: for each position, whether its document is one of train that stays.
     """
@@ -98,26 +99,35 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
     hashes = band_hashes(slots, bands, rows)
     orders = np.argsort(hashes, axis=0, kind="stable")
     in_order = np.take_along_axis(hashes, orders, axis=0)
-    found = [np.empty((0, 2), dtype=np.int64)]
+    known = _known(hashes)
+    found = [np.empty((2, 0), dtype=np.int64)]
     start = 0
     for block in (block for each in inputs.all for block in each.signatures()):
         positions = np.arange(start, start + len(block))
         start += len(block)
-        train = np.flatnonzero(is_train[positions])
-        own = band_hashes(block.slots[train], bands, rows)
-        pairs = []
-        for band in range(bands):
-            first = np.searchsorted(in_order[:, band], own[:, band], side="left")
-            count = np.minimum(np.searchsorted(in_order[:, band], own[:, band], side="right") - first, _MOST_COMPARED)
-            count[own[:, band] == NO_BUCKET] = 0
-            which = np.repeat(np.arange(len(train)), count)
-            offset = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-            pairs.append(np.stack([which, orders[first[which] + offset, band]], axis=1))
-        unique = np.unique(np.concatenate(pairs), axis=0)
-        near = estimated_jaccard(block.slots[train[unique[:, 0]]], slots[unique[:, 1]]) >= least
-        ours, theirs = positions[train[unique[near, 0]]], chosen[unique[near, 1]]
-        found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)], axis=1))
-    return np.concatenate(found)
+        own = band_hashes(block.slots, bands, rows)
+        may_match = known[np.arange(bands), own & np.uint64(known.shape[1] - 1)] & is_train[positions, None] & (own != NO_BUCKET)
+        pairs = []  # each is (place of train in the block) * len(chosen) + (place of val in `chosen`)
+        for band in np.flatnonzero(may_match.any(axis=0)).tolist():
+            train = np.flatnonzero(may_match[:, band])
+            first, last = (np.searchsorted(in_order[:, band], own[train, band], side=side) for side in ("left", "right"))
+            count = np.minimum(last - first, _MOST_COMPARED)
+            offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            pairs.append(np.repeat(train, count) * len(chosen) + orders[np.repeat(first, count) + offset, band])
+        ones, others = np.divmod(np.unique(np.concatenate([np.empty(0, np.int64), *pairs])), len(chosen))
+        near = estimated_jaccard(block.slots[ones], slots[others]) >= least
+        ours, theirs = positions[ones[near]], chosen[others[near]]
+        found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)]))
+    return np.concatenate(found, axis=1)
+
+
+def _known(hashes: np.ndarray) -> np.ndarray:
+    """Return by the lowest bits of a hash whether `hashes` (n, bands) may have it: (bands, size) bool. Most look-ups end here."""
+    documents, bands = hashes.shape
+    size = 1 << min(max((16 * documents).bit_length(), 10), 22)
+    known = np.zeros((bands, size), dtype=bool)
+    known[np.arange(bands), hashes & np.uint64(size - 1)] = True
+    return known
 
 
 def _slots_at(inputs: Inputs, positions: np.ndarray) -> np.ndarray:

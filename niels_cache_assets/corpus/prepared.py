@@ -235,8 +235,9 @@ class PreparedMember(PretrainSource):
     _opened: PreparedCorpus | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, opener: Callable[[], PreparedCorpus]) -> PreparedMember:
-        member = cls()
+    def of(cls, opener: Callable[[], PreparedCorpus], *, against: tuple[str, ...] = ()) -> PreparedMember:
+        """Return a source that reads what `opener` returns. `against`: `decontaminate_against` of the data set, for mixtures."""
+        member = cls().model_copy(update={"decontaminate_against": against})
         member._open = opener
         return member
 

@@ -66,7 +66,7 @@ def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
 
     def sibling(name: str, source: PretrainSource) -> PretrainSource:
         if source.prepare:
-            return PreparedMember.of(partial(open_prepared, registry, name, root=root))
+            return PreparedMember.of(partial(open_prepared, registry, name, root=root), against=source.decontaminate_against)
         if source.parts == 1 or not isinstance(source, SourceWithParts):
             return source
         return source.with_plan(PlanOfMember(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))

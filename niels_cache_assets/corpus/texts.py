@@ -1,15 +1,17 @@
 """The sets of shingles that `verify = "jaccard"` compares, for documents of several corpora. One pass over the texts makes all sets.
 
 A shingle is a run of consecutive words. Each text is read and cut into shingles once, in the order of the corpora, on all cores. The sets
-are written to a file, which needs 8 bytes a word. The memory is 40 bytes for each document, a few row groups of text, and 64 MB of recently
-used sets.
+take 8 bytes a word. If they take more than 64 MB, they are written to a file. The memory is 40 bytes for each document, a few row groups of
+text, and 64 MB of recently used sets.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,9 @@ class ShingleFile:
     """
 
     def __init__(self, inputs: Inputs, positions: NDArray[Any], *, ngram: int, path: Path) -> None:
-        """Read the texts at `positions` ((n,) ascending) and write their shingle sets to `path`. The caller removes the file."""
+        """Read the texts at `positions` ((n,) ascending). If their shingle sets do not fit in memory, write them to `path`. The caller
+        removes the file.
+        """
         self._positions = positions
         self._cache: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
         self._cache_bytes = 0
@@ -49,6 +53,7 @@ class ShingleFile:
         self._ends = np.zeros(len(order) + 1, dtype=np.int64)  # places in the file, in shingles; element 0 is the start of the file
         wanted = [(each, np.sort(ordinals[corpora == corpus])) for corpus, each in enumerate(inputs.all)]
         del corpora, ordinals, order
+        self._held = np.empty(0, dtype=np.uint64)  # all sets, if they are not in the file
         self._file = open(path, "w+b")  # noqa: SIM115  (closed by __exit__)
         try:
             self._fill(wanted, ngram)
@@ -72,8 +77,10 @@ class ShingleFile:
         if held is not None:
             self._cache.move_to_end(position)
             return held
-        place = int(self._place_in_file[np.searchsorted(self._positions, self._positions.dtype.type(position))])
+        place = int(self._place_in_file[bisect_left(self._positions, position)])
         start, end = self._ends[place : place + 2].tolist()
+        if len(self._held):
+            return self._held[start:end]
         shingles = np.frombuffer(os.pread(self._file.fileno(), (end - start) * 8, start * 8), dtype=np.uint64)
         self._cache[position] = shingles
         self._cache_bytes += shingles.nbytes
@@ -85,18 +92,22 @@ class ShingleFile:
         from niels_cache_assets.dedup.signatures import Signer
 
         signer = Signer(ngram=ngram)
-
-        def sets_of(texts: list[str]) -> list[NDArray[np.uint64]]:
-            shingles = signer.shingle(texts)
-            return [shingles.of(index) for index in range(len(texts))]
-
         groups = (texts for each, ordinals in wanted for texts in _texts(each, ordinals))
-        filled = 0
-        for sets in map_in_order(sets_of, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts))):
-            self._ends[filled + 1 : filled + 1 + len(sets)] = self._ends[filled] + np.cumsum([len(shingles) for shingles in sets])
-            filled += len(sets)
-            self._file.writelines(shingles.data for shingles in sets)
-        self._file.flush()
+        filled, waiting = 0, list[NDArray[np.uint64]]()  # sets that are not in the file
+        with closing(
+            map_in_order(signer.shingle_sets, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts)))
+        ) as found:
+            for sets, ends in found:
+                self._ends[filled + 1 : filled + 1 + len(ends)] = self._ends[filled] + ends
+                filled += len(ends)
+                waiting.append(sets)
+                if self._ends[filled] * 8 > _CACHE_BYTES:
+                    self._file.writelines(each.data for each in waiting)
+                    waiting.clear()
+        if self._ends[filled] * 8 > _CACHE_BYTES:
+            self._file.flush()
+        else:
+            self._held = np.concatenate([self._held, *waiting])
 
 
 def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:

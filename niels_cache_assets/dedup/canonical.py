@@ -37,6 +37,7 @@ from niels_cache_assets.scripts import UNSPACED
 REMOVED = 0
 BLANK = ord(" ")
 ALONE = 1 << 24  # added to an entry of the table: the character is a word of its own
+COMPOSE = 1 << 25  # added to an entry of the marked table: the text has to be composed first
 CODE_POINTS = 0x110000
 # Most code points are here: ideographs, Hangul, private use, unassigned. All of them stay. A test checks this.
 _UNCHANGED = (
@@ -77,11 +78,9 @@ _ACCENTS = ((0x0300, 0x0370), (0x0653, 0x0656), (0x3099, 0x309B), (0xFF9E, 0xFFA
 _VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, *_ACCENTS) for code_point in range(*limits))
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-# UTF-8 of what `as_seen` composes: accents, vowels of Hangul, the two marks of kana (also of half width), hamza and madda, ligatures.
-_TO_COMPOSE = (
-    *(b"\xcc", b"\xcd", b"\xe1\x85", b"\xe3\x82\x99", b"\xe3\x82\x9a", b"\xef\xbe\x9e", b"\xef\xbe\x9f"),
-    *(b"\xd9\x93", b"\xd9\x94", b"\xd9\x95", b"\xef\xac"),
-)
+# Characters that `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
+TO_COMPOSE = ((0x0300, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
+_HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in TO_COMPOSE) + "]")
 
 
 def canonical_code_point(code_point: int) -> int:
@@ -122,19 +121,32 @@ def code_points() -> NDArray[np.uint32]:
     return table
 
 
+@lru_cache(maxsize=1)
+def marked_code_points() -> NDArray[np.uint32]:
+    """Return `code_points`, with COMPOSE added to the entries of characters that `composed` changes."""
+    table = code_points().copy()
+    for first, end in TO_COMPOSE:
+        table[first:end] += np.uint32(COMPOSE)
+    table.flags.writeable = False
+    return table
+
+
 def as_seen(text: str) -> str:
     """Return a text with its HTML entities decoded, its accents composed (NFC of Unicode 3.2), and its ligatures spelled out.
 
-    A text without any of them is returned unchanged, after a search for a few bytes. The words of the result are those of the text: a blank
-    stays where it is.
+    The words of the result are those of the text: a blank stays where it is.
     """
-    if "&" in text:
-        text = _ENTITY.sub(_in_place_of_entity, text)
-    if text.isascii():
-        return text
-    encoded = text.encode("utf-8", "surrogatepass")
-    if not any(mark in encoded for mark in _TO_COMPOSE):
-        return text
+    text = without_entities(text)
+    return text if text.isascii() or _HAS_TO_COMPOSE.search(text) is None else composed(text)
+
+
+def without_entities(text: str) -> str:
+    """Return a text with its HTML entities decoded."""
+    return _ENTITY.sub(_in_place_of_entity, text)
+
+
+def composed(text: str) -> str:
+    """Return a text with its accents composed (NFC of Unicode 3.2), and its ligatures spelled out."""
     from unicodedata import ucd_3_2_0
 
     return ucd_3_2_0.normalize("NFC", text.translate(_spelled_out()))

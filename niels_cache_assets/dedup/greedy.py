@@ -165,29 +165,88 @@ class _Members:
     def __init__(self, window: Window, scratch: Path, dtype: np.dtype) -> None:
         numbers, documents = window.received()
         sizes = window.sizes() + np.bincount(numbers, minlength=window.count)
-        self._room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
-        self._filled = np.zeros(window.count, dtype=np.uint8)
-        self._documents = np.empty(0, dtype=dtype)
-        if self._room[-1]:
+        self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
+        self.filled = np.zeros(window.count, dtype=np.uint8)
+        self.documents = np.empty(0, dtype=dtype)
+        if self.room[-1]:
             with naming(scratch / "members.npy"):
-                self._documents = create_npy(scratch / "members.npy", dtype, (int(self._room[-1]),))
-        for bucket, document in zip(numbers.tolist(), documents.tolist(), strict=True):
-            self.add(bucket, document)
-
-    def of(self, bucket: int) -> NDArray[Any]:
-        begin = self._room[bucket]
-        return self._documents[begin : begin + self._filled[bucket]]
-
-    def add(self, bucket: int, document: int) -> None:
-        if self._filled[bucket] < MEMBERS_COMPARED:
-            self._documents[self._room[bucket] + self._filled[bucket]] = document
-            self._filled[bucket] += 1
+                self.documents = create_npy(scratch / "members.npy", dtype, (int(self.room[-1]),))
+        compiled(_keep_members)(numbers, documents.astype(dtype, copy=False), self.room, self.filled, self.documents)
 
     def all(self) -> Kept:
         """Return (bucket, document) for all documents, ascending by bucket."""
-        buckets = np.repeat(np.arange(len(self._filled), dtype=np.uint32), self._filled)
-        own = np.arange(len(buckets)) - np.repeat(np.cumsum(self._filled, dtype=np.int64) - self._filled, self._filled)
-        return buckets, self._documents[self._room[buckets] + own]
+        buckets = np.repeat(np.arange(len(self.filled), dtype=np.uint32), self.filled)
+        own = np.arange(len(buckets)) - np.repeat(np.cumsum(self.filled, dtype=np.int64) - self.filled, self.filled)
+        return buckets, self.documents[self.room[buckets] + own]
+
+
+def _keep_members(
+    buckets: NDArray[np.uint32], kept: NDArray[Any], room: NDArray[np.int64], filled: NDArray[np.uint8], documents: NDArray[Any]
+) -> None:
+    """Add documents to buckets, in order. The loop is plain, because numba compiles it."""
+    for index in range(len(buckets)):
+        bucket = buckets[index]
+        if filled[bucket] < MEMBERS_COMPARED:
+            documents[room[bucket] + filled[bucket]] = kept[index]
+            filled[bucket] += 1
+
+
+def _next_to_compare(
+    start: int,
+    block: NDArray[np.uint32],
+    digests: NDArray[np.uint8],
+    column: int,
+    stays: bool,
+    room: NDArray[np.int64],
+    filled: NDArray[np.uint8],
+    documents: NDArray[Any],
+    because: NDArray[Any],
+    exact: NDArray[np.bool_],
+    measured: NDArray[np.float32],
+    candidates: NDArray[Any],
+) -> tuple[int, int]:
+    """Run the pass from a column to the next document that must be compared. Return its column, and the number of `candidates`: the kept
+    documents in its buckets, ascending. At the end of the block, the column is the number of columns.
+
+    `stays`: whether the document of the first column was compared and stays. Documents with the digest of a kept one are written to
+    `because`, `exact` and `measured`. `room`, `filled`, `documents`: see _Members. The loops are plain, because numba compiles them.
+    """
+    while column < block.shape[1]:
+        has_twin = False
+        if not stays:
+            bucket = block[0, column]
+            for index in range(filled[bucket]):
+                twin = documents[room[bucket] + index]
+                same = True
+                for byte in range(digests.shape[1]):
+                    same = same and digests[twin, byte] == digests[start + column, byte]
+                if same:
+                    because[column], exact[column], measured[column] = twin, True, _SAME
+                    has_twin = True
+                    break
+            count = 0
+            for band in range(1, block.shape[0]):
+                bucket = block[band, column]
+                for index in range(filled[bucket]):
+                    candidates[count] = documents[room[bucket] + index]
+                    count += 1
+            if count > 0 and not has_twin:
+                candidates[:count].sort()
+                different = 1
+                for index in range(1, count):
+                    if candidates[index] != candidates[different - 1]:
+                        candidates[different] = candidates[index]
+                        different += 1
+                return column, different
+        if not has_twin:
+            for band in range(block.shape[0]):
+                bucket = block[band, column]
+                if bucket != 0 and filled[bucket] < MEMBERS_COMPARED:
+                    documents[room[bucket] + filled[bucket]] = start + column
+                    filled[bucket] += 1
+        stays = False
+        column += 1
+    return column, 0
 
 
 def _similarity(verify: Verify, buckets: Buckets | RangedBuckets, dtype: np.dtype) -> Callable[[int, int], float]:
@@ -215,35 +274,25 @@ def _drop_verified(
 ) -> list[_Columns]:
     """Run the pass with `verify` over a window."""
     members = _Members(window, scratch, dtype)
-    first_of = window.first_documents(dtype)
+    first_of, none = window.first_documents(dtype), dtype.type(np.iinfo(dtype).max)
     found = []
-
-    def match(ordinal: int, representative: int, own: list[int]) -> tuple[int, bool, float] | None:
-        for twin in members.of(own[0]).tolist():
-            if bytes(digests[twin]) == bytes(digests[ordinal]):
-                return twin, True, 1.0
-        for earlier in sorted({earlier for bucket in own[1:] for earlier in members.of(bucket).tolist()}):
-            measured = similarity(earlier, representative)
-            if measured >= threshold:
-                return earlier, False, measured
-        return None
-
     for start, block in window.blocks():
-        rows = []
-        ordinals = np.arange(start, start + block.shape[1], dtype=dtype)
-        representatives = _representatives(ordinals, block[0], digests, first_of)
-        for column in np.flatnonzero(block.any(axis=0)).tolist():
-            own = block[:, column].tolist()
-            matched = match(start + column, int(representatives[column]), own)
-            if matched is not None:
-                rows.append((start + column, *matched))
-                continue
-            for bucket in own:
-                if bucket:
-                    members.add(bucket, start + column)
-        if rows:
-            dropped, because, exact, measured = zip(*rows, strict=True)
-            found.append((np.array(dropped), np.array(because), np.array(exact), np.array(measured)))
+        count = block.shape[1]
+        because, exact, measured = np.full(count, none, dtype=dtype), np.zeros(count, dtype=np.bool_), np.full(count, _UNKNOWN)
+        representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
+        candidates = np.empty(block.shape[0] * MEMBERS_COMPARED, dtype=dtype)
+        state = (members.room, members.filled, members.documents, because, exact, measured, candidates)
+        column, compared = compiled(_next_to_compare)(start, block, digests, 0, False, *state)
+        while column < count:
+            for earlier in candidates[:compared].tolist():
+                alike = similarity(earlier, int(representatives[column]))
+                if alike >= threshold:
+                    because[column], measured[column] = earlier, alike
+                    break
+            matched = because[column] != none
+            column, compared = compiled(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
+        gone = np.flatnonzero(because != none)
+        found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], measured[gone]))
     window.pass_on(members.all)
     return found
 

@@ -14,14 +14,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import ALONE
+from niels_cache_assets.dedup.canonical import ALONE, COMPOSE
 from niels_cache_assets.dedup.hashing import PADDING
 
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
 _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing.LAST_SLOT_VALUE)
 _ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
-_ALONE = np.uint32(ALONE)
+_ALONE, _COMPOSE = np.uint32(ALONE), np.uint32(COMPOSE)
 _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
@@ -47,11 +47,13 @@ def canonicalize(
     table: NDArray[np.uint32],
     canonical: NDArray[np.uint8],
     canonical_ends: NDArray[np.int64],
+    to_compose: NDArray[np.bool_],
 ) -> None:
     """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
 
     `canonical` has room for `source`, two blanks for each character of three bytes or more, a blank for each document, and PADDING. That is
-    enough, because no code point grows (a test checks this), and only such characters are words of their own.
+    enough, because no code point grows (a test checks this), and only such characters are words of their own. `table`:
+    `canonical.marked_code_points`. `to_compose` (documents,) becomes True for documents with characters that `canonical.composed` changes.
     """
     position = _ZERO
     write = _ZERO
@@ -82,6 +84,9 @@ def canonicalize(
                 code_point |= _continued(source, position + np.uint64(2)) << 6 | _continued(source, position + np.uint64(3))
                 position += np.uint64(4)
             mapped = table[np.uint64(code_point)]
+            if mapped >= _COMPOSE:
+                mapped = np.uint32(mapped ^ _COMPOSE)
+                to_compose[document] = True
             if mapped == 0:
                 continue
             if mapped == 32:
@@ -258,3 +263,47 @@ def sign(
                     filled = _ZERO
         position = end + _ONE
         _lower_slots(values, filled, xors, factors, slots[document])
+
+
+@njit(cache=True, nogil=True)
+def hash_bands(slots: NDArray[np.uint32], rows: int, hashes: NDArray[np.uint64]) -> None:
+    """Write the hash of each band, (documents, bands) uint64: `bands.band_hashes`.
+
+    The inner loop is over bands, whose hashes do not depend on each other.
+    """
+    for document in range(len(slots)):
+        hashes[document, :] = _BASE
+        for row in range(rows):
+            for band in range(hashes.shape[1]):
+                hashes[document, band] = _mix(hashes[document, band] * _MIX_1 + np.uint64(slots[document, band * rows + row]))
+        has_words = slots[document, 0] != _NO_SHINGLE
+        for band in range(hashes.shape[1]):
+            hashes[document, band] = max(hashes[document, band], _ONE) if has_words else _ZERO
+
+
+@njit(cache=True, nogil=True)
+def remove_repeated(hashes: NDArray[np.uint64], ends: NDArray[np.int64], new_ends: NDArray[np.int64]) -> None:
+    """Move the different hashes of each document to the front of `hashes`, and write the new end of each document. The hashes of each
+    document are sorted.
+    """
+    write, start = 0, 0
+    for document in range(len(ends)):
+        begin = write
+        for index in range(start, ends[document]):
+            if write == begin or hashes[write - 1] != hashes[index]:
+                hashes[write] = hashes[index]
+                write += 1
+        start = ends[document]
+        new_ends[document] = write
+
+
+@njit(cache=True, nogil=True)
+def count_shared(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
+    """Return the number of hashes that are in both sets, each sorted and without repetitions."""
+    one, other, shared = _ZERO, _ZERO, 0
+    while one < np.uint64(len(shingles)) and other < np.uint64(len(others)):
+        mine, theirs = shingles[one], others[other]
+        shared += mine == theirs
+        one += np.uint64(mine <= theirs)
+        other += np.uint64(theirs <= mine)
+    return shared

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import as_seen, canonical_text, code_points
+from niels_cache_assets.dedup.canonical import canonical_text, composed, marked_code_points, without_entities
 from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
@@ -65,7 +65,10 @@ class Shingles:
         """Return the hashes of the shingles (runs of words) of the index-th document, sorted and unique, in the form that `jaccard`
         takes.
         """
-        return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
+        hashes = np.sort(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
+        is_first = np.ones(len(hashes), dtype=np.bool_)
+        np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
+        return hashes[is_first]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,23 @@ class Signer:
             total += len(group)
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
 
+    def shingle_sets(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
+        shingles = self.shingle(texts)
+        if not self._compiled:
+            sets = [shingles.of(index) for index in range(len(texts))]
+            return np.concatenate([shingles.hashes[:0], *sets]), np.cumsum([len(each) for each in sets], dtype=np.int64)
+        from niels_cache_assets.dedup import kernels
+
+        start = 0
+        for end in shingles.ends.tolist():
+            shingles.hashes[start:end].sort()
+            start = end
+        ends = np.empty_like(shingles.ends)
+        kernels.remove_repeated(shingles.hashes, shingles.ends, ends)
+        different = shingles.hashes[: ends[-1] if len(ends) else 0]
+        return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
+
     def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
         """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
         is empty.
@@ -124,19 +144,11 @@ class Signer:
         """
         if not self._compiled:
             return _with_blanks([canonical_text(text).encode() for text in texts])
-        from niels_cache_assets.dedup import kernels
-
-        seen = [as_seen(text) for text in texts]
-        encoded = [text.encode("utf-8", "surrogatepass") for text in seen]
-        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-        source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
-        room = len(source) + len(texts) + PADDING
-        if not all(map(str.isascii, seen)):
-            room += 2 * int(np.count_nonzero(source >= 0xE0))  # the first bytes of characters that may be words of their own
-        canonical = np.empty(room, dtype=np.uint8)
-        canonical_ends = np.empty(len(texts), dtype=np.int64)
-        kernels.canonicalize(source, ends, code_points(), canonical, canonical_ends)
-        return canonical, canonical_ends
+        seen = [without_entities(text) if "&" in text else text for text in texts]
+        canonical, ends, to_compose = _canonicalized(seen)
+        if to_compose.any():  # in few groups
+            canonical, ends, _ = _canonicalized([composed(text) if to_compose[index] else text for index, text in enumerate(seen)])
+        return canonical, ends
 
     def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         if not self._compiled:
@@ -163,14 +175,19 @@ class Signer:
 def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
 
-    The result is 0.0 if one or both arrays are empty. The time is O(n log m), where n is the length of the shorter array.
+    The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
     """
     if len(shingles) > len(others):
         shingles, others = others, shingles
     if len(shingles) == 0:
         return 0.0
-    places = np.searchsorted(others, shingles)
-    shared = int(np.count_nonzero(others[np.minimum(places, len(others) - 1)] == shingles))
+    if numba_is_there() and len(others) < 8 * len(shingles):
+        from niels_cache_assets.dedup import kernels
+
+        shared = kernels.count_shared(shingles, others)
+    else:
+        places = np.searchsorted(others, shingles)
+        shared = int(np.count_nonzero(others[np.minimum(places, len(others) - 1)] == shingles))
     return shared / (len(shingles) + len(others) - shared)
 
 
@@ -203,6 +220,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     compile_function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
     return compile_function
+
+
+def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the result of `kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
+    from niels_cache_assets.dedup import kernels
+
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
+    # A character of three bytes or more may need two blanks. It has two bytes more than characters.
+    room = 2 * len(source) - sum(map(len, texts)) + len(texts) + PADDING
+    canonical, canonical_ends = np.empty(room, dtype=np.uint8), np.empty(len(texts), dtype=np.int64)
+    to_compose = np.zeros(len(texts), dtype=np.bool_)
+    kernels.canonicalize(source, ends, marked_code_points(), canonical, canonical_ends, to_compose)
+    return canonical, canonical_ends, to_compose
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

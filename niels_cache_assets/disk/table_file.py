@@ -147,5 +147,6 @@ def rows_of(
         end = first + parquet.metadata.row_group(group).num_rows
         inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
         if len(inside):
-            yield inside, parquet.read_row_group(group, columns=list(columns)).take(inside - first)
+            rows = parquet.read_row_group(group, columns=list(columns))
+            yield inside, rows if len(inside) == len(rows) else rows.take(inside - first)
         first = end

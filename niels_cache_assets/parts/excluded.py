@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, documents_folder, documents_name
@@ -53,6 +54,21 @@ def with_held_ids(
     except NielsCacheError:
         return dict(made_of)
     return with_ids(made_of, wanted & (held | removed_ids(meta) | set(also)))
+
+
+def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, beside: Path) -> set[str]:
+    """Return the ids of `list_of_ids` that the finished parts in these folders hold or have removed. A part that cannot be read has none.
+
+    beside: the folder of the parts. Raises NielsCacheError for a list that cannot be read.
+    """
+    wanted = excluded_ids(list_of_ids) if list_of_ids is not None else frozenset[str]()
+    found = set[str]()
+    for folder in folders if wanted else ():
+        with suppress(NielsCacheError):
+            meta = finished_meta(folder)
+            if meta is not None:
+                found |= {each.source_id for each in documents_held(meta, folder, wanted, beside=beside)} | (removed_ids(meta) & wanted)
+    return found
 
 
 def with_ids(made_of: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Documents of train whose text is also in the val of another data set, by the hashes in the lineage of pretrain caches.
 
-Reads 8 bytes of each document, and no token. Memory: 24 bytes for each document of val, and a row group of lineage. Only equal texts count
-(after the conversion of newlines). `streaming/disjoint.py` compares canonical texts, but decodes all tokens. A cache of an older version
-has no hashes, and neither has a cache that was made from tokens: such caches are not checked.
+Reads 8 bytes of each document, and no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion documents
+take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
+`streaming/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache of an older version has no hashes, and
+neither has a cache that was made from tokens: such caches are not checked.
 """
 
 from __future__ import annotations
@@ -52,57 +53,125 @@ class SharedTexts:
     not_checked: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedPair:
+    """A document of train, and the first document with its text in the val of another cache, `other`."""
+
+    other: str
+    train: Origin
+    val: Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWithOthers:
+    """The documents in one train whose text is in the val of other caches. Each counts once.
+
+    pairs: the first of them. not_checked: the names of the caches whose val, or whose train, has no hashes, or broken lineage.
+    """
+
+    documents: int = 0
+    pairs: tuple[SharedPair, ...] = ()
+    not_checked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vals:
+    """The hashes of the texts in the val of several caches, sorted, (n,) int64, and the owner of each, an index into `names`."""
+
+    hashes: NDArray[np.int64]
+    owners: NDArray[np.int64]
+    names: tuple[str, ...]
+    not_checked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folders: Mapping[str, Path]) -> _Vals:
+        hashes, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        names, not_checked = list[str](), list[str]()
+        for name, folder in folders.items():
+            try:
+                own = np.unique(np.concatenate([np.empty(0, np.int64), *(part for _, part in _hashes(folder, "val"))]))
+            except NielsCacheError:
+                not_checked.append(name)
+                continue
+            own = own[own != hashes_of([""])[0]]
+            hashes.append(own)
+            owners.append(np.full(len(own), len(names), np.int64))
+            names.append(name)
+        every = np.concatenate(hashes)
+        order = np.argsort(every, kind="stable")
+        return cls(hashes=every[order], owners=np.concatenate(owners)[order], names=tuple(names), not_checked=tuple(not_checked))
+
+    def find(self, train: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (row, owners) for each of these hashes of train that a val has. The owners ascend."""
+        left, right = (np.searchsorted(self.hashes, train, side=side) for side in ("left", "right"))
+        for row in np.flatnonzero(right > left).tolist():
+            yield row, self.owners[left[row] : right[row]].tolist()
+
+
 def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
     """Compare the train of each pretrain cache with the val of every other one. `folders`: the folders of the caches by name."""
-    hashes, owners, not_checked = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
-    checked = dict[str, Path]()
-    for name, folder in folders.items():
+    vals = _Vals.of(folders)
+    found, not_checked = list[SharedText](), [*vals.not_checked]
+    for name in vals.names:
         try:
-            own = np.unique(np.concatenate([np.empty(0, np.int64), *(part for _, part in _hashes(folder, "val"))]))
-        except NielsCacheError:
-            not_checked.append(name)
-            continue
-        own = own[own != hashes_of([""])[0]]
-        hashes.append(own)
-        owners.append(np.full(len(own), len(checked), np.int64))
-        checked[name] = folder
-    every, of = np.concatenate(hashes), np.concatenate(owners)
-    order = np.argsort(every, kind="stable")
-    every, of = every[order], of[order]
-    found = list[SharedText]()
-    for name, folder in checked.items():
-        try:
-            found += _shared(name, folder, every, of, [*checked])
+            found += _shared(name, folders[name], vals)
         except NielsCacheError:  # a part of train was built by an older version
             not_checked.append(name)
     return SharedTexts(found=tuple(found), not_checked=tuple(not_checked))
 
 
+def shared_with_others(name: str, folder: Path, others: Mapping[str, Path], *, max_pairs: int) -> SharedWithOthers:
+    """Compare the train of the pretrain cache `name` in `folder` with the val of others. `others`: the folders of the caches by name."""
+    vals = _Vals.of(others)
+    documents, first = 0, list[tuple[int, int, Origin]]()  # owner, hash, origin in train
+    try:
+        for (path, group), train in _hashes(folder, "train"):
+            for row, owners in vals.find(train):
+                documents += 1
+                if len(first) < max_pairs:
+                    first.append((owners[0], int(train[row]), _origin(path, group, row)))
+    except NielsCacheError:
+        return SharedWithOthers(not_checked=(name, *vals.not_checked))
+    origins = {
+        owner: _origins_in_val(others[vals.names[owner]], {hashed for each, hashed, _ in first if each == owner})
+        for owner in {owner for owner, _, _ in first}
+    }
+    pairs = [SharedPair(other=vals.names[owner], train=train, val=origins[owner][hashed]) for owner, hashed, train in first]
+    return SharedWithOthers(documents=documents, pairs=tuple(pairs), not_checked=vals.not_checked)
+
+
 def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str | None:
     """Return what keeps documents out of the train of `name` that are in the val of other data sets, or None if no key does."""
     source = registry.pretrain[name]
-    if source.prepare:
-        return '"dedup" in `prepare` of both data sets keeps them out'
     known = [other for other in others if other in registry.pretrain]
     can_be_named = [other for other in known if not getattr(registry.pretrain[other], "members", None)]
-    if source.is_in_parts or not can_be_named:  # decontaminate_against takes neither parts nor mixtures
-        return None
-    return f"decontaminate_against = {json.dumps(can_be_named)} keeps them out"
+    if can_be_named and not source.is_in_parts:  # decontaminate_against takes neither parts nor mixtures
+        return f"decontaminate_against = {json.dumps(can_be_named)} keeps them out"
+    return '"dedup" in `prepare` of both data sets keeps them out' if source.prepare else None
 
 
-def _shared(name: str, folder: Path, every: NDArray[np.int64], of: NDArray[np.int64], names: Sequence[str]) -> Iterator[SharedText]:
-    """Yield for each other cache how many documents of train have a hash of its val. every, of: all hashes, sorted, and their caches."""
-    counts, first = np.zeros(len(names), np.int64), dict[int, Origin]()
+def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
+    """Yield for each other cache how many documents of train have a hash of its val."""
+    counts, first = np.zeros(len(vals.names), np.int64), dict[int, Origin]()
     for (path, group), train in _hashes(folder, "train"):
-        left, right = (np.searchsorted(every, train, side=side) for side in ("left", "right"))
-        for row in np.flatnonzero(right > left).tolist():
-            for owner in of[left[row] : right[row]].tolist():
-                if names[owner] != name:
+        for row, owners in vals.find(train):
+            for owner in owners:
+                if vals.names[owner] != name:
                     counts[owner] += 1
                     if owner not in first:
                         first[owner] = _origin(path, group, row)
     for owner, origin in sorted(first.items()):
-        yield SharedText(train=name, val=names[owner], documents=int(counts[owner]), first=origin)
+        yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
+
+
+def _origins_in_val(folder: Path, wanted: set[int]) -> dict[int, Origin]:
+    """Return the origin of the first document of val with each of these hashes."""
+    origins = dict[int, Origin]()
+    for (path, group), val in _hashes(folder, "val"):
+        for row in np.flatnonzero(np.isin(val, list(wanted))).tolist():
+            if int(val[row]) not in origins:
+                origins[int(val[row])] = _origin(path, group, row)
+    return origins
 
 
 def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], NDArray[np.int64]]]:

@@ -239,8 +239,8 @@ class PretrainSource(Source):
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
-        if self.decontaminate_against and (self.prepare or self.parts > 1 or self.added):
-            raise ValueError("decontaminate_against cannot be combined with prepare, parts or added yet; remove one of them")
+        if self.decontaminate_against and self.is_in_parts:
+            raise ValueError("decontaminate_against needs a cache that is not in parts; remove it, or parts, added or tokens_in_parts")
         if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self

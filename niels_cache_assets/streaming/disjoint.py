@@ -14,12 +14,11 @@ report the beginning as a near match either.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,21 +64,11 @@ class OverlappingPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairElsewhere:
-    """A document of train with the same canonical text as a document in the val of another data set."""
-
-    other: str
-    train: Place
-    val: Place
-
-
-@dataclass(frozen=True, kw_only=True)
 class SplitOverlap:
     """The documents of train that are also in val.
 
     `exact`, `near`: the number of documents of train with a match of this kind; each document counts once. `pairs`: the first pairs, in the
-    order of train. `elsewhere`: the number of documents of train that equal a document in the val of another data set. `pairs_elsewhere`:
-    the first of these pairs.
+    order of train.
     """
 
     train_documents: int
@@ -87,8 +76,6 @@ class SplitOverlap:
     exact: int
     near: int
     pairs: tuple[OverlappingPair, ...]
-    elsewhere: int = 0
-    pairs_elsewhere: tuple[PairElsewhere, ...] = ()
 
     @property
     def disjoint(self) -> bool:
@@ -105,7 +92,6 @@ def splits_disjoint(
     threads: int | None = None,
     scratch: str | Path | None = None,
     progress: OnProgress | None = None,
-    other_vals: Mapping[str, str | Path] = MappingProxyType({}),
 ) -> SplitOverlap:
     """Compare train with val of the pretrain cache in `folder`.
 
@@ -134,24 +120,17 @@ def splits_disjoint(
         return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
 
     folder_of_files = Path(scratch) if scratch else None
-    with (
-        ValIndex(kind, threshold=threshold, folder=folder_of_files) as index,
-        ValIndex("exact", folder=folder_of_files) as others_index,
-    ):
+    with ValIndex(kind, threshold=threshold, folder=folder_of_files) as index:
         for chunk in val.chunks():
             index.add(val.texts(chunk))
         index.seal()
-        others, starts = _other_vals(other_vals, tokenizer, others_index)
 
-        def ask(chunk: range) -> tuple[range, list[Match | None], list[Match | None]]:
-            texts = train.texts(chunk)
-            return chunk, index.find(texts) if len(val) else [None] * len(texts), others_index.find(texts) if others else []
+        def ask(chunk: range) -> tuple[range, list[Match | None]]:
+            return chunk, index.find(train.texts(chunk))
 
-        chunks = train.chunks() if len(val) or starts[-1] else iter(())
-        elsewhere: list[tuple[int, int]] = []
+        chunks = train.chunks() if len(val) else iter(())
         with closing(map_in_order(ask, chunks, threads=threads or available_threads(), size_of=train.characters)) as answers:
-            for chunk, matches, in_others in answers:
-                elsewhere += [(at, match.ordinal) for at, match in zip(chunk, in_others, strict=False) if match is not None]
+            for chunk, matches in answers:
                 hits = [
                     (ordinal, match)
                     for ordinal, match in zip(chunk, matches, strict=True)
@@ -161,7 +140,7 @@ def splits_disjoint(
                 found += hits[: max_pairs - len(found)]
                 if progress is not None:
                     progress(int(train.ends[chunk[-1]]), int(train.ends[-1]))
-    train_places = train.places([ordinal for ordinal, _ in [*found, *elsewhere[:max_pairs]]])
+    train_places = train.places([ordinal for ordinal, _ in found])
     val_places = val.places([match.ordinal for _, match in found])
     return SplitOverlap(
         train_documents=len(train),
@@ -172,33 +151,7 @@ def splits_disjoint(
             OverlappingPair(kind=match.kind, similarity=match.similarity, train=train_places[ordinal], val=val_places[match.ordinal])
             for ordinal, match in found
         ),
-        elsewhere=len(elsewhere),
-        pairs_elsewhere=tuple(_pairs_elsewhere(elsewhere[:max_pairs], train_places, others, starts)),
     )
-
-
-def _other_vals(folders: Mapping[str, str | Path], tokenizer: Any, index: ValIndex) -> tuple[list[tuple[str, "_Documents"]], list[int]]:
-    """Index the val of other data sets. Return them by name, and the ordinal of the first document of each in the index, with the total."""
-    others, starts = [], [0]
-    for name, folder in folders.items():
-        meta = read_meta(str(Path(folder) / META_NAME))
-        val = _Documents(Path(folder), "val", meta, tokenizer)
-        for chunk in val.chunks():
-            index.add(val.texts(chunk))
-        others.append((name, val))
-        starts.append(starts[-1] + len(val))
-    index.seal()
-    return others, starts
-
-
-def _pairs_elsewhere(
-    found: Sequence[tuple[int, int]], train_places: Mapping[int, Place], others: Sequence[tuple[str, "_Documents"]], starts: Sequence[int]
-) -> Iterator[PairElsewhere]:
-    """Yield the pairs of (ordinal in train, ordinal in the index of all other vals)."""
-    for (name, val), first, end in zip(others, starts[:-1], starts[1:], strict=True):
-        own = [(ordinal, at - first) for ordinal, at in found if first <= at < end]
-        places = val.places([at for _, at in own])
-        yield from (PairElsewhere(other=name, train=train_places[ordinal], val=places[at]) for ordinal, at in own)
 
 
 class _Documents:

@@ -18,7 +18,7 @@ from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
-from niels_cache_assets.sources.reading.references import revision_to_build
+from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.types import SftSource
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
@@ -61,7 +61,10 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     """
     source = registry.source(name)
     siblings = with_prepared(registry, root)
-    return _observation(registry, name, revision_to_build(source, siblings) if source.enabled else None, root=root)
+    revision = source.revision(siblings) if source.enabled else None
+    if source.enabled and not is_prepared(source):  # a corpus does not depend on the texts that the key names
+        revision = with_references(source, revision, siblings)
+    return _observation(registry, name, revision, root=root)
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:

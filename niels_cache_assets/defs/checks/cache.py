@@ -8,7 +8,7 @@ budgets.
 
 `splits_disjoint` finds documents of val that are also in train, exactly or nearly. Such documents are an error if the configuration should
 have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. It also warns of documents of train that
-equal a document in the val of another data set. For this check, train and val are decoded once more, and the val of all other caches.
+have the text of a document in the val of another data set, by the hashes in lineage. For this check, train and val are decoded once more.
 """
 
 import warnings
@@ -25,7 +25,7 @@ from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.show.contents import shortfall
-from niels_cache_assets.show.shared_texts import advice_against
+from niels_cache_assets.show.shared_texts import SharedWithOthers, advice_against, shared_with_others
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
@@ -46,7 +46,8 @@ _DESCRIPTIONS = {
 }
 _OF_PRETRAIN = {  # these checks never block, because the cache is what was configured
     SPLITS_DISJOINT: "No document of train equals one of val (canonical text), or is near to one (Jaccard of word 5-grams). A warning "
-    "if the data set has no setting that prevents it; `decontaminate` or `prepare` does.",
+    "if the data set has no setting that prevents it; `decontaminate` or `prepare` does. No text of train is in the val of another "
+    "data set (hashes of texts).",
     BUDGETS_MET: "Train and val have as many tokens as the data set's train_tokens and val_tokens: the source did not end too early.",
 }
 
@@ -100,21 +101,22 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         return _of_pretrain(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
     source = registry.pretrain[name]
     threshold = registry.dedup.threshold if "dedup" in source.prepare else source.decontaminate_threshold
+    folder = dataset_dir(root, "pretrain", name)
     overlap = splits_disjoint(
-        dataset_dir(root, "pretrain", name),
+        folder,
         load_tokenizer(registry, root),
         threshold=threshold,
         max_pairs=MAX_PAIRS,
         threads=registry.build.threads,
-        other_vals=_other_vals(registry, name, root),
     )
+    shared = shared_with_others(name, folder, _other_caches(registry, name, root), max_pairs=MAX_PAIRS)
     elsewhere = [
         {
             "data_set": pair.other,
             "train": f"{pair.train.file}:{pair.train.row} ({pair.train.source_id})",
             "val": f"{pair.val.file}:{pair.val.row} ({pair.val.source_id})",
         }
-        for pair in overlap.pairs_elsewhere
+        for pair in shared.pairs
     ]
     pairs = [
         {
@@ -127,9 +129,9 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     ]
     return _of_pretrain(
         SPLITS_DISJOINT,
-        passed=overlap.disjoint and not overlap.elsewhere,
+        passed=overlap.disjoint and not shared.documents,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
-        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_elsewhere(registry, name, overlap))
+        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_shared(registry, name, shared))
         or None,
         metadata=without_empty(
             {
@@ -139,7 +141,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
                 "val_documents": overlap.val_documents,
                 "threshold": threshold,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
-                **({"in_val_of_others": overlap.elsewhere} if overlap.elsewhere else {}),
+                **({"in_val_of_others": shared.documents} if shared.documents else {}),
                 "pairs_with_others": table(elsewhere, data_set="string", train="string", val="string"),
             }
         ),
@@ -168,26 +170,30 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
     return found if prevented else f'{found}; decontaminate = "near" keeps them out'
 
 
-def _other_vals(registry: Registry, name: str, root: Path) -> dict[str, Path]:
-    """Return the folders of the other pretrain caches that were made with the same tokenizer."""
-    own = load_meta(str(dataset_dir(root, "pretrain", name) / META_NAME)).get("tokenizer_sha256")
+def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
+    """Return the folders of the other pretrain caches that have val."""
     found = {}
     for other in registry.pretrain:
         folder = dataset_dir(root, "pretrain", other)
         meta = finished_meta(folder) if other != name else None
-        if meta is not None and meta.get("built") and meta.get("tokenizer_sha256") == own and meta.get("val_tokens"):
+        if meta is not None and meta.get("built") and meta.get("val_tokens"):
             found[other] = folder
     return found
 
 
-def _describe_elsewhere(registry: Registry, name: str, overlap: SplitOverlap) -> list[str]:
-    """Return the documents of train that are in the val of another data set, with the key that keeps them out if there is one."""
-    if not overlap.elsewhere:
-        return []
-    names = list(dict.fromkeys(pair.other for pair in overlap.pairs_elsewhere))
-    found = f"{overlap.elsewhere:,} documents equal one in the val of {', '.join(names)}"
-    advice = advice_against(registry, name, names)
-    return [found if advice is None else f"{found}; {advice}"]
+def _describe_shared(registry: Registry, name: str, shared: SharedWithOthers) -> list[str]:
+    """Return the documents of train whose text is in the val of another data set, with the key that keeps them out if there is one, and the
+    caches that cannot be checked.
+    """
+    told = []
+    if shared.documents:
+        names = list(dict.fromkeys(pair.other for pair in shared.pairs))
+        found = f"{shared.documents:,} documents equal one in the val of {', '.join(names)}"
+        advice = advice_against(registry, name, names)
+        told.append(found if advice is None else f"{found}; {advice}")
+    if shared.not_checked:
+        told.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
+    return told
 
 
 def _why_skipped(meta: Meta) -> str | None:

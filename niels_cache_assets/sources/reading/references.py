@@ -7,7 +7,7 @@ A name of a data set has no slash, no dot and no star. Everything else is a glob
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from niels_cache_assets.config.problems import refuse_choice
@@ -75,30 +75,26 @@ def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSourc
     return source.revision(siblings) if settled is None else settled
 
 
-def revision_to_build(source: Source, siblings: Mapping[str, PretrainSource]) -> str | None:
-    """Return the revision that a build of this table depends on.
-
-    It is the revision of the source. With `decontaminate_against`, it is a digest of this revision and of everything that the key names:
-    the content of the files, and the revisions and settings of the data sets. Raises the errors of `revision`.
-    """
-    return with_references(source, source.revision(siblings), siblings)
-
-
 def with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
-    """Return the revision `own` of a source with everything that its `decontaminate_against` names. See `revision_to_build`."""
+    """Return the revision that a build of this table depends on. `own`: the revision of the source, or of its corpus.
+
+    With `decontaminate_against`, it is a digest of `own` and of everything that the key names: the content of the files, and the revisions
+    and settings of the data sets. Otherwise it is `own`. Raises the errors of `revision`.
+    """
     references = _references_of(source)
     return _digest(references, own, siblings) if references else own
 
 
-def own_revision(source: Source, siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
-    """Return the revision of the source alone. `revision`: the value of `revision_to_build` for this build.
+def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
+    """Return the revision of the source alone. `revision`: the value of `with_references` for this build. `ask`: a function that returns
+    the revision of the source now.
 
     Raises NielsCacheError if upstream has changed since then.
     """
     references = _references_of(source)
     if not references:
         return revision
-    own = source.revision(siblings)
+    own = ask()
     if revision is not None and _digest(references, own, siblings) != revision:
         raise NielsCacheError("the source, or what decontaminate_against names, changed while the build started; run it again")
     return own
