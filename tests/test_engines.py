@@ -29,6 +29,7 @@ from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, gpt2_tokenizer_json, prove, proven_engine
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
+from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
@@ -158,6 +159,24 @@ def test_an_engine_that_fails_its_proof_is_not_used_and_the_log_says_so(tokenize
     assert "prove" in line
     assert proven_engine(tokenizer, said.append) is None  # proven once only
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_the_words_of_the_proof_are_forgotten_if_the_library_can(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch, remembers: bool
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(gpt2_tokenizer_json(read_ranks(ranks)[0]), encoding="utf-8")
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", special_tokens={})
+    ids = tokenizer.encode(" the token")
+    tokenizer.renew_remembered_words()
+    assert tokenizer.encode(" the token") == ids
+    calls: list[Any] = []
+    words = SimpleNamespace(_clear_cache=lambda: calls.append("clear"), _resize_cache=calls.append)
+    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(model=words if remembers else None))
+    install(equal)
+    for _ in range(2):
+        assert proven_engine(tokenizer, lambda message: None) is not None
+    assert calls == (["clear", 1 << 16] if remembers else []), "once, after the proof"
 
 
 def test_prove_shows_the_text_that_differs_and_fails(
@@ -669,8 +688,6 @@ def test_a_missing_package_means_the_reference(
 
 
 def test_the_merges_of_ranks_give_the_ids_of_tiktoken(tokenizer: TiktokenTokenizer, ranks: Path, tmp_path: Path) -> None:
-    from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
-
     (tmp_path / "tokenizer.json").write_text(gpt2_tokenizer_json(read_ranks(ranks)[0]), encoding="utf-8")
     converted = HuggingFaceTokenizer(tmp_path / "tokenizer.json", special_tokens={})
     texts = [*sentences(50), "the tokening of 1212 documents, and  two\n\n\nshards é", " the", ""]

@@ -155,6 +155,8 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
         if key not in _PROVEN:
             _PROVEN.clear()  # a process builds with one tokenizer, and an engine takes a hundred megabytes
             _PROVEN[key] = _proven(tokenizer, log)
+            if isinstance(tokenizer, HuggingFaceTokenizer):
+                tokenizer.renew_remembered_words()
             _free_memory()
         return _PROVEN[key]
 

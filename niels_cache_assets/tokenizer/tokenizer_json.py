@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from shutil import copyfile
@@ -31,6 +32,7 @@ _SIDE_NAMES = tuple(name for name in TOKENIZER_SIDE_NAMES if name != TIKTOKEN_RA
 _MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
 _BLANK = "\u2581"
 _FIRST_STAND_IN = 256
+_REMEMBERED_WORDS = 1 << 16  # in about 10 MB; the library has room for 10,000
 _LEAST_NAMED = 3  # the most bytes that a message about missing bytes names
 
 
@@ -114,6 +116,15 @@ class HuggingFaceTokenizer(TextTokenizer):
         except Exception as error:  # `tokenizers` raises bare exceptions, for example for a character without a token
             raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
         return [np.array(each.ids, dtype=np.uint32) for each in encoded]
+
+    def renew_remembered_words(self) -> None:
+        """Let the library forget the words that it remembers, and give it room for more of them. This changes no ids.
+
+        The library remembers the ids of the first words that it encodes. Without this, these would be the words of the proof.
+        """
+        with suppress(AttributeError, TypeError):  # private methods, which not every model and version has; encoding is slower then
+            self._tokenizer.model._clear_cache()
+            self._tokenizer.model._resize_cache(_REMEMBERED_WORDS)
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the ids of rendered texts and the spans of ids (see TextTokenizer). They are those of `transformers`.
