@@ -114,6 +114,15 @@ def test_a_slow_reader_of_the_same_run_keeps_what_it_needs_before() -> None:
     assert make_room(both, 20, 35, path=shard(9)) is None
 
 
+def test_a_read_beside_the_batches_waits_for_no_reader_of_its_run() -> None:
+    tracing = reader(position=10, wants=[want(1, 10), want(2, 20), want(9, 40)], demand=[shard(9)], maps=[shard(1)])
+    both = state([1, 2], tracing, reader(position=10, wants=[want(1, 10), want(2, 20)], maps=[shard(1)]))
+    assert make_room(both, 10, 25, path=shard(9)) is None
+    tracing.aside = True
+    assert numbers(make_room(both, 10, 25, path=shard(9))) == [2]
+    assert make_room(both, 20, 25, path=shard(9)) is None  # the others have mapped the first
+
+
 def test_a_reader_that_has_waited_for_long_takes_also_these() -> None:
     fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
     slow = reader(position=10, wants=[want(1, 10), want(2, 20), want(9, 40)])

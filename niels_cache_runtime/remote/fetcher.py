@@ -6,7 +6,7 @@ A reader starts it when it waits for a file and no fetcher of its group lives. I
 readers with the same credentials in their environment. It is a process of its own for two reasons: obstore cannot be used after a fork, as
 in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
 
-A file that a reader waits for comes first, then the files of the block in use, then those of the next block. Room for the whole file is
+A file that a reader waits for comes first, then the files of the block in use, then those of the next blocks. Room for the whole file is
 reserved before its download begins. Memory: a piece of 4 MiB for each stream.
 """
 
@@ -348,7 +348,7 @@ def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
             yield path, True
     wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
     for _, want in sorted(dict.fromkeys(wants)):
-        for path in want.paths():
+        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
             yield path, False
 
 

@@ -139,10 +139,12 @@ class LocalCopy:
         """Fetch files, and keep them until `close`. Paths are relative to the copy."""
         self.take(list(paths), self._held.add, mine=self._held)
 
-    def take(self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = ()) -> None:
+    def take(
+        self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_aside: bool = False
+    ) -> None:
         """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
 
-        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy.
+        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy. is_aside: see `Reader.aside`.
         Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
         """
         began = changed = time.monotonic()
@@ -159,6 +161,7 @@ class LocalCopy:
                         for path in paths:
                             state.failed.pop(path, None)
                     is_asked, starved = True, looked - began > self._patience
+                    self._reader.aside = is_aside
                     missing = self._take_ready(state, paths, use, also, mine, starved=starved)
                     if not missing:
                         self._patience = min(self._patience, PATIENCE_SECONDS if not starved else _IMPATIENCE_SECONDS)

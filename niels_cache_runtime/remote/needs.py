@@ -54,7 +54,8 @@ def tail_path(build: str, split: str, stop: int, size: int) -> str:
 class Reader:
     """A process that reads.
 
-    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long.
+    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long. aside: whether it
+    waits for a read beside the batches of its run, as in `trace`.
     run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
     keeps: the bytes of each split of which it may have mapped any shard, by folder. boot: of its machine (`ledger.boot`).
     """
@@ -68,6 +69,7 @@ class Reader:
     demand: list[str] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
     starved: bool = False
+    aside: bool = False
     keeps: dict[str, int] = field(default_factory=dict)
     boot: str = ""
 

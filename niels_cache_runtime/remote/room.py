@@ -5,6 +5,7 @@
     3. For a file that a reader waits for, files may go that others need later. The one that is needed last goes first.
     4. Such a file stays if a reader of the same run needs it before the run needs the new file. So a fast reader waits for a slow one, and
        each file is downloaded once. Files of another run stay if it is reading them now.
+       A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
        costs time to map a shard again for each block. When another process needs room, it gives them back within about a second.
@@ -103,7 +104,11 @@ def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> It
     if path is None:
         return
     waiting = [name for name, reader in state.readers.items() if path in reader.demand]
-    own = {state.readers[name].run: needs[name][path].first if path in needs[name] else _SOONEST for name in waiting}
+    own = dict[str, int]()  # the first part of each run that waits for the file
+    for name in waiting:
+        reader = state.readers[name]
+        first = needs[name][path].first if path in needs[name] and not reader.aside else _SOONEST
+        own[reader.run] = min(first, own.get(reader.run, first))
     is_starved = any(state.readers[name].starved for name in waiting) or not is_strict
 
     def distance(name: str) -> int | None:

@@ -29,6 +29,7 @@ from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
 
 _FETCHES = ("shards", "windows")
+_BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams would wait for the batches at the end of each block
 
 
 class Sources:
@@ -144,6 +145,5 @@ def batches_of(
     run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
-    return fed(
-        plan, BlockFeed(copied, visits(copied), make, run=run, end=end, ahead=len(copied) * settings.lanes // settings.machines, **own)
-    )
+    ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines
+    return fed(plan, BlockFeed(copied, visits(copied), make, run=run, end=end, ahead=ahead, **own))

@@ -176,20 +176,22 @@ class CopiedWindows(PretrainWindows):
         stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._places))
         whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
         held, lengths = self._slots.held, self._slots.shard_lengths
-        missing = [self._places[shard] for shard in sorted(whole) if held[shard] < lengths[shard]]
         crossing = last >= stops
-        short = crossing & (held[last] < starts + self.T + 1 - self._stream_starts[last])
-        # A window over several short shards: its last shard may be held while one before it is not.
-        short |= crossing & np.array([bool((held[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)])
-        for block in np.unique(first[short] // self.block_shards).tolist():
-            missing.append(self._tail_of(block))
-        if not missing:
+
+        def missing() -> list[str]:
+            short = crossing & (held[last] < starts + self.T + 1 - self._stream_starts[last])
+            # A window over several short shards: its last shard may be held while one before it is not.
+            gaps = [bool((held[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
+            blocks = np.unique(first[short | (crossing & np.array(gaps))] // self.block_shards).tolist()
+            return [*(self._places[shard] for shard in sorted(whole) if held[shard] < lengths[shard]), *map(self._tail_of, blocks)]
+
+        if not missing():
             return
-        if self._visits is None:
-            kept = {self._places[shard] for shard in whole} | {self._tail_of(block) for block in (first[crossing] // self.block_shards)}
-            self._give_back(self._in_use - kept)
         also = [path for visit in self._visits or () for path in self.want(visit, now=True).paths()]
-        self.copy.take(missing, self._map, mine=self._in_use, also=also)
+        if not self.copy.is_keeping():  # what an earlier read beside the batches has mapped, as `trace` does
+            tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
+            self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})
+        self.copy.take(missing(), self._map, mine=self._in_use, also=also, is_aside=not self.copy.is_fed)
         self._refill()
         if (
             any(held[shard] < lengths[shard] for shard in whole)
