@@ -253,7 +253,6 @@ def test_a_tail_of_a_damaged_object_does_not_outlive_its_repair(published: Publi
     published.s3.decide = only_shards("flip", name="/train/shard_00002")
     with pytest.raises(RemoteError, match=r"shard_00002\.bin.*sha256"):
         rows(published.remote(epochs=1, shuffle=False))
-    assert len(list(published.copy.rglob("00002-*.bin"))) == 1
     gc.collect()
     published.s3.decide = lambda method, key: None
     assert rows(published.remote(epochs=1, shuffle=False)) == expected
