@@ -247,6 +247,7 @@ def test_upstreams_own_splits_stay(hub: LoopbackHub, tmp_path: Path, tiny_model:
     (root / "tokenizer").symlink_to(tiny_model.parent)
     table = {"source": "huggingface", "dataset": "owner/pages", "val_split": "validation", "shuffle_buffer": 0}
     (one, joined), _ = build_from(hub, root, [Build(table, name="one"), Build({**table, "parts": 2}, name="joined")])
+    assert "error" not in one, one
     assert "error" not in joined, joined
     for name in ("train_doc_ends.npy", "val_doc_ends.npy"):
         assert joined["files"][name] == one["files"][name]
