@@ -8,6 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster._core.instance.ref import InstanceRef
+from sqlalchemy.exc import DBAPIError
 
 from niels_cache_assets.defs.home import instance as instance_module
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
@@ -173,3 +174,26 @@ def test_first_starts_at_once_leave_one_working_home(home: Path) -> None:
     with ensure_instance() as instance:
         instance.report_runless_asset_event(dg.AssetMaterialization("tokenizer"))
         assert instance.get_latest_materialization_event(dg.AssetKey("tokenizer")) is not None
+
+
+@pytest.mark.parametrize(("failures", "message"), [(2, 'type "runs" already exists'), (99, 'type "runs" already exists'), (2, "disk full")])
+def test_two_homes_may_create_the_tables_of_one_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int, message: str
+) -> None:
+    monkeypatch.setattr(instance_module, "_WAIT_SECONDS", 0)
+    opened, tried = dg.DagsterInstance.from_ref, [0]
+
+    def from_ref(ref: InstanceRef) -> dg.DagsterInstance:
+        tried[0] += 1
+        if tried[0] <= failures:
+            raise DBAPIError("CREATE TABLE runs", {}, Exception(message))
+        return opened(ref)
+
+    monkeypatch.setattr(dg.DagsterInstance, "from_ref", from_ref)
+    if "exists" in message and failures < 3:
+        with ensure_instance(tmp_path) as instance:
+            assert instance.get_runs_count() == 0
+    else:
+        with pytest.raises(DBAPIError, match=message):
+            ensure_instance(tmp_path)
+    assert tried[0] == {("disk full", 2): 1, ('type "runs" already exists', 2): 3}.get((message, failures), 6)

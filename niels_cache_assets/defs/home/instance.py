@@ -8,6 +8,7 @@ off unless dagster.yaml turns it on.
 
 import fcntl
 import os
+import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the documented way to open a home with overrides; there is no public name
+from sqlalchemy.exc import DBAPIError
 
 from niels_cache_assets.disk.journal import write_whole
 from niels_cache_runtime.errors import NielsCacheError
@@ -22,6 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
+_TRIES, _WAIT_SECONDS = 6, 0.5
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
 
 
@@ -44,15 +47,32 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
         with open(home / LOCK_NAME, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _write_config(home / CONFIG_NAME)
-            instance = dg.DagsterInstance.from_ref(_read_config(home, overrides or {}))
-            instance.get_runs_count()  # the storages create their tables on the first query
-            instance.get_asset_keys(limit=1)
+            instance = _opened(_read_config(home, overrides or {}))
     except OSError as error:
         raise NielsCacheError(f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a writable folder") from error
     os.environ[HOME_VARIABLE] = str(home)
     if not instance.telemetry_enabled:
         os.environ.setdefault(_NO_TELEMETRY, "yes")
     return instance
+
+
+def _opened(ref: InstanceRef) -> dg.DagsterInstance:
+    """Open an instance. If another home of a new database creates the same tables at this moment, try again.
+
+    Dagster also tries again, but not if Postgres has the type of a table and not yet the table.
+    """
+    failures = 0
+    while True:
+        try:
+            instance = dg.DagsterInstance.from_ref(ref)
+            instance.get_runs_count()  # the storages create their tables on the first query
+            instance.get_asset_keys(limit=1)
+            return instance
+        except DBAPIError as error:
+            failures += 1
+            if "already exists" not in str(error) or failures == _TRIES:
+                raise
+            time.sleep(_WAIT_SECONDS)
 
 
 def _write_config(path: Path) -> None:
