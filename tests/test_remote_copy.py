@@ -491,10 +491,11 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
     ours, theirs = iter(remote), iter(local)
     read_until_kept(published, ours, theirs)
     done = threading.Event()
+    copy = LocalCopy(published.copy, limit_bytes=limit)  # holds what it has fetched for as long as it lives
     folders: list[Path] = []
 
     def fetch() -> None:
-        folders.append(LocalCopy(published.copy, limit_bytes=limit).fetch_split(f"{other}/train"))
+        folders.append(copy.fetch_split(f"{other}/train"))
         done.set()
 
     threading.Thread(target=fetch, daemon=True).start()
@@ -514,9 +515,11 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
     read_until_kept(published, ours, theirs)
-    folder = LocalCopy(published.copy, limit_bytes=room(8)).fetch_split(f"{other}/train")
+    copy = LocalCopy(published.copy, limit_bytes=room(8))
+    folder = copy.fetch_split(f"{other}/train")
     assert len(list(folder.iterdir())) == SHARDS + 1
     assert bytes_of(published.copy) <= room(8)
+    copy.close()
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
 
 

@@ -122,7 +122,7 @@ def of_session(leader: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()  # a name may be cut inside a character
             except OSError:
                 continue  # it has ended meanwhile
             if int(fields[3]) == leader and fields[0] != "Z":
