@@ -70,8 +70,10 @@ cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, D
 remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 2 --dist loadfile $(TEST_ARGS)
 
+# Tests here take minutes. A dump of the stacks of a test that still runs may crash it, so there is none in the first hour.
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
-	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -o faulthandler_timeout=3600 \
+	  -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their tests fail (an hour of two cores)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
