@@ -14,7 +14,8 @@ file backs, which the system cannot drop. Shards have the same size in all cache
 
 --train has three parts, with blocks of 4 shards and batches of 16 x 2048:
     cold start  a new copy: requests, bytes and seconds until the first batch
-    streaming   epochs with room for three blocks, from the first batch on, in turns with the plain loop to fetch
+    streaming   epochs with room for three blocks, from the first batch on, in turns with the plain loop to fetch; also with the plain loop
+                while a loader delivers as many batches from a folder, until both end
     local       batches with all shards in the copy, in turns with batches from a folder; also with all shards in one block, because a
                 block of this small cache ends after a few hundred batches
 """
@@ -257,7 +258,8 @@ def compare_training(root: Path, settings: argparse.Namespace) -> None:
     print(f"{size / 1e6:,.0f} MB in {settings.shards} shards, blocks of {BLOCK_SHARDS}; median of {settings.rounds} rounds")
     places = [root / f"copy{turn}" for turn in range(2 * settings.rounds)]
     print(f"  cold start: {_median(_start(address, place, few) for place in places[::2])}")
-    print(f"  streaming: {_median(_stream(address, place, few, build.record.content_sha256) for place in places[1::2])}")
+    prefix = f"train/random/{build.record.content_sha256}/train"
+    print(f"  streaming: {_median(_stream(address, place, few, prefix, folder / 'train') for place in places[1::2])}")
     for block_shards in (BLOCK_SHARDS, settings.shards):
         found = _local(str(folder / "train"), address, root / "local", 4 * size, 4 * settings.rounds, block_shards)
         print(f"  local, blocks of {block_shards}: {_median(found)}")
@@ -279,20 +281,42 @@ def _start(address: str, copy: Path, limit: int) -> dict[str, float]:
     return {"s": seconds, "requests": requests, "MB": (counts["bytes"] + counts["tail_bytes"]) / 1e6}
 
 
-def _stream(address: str, copy: Path, limit: int, build: str) -> dict[str, float]:
+def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path) -> dict[str, float]:
     from niels_cache_runtime import TokenLoader
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
     batches = iter(TokenLoader(address, **SETTINGS, epochs=EPOCHS, local_dir=copy, limit_bytes=limit))
     take(batches, 1)
     before = LocalCopy(copy).counts()["bytes"]
-    seconds, _ = timed(lambda: take(batches, sys.maxsize))
-    ours = (LocalCopy(copy).counts()["bytes"] - before) / seconds
-    seconds, _ = timed(lambda: plain_pull(f"{address.partition(BUCKET)[2][1:]}/{build}/train", copy / "plain", STREAMS))
-    plain = sum(path.stat().st_size for path in (copy / "plain").iterdir()) / seconds
+    seconds, cpu = timed(lambda: take(batches, sys.maxsize))
+    fetched = LocalCopy(copy).counts()["bytes"] - before
+    ours = fetched / seconds
+    seconds, plain_cpu = timed(lambda: plain_pull(prefix, copy / "plain", STREAMS))
+    size = sum(path.stat().st_size for path in (copy / "plain").iterdir())
+    plain = size / seconds
+    shutil.rmtree(copy / "plain")
+
+    def plain_with_batches() -> None:
+        epoch = iter(TokenLoader(str(folder), **SETTINGS, epochs=1))
+        with ThreadPoolExecutor(1) as pool:
+            loop = pool.submit(plain_pull, prefix, copy / "plain", STREAMS)
+            take(epoch, sys.maxsize)
+            loop.result()
+
+    seconds, both_cpu = timed(plain_with_batches)
+    both = size / seconds
     gc.collect()  # the loader gives its files back
     shutil.rmtree(copy, ignore_errors=True)
-    return {"MB/s": ours / 1e6, "MB/s of the plain loop": plain / 1e6, f"of it (wanted: {WANTED})": ours / plain}
+    return {
+        "MB/s": ours / 1e6,
+        "MB/s of the plain loop": plain / 1e6,
+        f"of it (wanted: {WANTED})": ours / plain,
+        "MB/s of the plain loop with batches": both / 1e6,
+        "of that": ours / both,
+        "processor seconds a GB": cpu / fetched * 1e9,
+        "of the plain loop": plain_cpu / size * 1e9,
+        "of it with batches": both_cpu / size * 1e9,
+    }
 
 
 def _local(folder: str, address: str, copy: Path, limit: int, rounds: int, block_shards: int) -> Iterator[dict[str, float]]:
