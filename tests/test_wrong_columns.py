@@ -161,3 +161,12 @@ def test_the_hint_is_in_the_line_that_ends_a_build_or_a_corpus(tmp_path: Path, t
     with pytest.raises(NielsCacheError, match="no document") as caught:
         prepare_corpus(load_registry(profile="quickstart", config=str(config)), "cleaned", root=project.root)
     assert missing(caught.value, *said) == []
+
+
+def test_names_of_fields_stay_on_one_line(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"a\r": None, "b\n\x1b[2J": 1}] * 3
+    file = write_jsonl(tmp_path / "chats.jsonl", rows)
+    with pytest.raises(NielsCacheError) as caught:
+        read("sft", source="chat_jsonl", files=[str(file)])
+    assert str(caught.value).isprintable()
+    assert missing(str(caught.value), "chats.jsonl: row 0: ", "'messages'", "a\\r, b\\n\\x1b[2J") == []

@@ -281,9 +281,8 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
             if not is_valid_name(name):
-                shown = label if label.isprintable() else ascii(label)[1:-1]
                 raise NielsCacheError(
-                    f"{where}: [{shown:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two dots in a row"
+                    f"{where}: [{label:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two dots in a row"
                 )
             if name == "tokenizer":
                 raise NielsCacheError(f"{where}: [{label}] is not a valid name: it is reserved for the tokenizer; choose another")

@@ -18,7 +18,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import FAMILIES
 
 ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries longer
@@ -44,8 +44,9 @@ class BadInputs(NielsCacheError):
     """Data sets that cannot be built with their settings. `lines` has one line for each problem."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = list(lines)
-        super().__init__("\n".join(self.lines))
+        self.lines = list(map(escaped, lines))
+        super().__init__()
+        self.args = ("\n".join(self.lines),)
 
 
 def _needs_roles(source: Source) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, parts_root, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
@@ -46,10 +46,6 @@ class Finding:
     def __str__(self) -> str:
         """Return one line that is safe for any terminal. File names may hold line breaks, escape sequences, and bytes that are not text."""
         return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
-
-
-def escaped(text: str) -> str:
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _is_in_parts_root(folder: Path) -> bool:

@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.described import NO_CACHE, describe
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
-from niels_cache_runtime.verify.folder import Finding, VerifiedFolder, escaped
+from niels_cache_runtime.verify.folder import Finding, VerifiedFolder
 
 _ONE = ("tokenizer", "duplicates")
 _MANY = ("pretrain", "sft", "corpus", "index")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_runtime.catalog_text import in_bytes
-from niels_cache_runtime.verify.folder import Finding, VerifiedFolder, escaped
+from niels_cache_runtime.errors import escaped
+from niels_cache_runtime.verify.folder import Finding, VerifiedFolder
 
 COLUMNS = ("data set", "family", "files", "bytes", "result")
 NUMBERS = ("files", "bytes")
