@@ -255,6 +255,10 @@ def compare_training(root: Path, settings: argparse.Namespace) -> None:
     push(build, address)
     size = sum(path.stat().st_size for path in (folder / "train").iterdir())
     few = 3 * BLOCK_SHARDS * size // settings.shards + size // 10 + (2 << 20)
+    if few >= size:
+        sys.exit(
+            f"remote.py: three blocks of {BLOCK_SHARDS} shards hold all {settings.shards}; streaming needs more, for example --shards 32"
+        )
     print(f"{size / 1e6:,.0f} MB in {settings.shards} shards, blocks of {BLOCK_SHARDS}; median of {settings.rounds} rounds")
     places = [root / f"copy{turn}" for turn in range(2 * settings.rounds)]
     print(f"  cold start: {_median(_start(address, place, few) for place in places[::2])}")

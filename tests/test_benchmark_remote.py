@@ -16,7 +16,7 @@ pytestmark = pytest.mark.walk
     ("arguments", "expected"),
     [
         ("--mib 4 --shards 2 --rounds 1", ["push is at", "pull is at"]),
-        ("--train --mib 16 --shards 8 --rounds 1", ["cold start", "streaming", "local"]),
+        ("--train --mib 16 --shards 32 --rounds 1", ["cold start", "streaming", "local"]),
         ("--memory 2 4 --shard-mib 1", ["push     2", "pull     4"]),
     ],
 )
@@ -31,3 +31,13 @@ def test_a_quick_run_prints_its_figures(
     importlib.import_module("remote").main()
     printed = capsys.readouterr().out
     assert [words for words in expected if words not in printed] == []
+
+
+def test_streaming_refuses_a_cache_that_its_copy_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", ["remote.py", "--train", "--mib", "16", "--shards", "8"])
+    with pytest.raises(SystemExit, match="--shards 32"):
+        importlib.import_module("remote").main()
