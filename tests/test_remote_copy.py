@@ -491,7 +491,7 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
     ours, theirs = iter(remote), iter(local)
     read_until_kept(published, ours, theirs)
     done = threading.Event()
-    copy = LocalCopy(published.copy, limit_bytes=limit)  # holds what it has fetched for as long as it lives
+    copy = LocalCopy(published.copy, limit_bytes=limit)  # keeps what it fetches
     folders: list[Path] = []
 
     def fetch() -> None:

@@ -25,7 +25,7 @@ from niels_cache_runtime.remote.published import read_published
 from niels_cache_runtime.remote.store import RemoteError, open_store
 from niels_cache_runtime.remote.upkeep import trim
 from tests.chat_models import chatml, model_folder, opened_model
-from tests.copied_caches import ADDRESS, Published, only_shards, room, rows
+from tests.copied_caches import ADDRESS, Published, only_shards, room, rows, wait_until
 from tests.hand_made import rewrite_meta
 from tests.loopback_s3 import BUCKET, LoopbackS3
 
@@ -53,6 +53,38 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
     gc.collect()
     with record.changing() as state:
         assert state.readers == {}
+
+
+def test_a_dropped_iterator_waits_for_no_thread_that_reads(published: Published) -> None:
+    """A thread that reads may wait for a lock of the thread on which the collector runs."""
+    remote = published.remote()
+    iterator = iter(remote)
+    next(iterator)
+    (copy,) = (each for each in local_copy._copies if each.folder == published.copy)
+    lock, reads, is_closed = threading.Lock(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with copy.reading:
+            reads.set()
+            with lock:
+                pass
+
+    def close() -> None:
+        with lock:
+            reader.start()
+            assert reads.wait(20)
+            iterator.close()
+            is_closed.set()
+
+    def runs() -> set[str]:
+        with Ledger(published.copy).changing() as state:
+            return {each.run for each in state.readers.values()}
+
+    reader = threading.Thread(target=read, daemon=True)
+    assert runs() != {""}
+    threading.Thread(target=close, daemon=True).start()
+    assert is_closed.wait(20)
+    wait_until(lambda: runs() == {""})
 
 
 def test_calls_wait_until_the_lock_is_free(tmp_path: Path) -> None:

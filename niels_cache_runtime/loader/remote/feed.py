@@ -11,6 +11,7 @@ Only the newest feed of a loader chooses the blocks in use. An older one may sti
 from __future__ import annotations
 
 import sys
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -95,10 +96,17 @@ class BlockFeed:
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
             once_unlocked(self._stop)
 
-    def _stop(self) -> None:
-        with suppress(NielsCacheError), self._copy.reading:  # the copy may have been removed
-            if self._lead.feed is self._key and self._copy.is_reader():  # the collector may have ended the copy first
-                self._leave(0, [], run="")
+    def _stop(self, *, may_wait: bool = False) -> None:
+        if not self._copy.reading.acquire(blocking=may_wait):
+            # The collector may run on a thread with another lock, for which the reading thread waits. threading.Thread has locks too.
+            start_new_thread(self._stop, (), {"may_wait": True})
+            return
+        try:
+            with suppress(NielsCacheError):  # the copy may have been removed
+                if self._lead.feed is self._key and self._copy.is_reader():  # the collector may have ended the copy first
+                    self._leave(0, [], run="")
+        finally:
+            self._copy.reading.release()
 
     def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
         for source in self._all:
