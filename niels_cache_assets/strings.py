@@ -8,8 +8,8 @@ choose and order rows. A step that needs Python strings calls `tolist`. Arrow re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -171,17 +171,15 @@ def arrow_array(values: Sequence[Any] | NDArray[Any] | Strings, kind: pa.DataTyp
 
 
 def hashes_of(column: Strings | Sequence[str]) -> NDArray[np.int64]:
-    """Return the hash of each string, (n,) int64: the 64 bits of XXH3 over its UTF-8 bytes, as a signed number. A string takes 0.2 us."""
+    """Return the hash of each string, (n,) int64: the 64 bits of XXH3 over its UTF-8 bytes, as a signed number. A string takes 0.1 us."""
     from xxhash import xxh3_64_intdigest
 
-    hashes: Iterator[int]
+    contents: Iterable[bytes]
     if isinstance(column, Strings):
-        content, offsets = column.buffers()
-        view = memoryview(content)  # type: ignore[arg-type]
-        hashes = (xxh3_64_intdigest(view[start:end]) for start, end in pairwise(offsets.tolist()))
+        contents = column.arrow().cast("large_binary").to_numpy(zero_copy_only=False)  # faster than a slice for each string
     else:
-        hashes = (xxh3_64_intdigest(string.encode("utf-8", "surrogatepass")) for string in column)
-    return np.fromiter(hashes, np.uint64, len(column)).view(np.int64)
+        contents = (string.encode("utf-8", "surrogatepass") for string in column)
+    return np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, len(column)).view(np.int64)
 
 
 def repeated(string: str, count: int) -> Strings | Objects:
