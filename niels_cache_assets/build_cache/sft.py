@@ -5,10 +5,10 @@ of all examples.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +24,7 @@ from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import contents, example_problem
@@ -241,33 +242,30 @@ class SftBuild(CacheBuild):
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
+        examples, tokens = spool.examples, spool.tokens
 
-        def record(position: Position, *, ended: Counts | None = None) -> None:
-            assert journal is not None
-            on_disk, sizes = spool.checkpoint()
+        def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
+            """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
-            journal.record(
-                asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=position.share, documents=spool.examples
-            )
+            return partial(_State, reached=reached, dropped=dict(dropped), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
-        with closing(self._encoded(resume, state)) as batches:
+        with WriteBehind() as behind, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
-                spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans)
+                examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
+                behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
-                    self.progress(Progress(spool.examples, spool.tokens, position.share))
-                if journal is not None and journal.due(spool.bytes):
-                    record(position)
+                    self.progress(Progress(examples, tokens, position.share))
+            behind.finish()
         self.feed.report.hints += hints
         ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
         if journal is not None and journal.recorded:
-            record(position, ended=ended)
+            _record(journal, spool, state_at(position, ended=ended))
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
@@ -353,6 +351,21 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
                 raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
+
+
+def _write(spool: SftSpool, batch: _Encoded, journal: Journal | None, state_of: Callable[..., _State]) -> None:
+    """Write a batch. Then record the state after this batch if the journal is due for a record."""
+    spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans)
+    if journal is not None and journal.due(spool.bytes):
+        _record(journal, spool, state_of)
+
+
+def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) -> None:
+    on_disk, sizes = spool.checkpoint()
+    state = state_of(spool=on_disk)
+    journal.record(
+        asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
+    )
 
 
 def _sizes(conversations: list[Conversation]) -> np.ndarray:
