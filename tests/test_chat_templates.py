@@ -304,7 +304,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, keyword = HOSTILE[name]
-    monkeypatch.setattr(rendering, "MOST_SECONDS", 1)
+    if keyword == "processor time":  # the others would reach a limit of a second as well, on a slow machine
+        monkeypatch.setattr(rendering, "MOST_SECONDS", 1)
     with pytest.raises(NielsCacheError, match=rf"odd\.jinja: (?s:.)*({keyword})") as raised:
         rendered(template_of(text, where="odd.jinja"))
     assert "\n" not in str(raised.value)
