@@ -7,6 +7,7 @@ documents (390 bytes) and for longer ones (2 kB), both cut from the same texts:
   memory on all cores: 1.0 means that reading, shuffling, hashing and writing cost nothing;
 * the build from Parquet with a journal, which can be resumed after a kill: with its fsyncs every 32 MiB of output, and the time of the
   journal's records;
+* the build from Parquet as the first one of a process, which loads and proves the engine that later builds find ready;
 * everything but encoding: the build from Parquet with an encoder that returns stored ids, and the processor time that the thread which
   orders the batches takes for each document;
 * the SFT build of oasst1, repeated, against `encode_as_numpy` of its messages (with NIELS_CACHE_REAL_DATA);
@@ -25,6 +26,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -216,9 +218,15 @@ def peak_of(child: psutil.Popen) -> float:
     return peak / 1e6
 
 
+def first_build(folder: Path, model: Path, kind: str) -> float:
+    """Return the seconds of the first build of a new process, without the time that Python takes to start and to import modules."""
+    command = [sys.executable, __file__, "--child", str(folder), str(model), kind]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
+
+
 def peak_megabytes(folder: Path, model: Path, kind: str) -> float:
     """Return the peak resident memory of a new process that builds from `folder`."""
-    return peak_of(psutil.Popen([sys.executable, __file__, "--child", str(folder), str(model), kind]))
+    return peak_of(psutil.Popen([sys.executable, __file__, "--child", str(folder), str(model), kind], stdout=subprocess.DEVNULL))
 
 
 def run_sft(tokenizer: SentencePieceTokenizer, folder: Path, rounds: int) -> None:
@@ -264,7 +272,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         child_folder, child_model, kind = arguments.child
-        return build(sources(Path(child_folder))[kind], SentencePieceTokenizer(child_model), Path(child_folder))
+        tokenizer, source = SentencePieceTokenizer(child_model), sources(Path(child_folder))[kind]
+        return print(seconds(lambda: build(source, tokenizer, Path(child_folder))))
     for size in arguments.bytes:
         with tempfile.TemporaryDirectory() as temporary:
             texts = documents(base_texts(), size=size, megabytes=arguments.megabytes)
@@ -299,15 +308,17 @@ def run(texts: list[str], folder: Path, *, rounds: int) -> Path:
 
     jobs["parquet, everything but encoding"] = without_encoding
     jobs["plain loop, one thread"] = lambda: plain_loop(folder, tokenizer)
-    times: dict[str, list[float]] = {name: [] for name in jobs}
+    first = "parquet, first build of a process"
+    times: dict[str, list[float]] = {name: [] for name in (*jobs, first)}
     for _ in range(rounds):
         for name, job in jobs.items():
             times[name].append(seconds(job))
+        times[first].append(first_build(folder, model, "parquet"))
     medians = {name: statistics.median(values) for name, values in times.items()}
     bare, plain = medians["bare encode_as_numpy"], medians["plain loop, one thread"]
-    print(f"{'':32} {'seconds':>8} {'MB/s':>7} {'x bare':>7} {'x loop':>7}")
+    print(f"{'':34} {'seconds':>8} {'MB/s':>7} {'x bare':>7} {'x loop':>7}")
     for name, median in medians.items():
-        print(f"{name:32} {median:8.1f} {size / median:7.1f} {bare / median:7.2f} {plain / median:7.2f}")
+        print(f"{name:34} {median:8.1f} {size / median:7.1f} {bare / median:7.2f} {plain / median:7.2f}")
     share = statistics.median(record_seconds[-rounds:]) / medians["parquet with a journal"]
     print(f"records of the journal: {share:.2%} of the build")
     print(f"thread that orders the batches: {statistics.median(ordering) / len(texts) * 1e6:.2f} microseconds a document")
