@@ -15,7 +15,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.limits import refuse_length
-from niels_cache_assets.sources.reading.parquet_files import decoded_ahead, is_string_type, is_text_type, joined, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_string_type, is_text_type, joined, made_ahead, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -108,11 +108,11 @@ class Parquet(RowFileSource):
             tables = parquet.batches(
                 sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
-            decoded = (
-                self._columns_of(numbers, table, text_field, id_field if has_id else None, has_title=has_title, of=name)
-                for numbers, table in joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS)
-            )
-            for read in decoded_ahead(decoded):
+
+            def columns_of(decoded: NumberedRows) -> _Columns:
+                return self._columns_of(*decoded, text_field, id_field if has_id else None, has_title=has_title, of=name)
+
+            for read in made_ahead(joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS), columns_of):
                 values, texts, damaged, numbers = read.values, read.texts, read.damaged, read.numbers
 
                 def is_document(index: int, values=values, damaged=damaged, numbers=numbers) -> bool:  # type: ignore[no-untyped-def]

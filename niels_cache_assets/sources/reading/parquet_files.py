@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,18 @@ class _HasBytes(Protocol):
 
 
 HasBytes = TypeVar("HasBytes", bound=_HasBytes)
+Made = TypeVar("Made", bound=_HasBytes)
+
+
+class NumberedRows(NamedTuple):
+    """Rows of a file. numbers: (n,) int64, the number of each row in the file."""
+
+    numbers: NDArray[np.int64]
+    rows: pa.RecordBatch
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
 
 
 @contextmanager
@@ -93,8 +105,17 @@ def decoded_ahead(batches: Iterator[HasBytes]) -> Generator[HasBytes]:
                 waiting.append(executor.submit(decode))
 
 
-def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """Yield (number of each row, rows), the small batches of `ParquetTable.batches` joined to larger ones.
+def made_ahead(batches: Iterator[HasBytes], make: Callable[[HasBytes], Made]) -> Generator[Made]:
+    """Yield what `make` returns for each of the batches, as `decoded_ahead` does.
+
+    One thread decodes, and another thread calls `make`. In one thread, both together would limit a build that encodes fast.
+    """
+    with closing(decoded_ahead(batches)) as decoded:
+        yield from decoded_ahead(map(make, decoded))
+
+
+def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[NumberedRows]:
+    """Yield the small batches of `ParquetTable.batches`, joined to larger ones.
 
     A batch costs the same time in every step of a build, and row groups are often small. A joined batch has `most_rows` rows, or about a
     megabyte. Its rows are a multiple of `of`, if no large batch follows. A batch of more than a megabyte is not copied.
@@ -114,8 +135,8 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
         except Exception as failure:
             error = failure
 
-    def whole() -> tuple[NDArray[np.int64], pa.RecordBatch]:
-        return (numbers[0], parts[0]) if len(parts) == 1 else (np.concatenate(numbers), pa.concat_batches(parts))
+    def whole() -> NumberedRows:
+        return NumberedRows(numbers[0], parts[0]) if len(parts) == 1 else NumberedRows(np.concatenate(numbers), pa.concat_batches(parts))
 
     for first, batch in read():
         if parts and batch.nbytes >= _JOINED_BYTES:
@@ -131,7 +152,7 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
         found, table = whole()
         numbers, parts, rows = ([found[count:]], [table.slice(count)], rows - count) if count < rows else ([], [], 0)
         nbytes = sum(part.nbytes for part in parts)
-        yield found[:count], table.slice(0, count)
+        yield NumberedRows(found[:count], table.slice(0, count))
         del table
     if rows:
         yield whole()
