@@ -146,4 +146,4 @@ def batches_of(
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
     ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines
-    return fed(plan, BlockFeed(copied, visits(copied), make, run=run, end=end, ahead=ahead, **own))
+    return fed(plan, BlockFeed(copied, visits(copied), make, names=tuple(named), run=run, end=end, ahead=ahead, **own))
