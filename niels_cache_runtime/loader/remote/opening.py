@@ -93,9 +93,9 @@ class Sources:
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
             blocks = [source.block_bytes() for source in copied]
-            whole = sum(file.size for source in copied for file in source.build.shards(source.split))
-            fixed = sum(source.doc_ends.nbytes for source in copied if source.doc_ends is not None)
-            self.copy.require(fixed + min(lanes * sum(blocks) + max(blocks), whole), f"{lanes * len(blocks) + 1} blocks")
+            shards = {source.build.place(file.path): file.size for source in copied for file in source.build.shards(source.split)}
+            needed = min(lanes * sum(blocks) + max(blocks), sum(shards.values()))
+            self.copy.require(needed, f"{lanes * len(blocks) + 1} blocks", files=shards)
         return found
 
     def _source(self, folder: str, settings: LoaderSettings, verify: Verify) -> Source:
