@@ -123,7 +123,7 @@ def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monke
         found.append(said(lambda: copy.fetch_build(build, "train")))
 
     join(threading.Thread(target=fetch, args=given, daemon=True) for given in zip(copies, builds, strict=True))
-    assert sorted("limit_bytes is too small" in each for each in found) == [False, True]
+    assert sorted("limit_bytes" in each for each in found) == [False, True]
     assert "" in found
 
 
@@ -146,7 +146,7 @@ def test_a_run_survives_another_one_that_brings_a_smaller_limit(published: Publi
     wait_until(is_joined)
     join([threading.Thread(target=lambda: found.extend(rows(batches)), daemon=True), other])
     assert found == expected
-    assert not ends[0] or "limit_bytes is too small" in ends[0]
+    assert not ends[0] or "limit_bytes" in ends[0]
 
 
 def said(call: Callable[[], object]) -> str:

@@ -210,7 +210,7 @@ def test_of_readers_that_hold_and_wait_one_fails(monkeypatch: pytest.MonkeyPatch
 
     assert fails_at(0) == fails_at(4) == []
     assert fails_at(6) == [shard(8)]
-    assert fails_at(60) == [shard(8)]  # what it has mapped goes
+    assert fails_at(60) == [shard(8)]  # its files go
     copy.failed.clear()
     first.limit = second.limit = 60
     running.demand = [shard(10)]

@@ -154,7 +154,7 @@ class Fetcher:
             state.counts["removed"] += 1
 
     def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int) -> None:
-        """Let the reader fail if the file can never fit, or if what stays mapped has left no room for it for some seconds."""
+        """Let the reader fail if the file can never fit, or if for some seconds there was no room beside the files that stay mapped."""
         is_disk, stuck = self._disk_limit is not None and limit == self._disk_limit[0], 0
         if size + state.overhead <= limit:
             stuck = stuck_bytes(state)
