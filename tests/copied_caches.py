@@ -63,6 +63,10 @@ class Published:
         """Count the requests for whole shards and for ranges of them, by name."""
         return Counter(key.rsplit("/", 1)[1] for method, key in self.s3.requests if "/train/shard_" in key and method == "GET")
 
+    def whole_shards_sent(self) -> Counter[str]:
+        """Count the requests for whole shards, by name."""
+        return Counter(key.rsplit("/", 1)[1] for key in self.s3.whole if "/train/shard_" in key)
+
     def tails(self) -> int:
         with Ledger(self.copy).changing() as state:
             return state.counts["tails"]

@@ -35,7 +35,9 @@ PASSING = ("500", "503", "reset", "lost", "cut")  # another try may succeed
 
 
 class LoopbackS3:
-    """The server. `requests` has the method and the key of every request, with `?` and the query if there is no key."""
+    """The server. `requests` has the method and the key of every request, with `?` and the query if there is no key. `whole` has the keys
+    of the GET requests without a range.
+    """
 
     def __init__(self) -> None:
         moto = pytest.importorskip("moto.server", reason="moto is not installed (the extra dev)")
@@ -45,6 +47,7 @@ class LoopbackS3:
         self._moto.start()
         self.backend = self._moto.get_host_and_port()
         self.requests: list[tuple[str, str]] = []
+        self.whole: list[str] = []
         self.one_put = threading.Lock()
         self.decide: Decide = lambda method, key: None
         self._proxy = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
@@ -58,6 +61,7 @@ class LoopbackS3:
         self.ask("POST", "/moto-api/reset")
         self.ask("PUT", f"/{BUCKET}")
         self.requests.clear()
+        self.whole.clear()
 
     def puts(self) -> list[str]:
         """Return the keys of all PUT requests."""
@@ -103,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         key = unquote(url.path).removeprefix(f"/{BUCKET}").lstrip("/") or f"?{url.query}"
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.s3.requests.append((self.command, key))
+        if self.command == "GET" and "Range" not in self.headers:
+            self.s3.whole.append(key)
         fault = self.s3.decide(self.command, key)
         if fault in CODES:
             return self._error(*CODES[fault])

@@ -54,10 +54,11 @@ from tests.remote_caches import Caches
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
 
+@pytest.mark.parametrize("B", [4, 6])  # blocks end between two batches, or within a batch
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_batches_are_those_of_a_folder_below_the_limit(published: Published, lanes: int) -> None:
-    local, limit = published.local(lanes=lanes, epochs=1), room(3)
-    remote = published.remote(lanes=lanes, epochs=1, limit_bytes=limit, fields=("document_ids",))
+def test_batches_are_those_of_a_folder_below_the_limit(published: Published, lanes: int, B: int) -> None:
+    local, limit = published.local(lanes=lanes, epochs=1, B=B), room(3)
+    remote = published.remote(lanes=lanes, epochs=1, B=B, limit_bytes=limit, fields=("document_ids",))
     visits = 0
     with Watch(published.copy) as watch:
         for _ in range(3):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niels_cache_runtime.remote import room
+from niels_cache_runtime.remote import fetcher, room
+from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Entry, State
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
-from niels_cache_runtime.remote.room import first_needs, make_room, may_keep, surplus
+from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, make_room, may_keep, stuck_bytes, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"
 
@@ -129,6 +131,39 @@ def test_a_reader_that_has_waited_for_long_takes_also_these() -> None:
     assert numbers(make_room(state([1, 2], fast, slow), 20, 25, path=shard(9))) == [2, 1]
 
 
+def test_a_reader_is_impatient_only_while_a_slower_one_stands_still() -> None:
+    patience, fast, slow = Patience(), reader(position=40), reader(position=10)
+    both = state([1], fast, slow, reader(run="other"))
+    assert not patience.is_over(both, fast, 59.0)
+    assert patience.is_over(both, fast, 61.0)
+    assert patience.is_over(both, fast, 2.0)
+    fast.position += 1
+    assert patience.is_over(both, fast, 2.0)
+    slow.position += 1
+    assert not patience.is_over(both, fast, 59.0)
+    assert patience.is_over(both, fast, 61.0)
+
+
+def test_files_that_are_mapped_for_no_part_of_a_run_are_held() -> None:
+    run = reader(wants=[want(1, 0)], maps=[shard(1), shard(2)])
+    tracing = reader(maps=[shard(4)], aside=True)
+    copy = state([1, 2, 3, 4], run, reader(maps=[shard(2), shard(3)]), tracing)
+    assert held_bytes(copy, []) == 20
+    assert held_bytes(copy, [shard(3), shard(9)]) == 10
+
+
+def test_files_of_readers_that_wait_for_room_stay() -> None:
+    waiting, running = reader(wants=[want(1, 0)], maps=[shard(1)], demand=[shard(8)]), reader(wants=[want(2, 0)], maps=[shard(2)])
+    copy = state([1, 2, 3, 9], waiting, running, reader(maps=[shard(3)]))
+    assert stuck_bytes(copy) == 20
+    running.demand = [shard(9)]  # it is there, so this reader goes on
+    assert stuck_bytes(copy) == 20
+    running.demand = [shard(7)]
+    assert stuck_bytes(copy) == 30
+    copy.failed[shard(7)] = "it ends"
+    assert stuck_bytes(copy) == 20
+
+
 def test_a_file_that_another_reader_waits_for_stays_even_then() -> None:
     fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
     slow = reader(position=10, wants=[want(1, 10)], demand=[shard(1)])
@@ -157,6 +192,30 @@ def test_surplus_takes_needed_files_as_well_but_no_mapped_ones() -> None:
 def test_a_file_counts_from_its_first_need() -> None:
     needs = first_needs(reader(wants=[want(1, 5), want(2, 10), want(1, 30)]))
     assert {path: each.first for path, each in needs.items()} == {shard(1): 5, shard(2): 10}
+
+
+def test_of_readers_that_hold_and_wait_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(fetcher.time, "monotonic", lambda: clock[0])
+    first, second = (reader(maps=[shard(number)], demand=[shard(number + 7)], limit=35) for number in (1, 2))
+    running = reader(maps=[shard(3)], wants=[want(3, 0)], limit=35)
+    copy, serving = state([1, 2, 3], first, second, running), Fetcher(tmp_path, "g")
+
+    def fails_at(seconds: float) -> list[str]:
+        clock[0] = seconds
+        for number in (8, 9):
+            if shard(number) not in copy.failed:
+                serving._tell_if_hopeless(copy, shard(number), 15, 35)
+        return [*copy.failed]
+
+    assert fails_at(0) == fails_at(4) == []
+    assert fails_at(6) == [shard(8)]
+    assert fails_at(60) == [shard(8)]  # its files go
+    copy.failed.clear()
+    first.limit = second.limit = 60
+    running.demand = [shard(10)]
+    assert fails_at(100) == fails_at(104) == []  # the limit is smaller only because of the third reader
+    assert fails_at(106) == [] != fails_at(170)
 
 
 @pytest.mark.parametrize("limit", range(0, 80, 7))

@@ -30,7 +30,7 @@ from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, Sta
 from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.pieces import named_if_gone, pieces
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.room import make_room, surplus
+from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 from niels_cache_runtime.remote.tails import doubt, is_tail, other_tails, tail_of, tails_over
 
@@ -40,6 +40,8 @@ _PASS_SECONDS = 0.25  # at most so long without a look at the ledger
 _LEAVE_SECONDS = 1.0
 _AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
 _DISK_SECONDS = 30.0  # how long a full disk counts as full
+_HOPELESS_SECONDS = 5.0  # then a reader fails for which there can be no room
+_SMALLER_SECONDS = 60.0  # instead, if there is none only because of the smaller limit of another reader, which may end
 _TRIES = 6
 _FIRST_WAIT_SECONDS = 0.1
 _WAS_DAMAGED = (
@@ -57,6 +59,7 @@ class Fetcher:
         self._active: set[str] = set()
         self._failed_at: dict[str, float] = {}
         self._disk_limit: tuple[int, float] | None = None
+        self._hopeless: dict[str, float] = {}  # files that readers wait for and that can have no room, and since when
         self._finished = threading.Event()
         self._presence: Presence | None = None
 
@@ -106,6 +109,8 @@ class Fetcher:
             self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
+        waited_for = {path for reader in mine for path in reader.demand}.difference(state.entries)
+        self._hopeless = {path: since for path, since in self._hopeless.items() if path in waited_for}
         chosen: list[tuple[str, bool]] = []
         for path, is_waited_for in _next_files(mine):
             if len(self._active) >= self._streams:
@@ -149,13 +154,24 @@ class Fetcher:
             state.counts["removed"] += 1
 
     def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int) -> None:
-        """Let the reader fail if only files that it has mapped itself are in the way, or if the file can never fit."""
-        waiting = [reader for reader in state.readers.values() if path in reader.demand]
-        others = state.mapped() - {name for reader in waiting for name in reader.maps}
-        if size + state.overhead > limit or (not others and not self._active and not _unmapped(state)):
-            is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
-            why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
-            state.failed[path] = f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold one batch; raise it, or make room"
+        """Let the reader fail if the file can never fit, or if for some seconds there was no room beside the files that stay mapped."""
+        is_disk, stuck = self._disk_limit is not None and limit == self._disk_limit[0], 0
+        if size + state.overhead <= limit:
+            stuck = stuck_bytes(state)
+            if size + state.overhead + stuck <= limit or any(entry.owner not in ("", self._group) for entry in state.entries.values()):
+                self._hopeless.pop(path, None)
+                return
+            own = max(reader.limit for reader in state.readers.values() if path in reader.demand)
+            is_others = not is_disk and size + state.overhead + stuck <= own
+            now = time.monotonic()
+            if now - self._hopeless.setdefault(path, now) < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
+                return
+            self._hopeless.clear()  # when this reader ends, there may be room for the others
+        why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
+        state.failed[path] = (
+            f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and waiting processes already have {stuck:,} of "
+            f"{limit:,} bytes mapped; raise it, make room, or give each job its own local_dir"
+        )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
@@ -350,11 +366,6 @@ def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
     for _, want in sorted(dict.fromkeys(wants)):
         for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
             yield path, False
-
-
-def _unmapped(state: State) -> bool:
-    mapped = state.mapped()
-    return any(path not in mapped for path in state.entries)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,12 @@ from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_prese
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
-from niels_cache_runtime.remote.room import may_keep, surplus, too_small
+from niels_cache_runtime.remote.room import Patience, held_bytes, may_keep, surplus, too_small
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
-PATIENCE_SECONDS = 60.0  # then a reader may take the place of files that a slower reader of its run still needs
-_IMPATIENCE_SECONDS = 1.0  # instead, after it has waited so long once: the slower reader has probably stopped
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
@@ -65,7 +63,7 @@ class LocalCopy:
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
-        self._patience = PATIENCE_SECONDS
+        self._patience = Patience()
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._keeper = Keeper(self._give_way)
         self._presence: list[Presence] = []  # one, in a process that has used this object
@@ -123,17 +121,20 @@ class LocalCopy:
     def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
         wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
         places = list(dict.fromkeys(map(build.place, wanted)))
-        self.require(sum(build.files[place].size for place in places), build.address)
+        self.require(sum(build.files[place].size for place in places), build.address, files=places)
         self.hold(places)
 
-    def require(self, needed: int, what: str) -> None:
-        """Raise NielsCacheError if `needed` bytes cannot fit below the limit. `what` names their owner in the message."""
+    def require(self, needed: int, what: str, *, files: Collection[str]) -> None:
+        """Raise NielsCacheError if `needed` bytes of `files` cannot fit below the limit, beside the files that readers hold until they end.
+
+        what: names the owner of the bytes in the message.
+        """
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
             limit = min(self.limit, state.limit() or self.limit)
-            needed += state.overhead
-        if needed > limit:
-            raise too_small(what, needed, self.folder, limit, is_own=limit == self.limit)
+            needed, held = needed + state.overhead, held_bytes(state, files)
+        if needed + held > limit:
+            raise too_small(what, needed, held, self.folder, limit, is_own=limit == self.limit)
 
     def hold(self, paths: Iterable[str]) -> None:
         """Fetch files, and keep them until `close`. Paths are relative to the copy."""
@@ -160,11 +161,9 @@ class LocalCopy:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(path, None)
-                    is_asked, starved = True, looked - began > self._patience
-                    self._reader.aside = is_aside
-                    missing = self._take_ready(state, paths, use, also, mine, starved=starved)
+                    is_asked, self._reader.aside = True, is_aside
+                    missing = self._take_ready(state, paths, use, also, mine, waited=looked - began)
                     if not missing:
-                        self._patience = min(self._patience, PATIENCE_SECONDS if not starved else _IMPATIENCE_SECONDS)
                         return
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
                 self._ledger.wake()
@@ -180,7 +179,7 @@ class LocalCopy:
             pause = min(2 * pause, _PAUSES[1])
 
     def _take_ready(
-        self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, starved: bool
+        self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, waited: float
     ) -> list[str]:
         """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
         self._enter(state)
@@ -195,7 +194,7 @@ class LocalCopy:
             elif index < len(paths):
                 missing.append(path)
         failed = next((path for path in missing if path in state.failed), None)
-        reader.starved = starved and bool(missing)
+        reader.starved = bool(missing) and self._patience.is_over(state, reader, waited)
         reader.demand = [] if failed else missing
         self._write()
         if failed:

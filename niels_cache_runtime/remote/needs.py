@@ -73,6 +73,10 @@ class Reader:
     keeps: dict[str, int] = field(default_factory=dict)
     boot: str = ""
 
+    def held(self) -> set[str]:
+        """Return the files that this process has mapped for no part of its run. It holds them until it ends."""
+        return set() if self.aside else {*self.maps}.difference(*(want.paths() for want in self.wants))
+
     def mapped(self, paths: set[str]) -> set[str]:
         """Return the files that this process may have mapped. paths: all files of the copy."""
         return {*self.maps, *(path for path in paths if path.startswith(tuple(self.keeps)))} if self.keeps else {*self.maps}

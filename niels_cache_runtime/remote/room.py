@@ -6,7 +6,8 @@
     4. Such a file stays if a reader of the same run needs it before the run needs the new file. So a fast reader waits for a slow one, and
        each file is downloaded once. Files of another run stay if it is reading them now.
        A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
-    5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever.
+    5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
+       waits for a second only while a reader of its run stands where it stood then.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
        costs time to map a shard again for each block. When another process needs room, it gives them back within about a second.
 
@@ -15,15 +16,31 @@ A reader records what it needs next: as much as fits below its limit (`needs.Wan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.ledger import Entry, State
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 
+PATIENCE_SECONDS = 60.0
+_IMPATIENCE_SECONDS = 1.0
 _SOONEST = -1
 _MOST_KEPT = 10_000  # files: Linux allows 65,530 mappings in a process, and a shard can cost two
+
+
+class Patience:
+    """The patience of a reader with the slower readers of its run (rule 5)."""
+
+    def __init__(self) -> None:
+        self._stood: dict[str, int] = {}  # the positions of the other readers of the run when it was over
+
+    def is_over(self, state: State, reader: Reader, waited: float) -> bool:
+        """Return whether a reader that has waited for so many seconds may take what slower readers of its run need."""
+        others = {name: each.position for name, each in state.readers.items() if each is not reader and each.run == reader.run != ""}
+        if waited > PATIENCE_SECONDS:
+            self._stood = others
+        return waited > (_IMPATIENCE_SECONDS if self._stood.items() & others.items() else PATIENCE_SECONDS)
 
 
 def first_needs(reader: Reader) -> dict[str, Want]:
@@ -52,12 +69,38 @@ def make_room(state: State, need: int, limit: int, *, path: str | None = None) -
     return None
 
 
-def too_small(what: str, needed: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
-    """Return the error for something that can never fit below the limit. is_own: whether the limit is the one of this process."""
+def held_bytes(state: State, files: Collection[str]) -> int:
+    """Return the bytes that readers hold until they end, except those of `files`."""
+    return _bytes(state, set[str]().union(*(reader.held() for reader in state.readers.values())).difference(files))
+
+
+def stuck_bytes(state: State) -> int:
+    """Return the bytes that stay mapped while a file cannot be downloaded, whatever all other readers do.
+
+    Readers hold them until they end, or wait for files for which there is no room either.
+    """
+    found = set[str]()
+    for reader in state.readers.values():
+        if not any(path in state.failed for path in reader.demand):  # otherwise it ends
+            is_served = any(path in state.entries for path in reader.demand)
+            found |= reader.held() if is_served or not reader.demand else {*reader.maps}
+    return _bytes(state, found)
+
+
+def _bytes(state: State, paths: set[str]) -> int:
+    return sum(state.entries[path].size for path in paths & state.entries.keys())
+
+
+def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
+    """Return the error for something that can never fit below the limit, beside the bytes that are held.
+
+    is_own: whether the limit is the one of this process.
+    """
     other = "" if is_own else f" (limit_bytes of another process that uses {folder})"
     return NielsCacheError(
-        f"{what}: needs {needed:,} bytes in {folder} at a time, but limit_bytes={limit:,}{other}; raise it, or read fewer "
-        "shards at a time: TokenLoader(order='blocks') with smaller block_shards or fewer lanes"
+        f"{what}: needs {needed:,} bytes in {folder} at a time, beside {held:,} that are held until a process ends, but "
+        f"limit_bytes={limit:,}{other}; raise it, or read fewer shards at a time: TokenLoader(order='blocks') with smaller block_shards or "
+        "fewer lanes"
     )
 
 

@@ -4,6 +4,8 @@
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
+If a visit ends within a batch and another one begins there, the batch is read in portions. So a batch needs no more blocks at a time than
+a single sample.
 While all shards stay mapped, a visit that begins or ends costs nothing. Then the thread of `keeping` moves the record on.
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import sys
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from niels_cache_runtime.errors import NielsCacheError
@@ -31,10 +33,10 @@ _NEVER = 2**62
 class BlockFeed:
     """The progress of one process.
 
-    sources: those that come from a copy, by name. All have the same LocalCopy. visits: those of these sources (`block_visits`). run: a name
-    of the run, the same in all its processes. end: the sample at which the pass ends, or None. ahead: the visits to download early.
-    make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows of a batch on all ranks. step: the samples
-    from one batch of this process to the next.
+    sources: those that come from a copy, by name. All have the same LocalCopy. visits: those of these sources (`block_visits`). names: of
+    all sources of the run, in its order. run: a name of the run, the same in all its processes. end: the sample at which the pass ends, or
+    None. ahead: the visits to download early. make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows
+    of a batch on all ranks. step: the samples from one batch of this process to the next.
     """
 
     _is_exiting = staticmethod(sys.is_finalizing)
@@ -45,6 +47,7 @@ class BlockFeed:
         visits: Iterator[BlockVisit],
         make: Callable[[Located], Batch],
         *,
+        names: Sequence[str],
         run: str,
         end: int | None,
         ahead: int,
@@ -53,7 +56,7 @@ class BlockFeed:
         step: int,
     ) -> None:
         self._make, self._first, self._rows, self._step = make, first - step, rows, step  # _first: of the last batch
-        self._sources, self._run, self._ahead = dict(sources), run, ahead
+        self._sources, self._names, self._run, self._ahead = dict(sources), names, run, ahead
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
         self._key = object()  # the sources know this feed by it
@@ -68,20 +71,21 @@ class BlockFeed:
         self._room = self._copy.limit  # beside the visits in use and to come
 
     def make(self, located: Located) -> Batch:
-        """Return the next batch. It has the samples at `located`.
-
-        Raises NielsCacheError if the blocks of these samples are together above the limit of the copy.
-        """
+        """Return the next batch. It has the samples at `located`."""
         copy = self._copy
         with copy.reading:
             self._first = first = self._first + self._step
-            if first >= self._move_at or self._lead.feed is not self._key:
-                self._move()
             copy.is_fed = True
             try:
+                if first >= self._move_at or self._lead.feed is not self._key:
+                    while (reached := self._move(first)) < min(self._first + self._rows, self._end):
+                        self._read_early(located, reached)
+                        first = reached
                 return self._make(located)
             finally:
                 copy.is_fed = False
+                for source in self._all:
+                    source.early.clear()
 
     def end_pass(self) -> None:
         """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
@@ -113,42 +117,55 @@ class BlockFeed:
             source.use_visits(None, feed=None)
         self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
 
-    def _move(self) -> None:
-        """Let the sources read the visits of the last batch, and record what this process needs now and next.
+    def _read_early(self, located: Located, end: int) -> None:
+        """Read those of the samples at `located` whose visits are over at sample `end`."""
+        over = [visit for visit in self._current if visit.end <= end]
+        for number, epoch, places in located.groups():
+            name = self._names[number]
+            if blocks := [visit.block for visit in over if (visit.source, visit.epoch) == (name, epoch)]:
+                self._sources[name].read_early(located.numbers[places], blocks)
 
-        The caller holds `copy.reading`. If all shards stay mapped, the next call may come from another thread, after many batches.
+    def _move(self, first: int) -> int:
+        """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.
+
+        Return the sample at which this portion of the batch ends. The caller holds `copy.reading`. If all shards stay mapped, the next call
+        may come from another thread, after many batches.
         """
-        self._advance(self._first, min(self._first + self._rows, self._end))
+        reached = self._advance(first, min(self._first + self._rows, self._end))
         first_end = min((visit.end for visit in self._current), default=_NEVER)
         next_move = self._coming[0].first - self._rows + 1 if self._coming else _NEVER
         self._move_at = min(first_end, next_move)
-        needed = sum(map(self._bytes, self._current))
-        if needed > self._copy.limit:
-            raise NielsCacheError(
-                f"limit_bytes={self._copy.limit:,}: one batch reads {len(self._current)} blocks of together {needed:,} bytes; raise it, or "
-                "use larger block_shards or a smaller B"
-            )
         for name, source in self._sources.items():
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, self._first, wants, owners=self._all, splits=self._splits, again=self._renew)
+        self._copy.need(self._run, first, wants, owners=self._all, splits=self._splits, again=self._renew)
         if self._copy.is_keeping():  # then a visit that has ended may stay in the record until the next one begins
             self._move_at = _NEVER if all(source.is_whole for source in self._all) else next_move
+        return reached
 
     def _renew(self) -> None:
         """Record the needs of now. The thread of `keeping` calls this, and holds `copy.reading`."""
         if self._lead.feed is self._key:
-            self._move()
+            self._move(self._first)
 
-    def _advance(self, first: int, last: int) -> None:
-        """Find the visits that the samples first .. last-1 of the run are in, and those after them."""
-        while (self._coming or self._look_ahead()) and self._coming[0].first < last:
+    def _advance(self, first: int, last: int) -> int:
+        """Find the visits that the samples first .. last-1 of the run are in, and those after them. Return `last`.
+
+        If one of these visits begins when another is over, find only those of the samples before it, and return its first sample.
+        """
+        while True:
+            self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
+            self._current = [visit for visit in self._current if visit.end > first]
+            if not (self._coming or self._look_ahead()) or self._coming[0].first >= last:
+                break
+            if any(visit.end <= self._coming[0].first for visit in self._current):
+                last = self._coming[0].first
+                break
             self._current.append(self._coming.popleft())
-        self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
-        self._current = [visit for visit in self._current if visit.end > first]
         self._look_ahead()
+        return last
 
     def _look_ahead(self) -> bool:
         """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""

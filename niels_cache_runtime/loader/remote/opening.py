@@ -93,9 +93,9 @@ class Sources:
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
             blocks = [source.block_bytes() for source in copied]
-            whole = sum(file.size for source in copied for file in source.build.shards(source.split))
-            fixed = sum(source.doc_ends.nbytes for source in copied if source.doc_ends is not None)
-            self.copy.require(fixed + min(lanes * sum(blocks) + max(blocks), whole), f"{lanes * len(blocks) + 1} blocks")
+            shards = {source.build.place(file.path): file.size for source in copied for file in source.build.shards(source.split)}
+            needed = min(lanes * sum(blocks) + max(blocks), sum(shards.values()))
+            self.copy.require(needed, f"{lanes * len(blocks) + 1} blocks", files=shards)
         return found
 
     def _source(self, folder: str, settings: LoaderSettings, verify: Verify) -> Source:
@@ -146,4 +146,4 @@ def batches_of(
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
     ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines
-    return fed(plan, BlockFeed(copied, visits(copied), make, run=run, end=end, ahead=ahead, **own))
+    return fed(plan, BlockFeed(copied, visits(copied), make, names=tuple(named), run=run, end=end, ahead=ahead, **own))

@@ -36,7 +36,8 @@ class CopiedWindows(PretrainWindows):
 
     folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
     The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
-    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read.
+    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read. early: windows of the next
+    batch that are read already, by their start (`read_early`).
 
     Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
     """
@@ -83,6 +84,7 @@ class CopiedWindows(PretrainWindows):
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
         self.feed: object | None = None
+        self.early: dict[int, Tokens] = {}
         self.is_ready = self.copy.is_fed = False
 
     def want(self, visit: BlockVisit, *, now: bool) -> Want:
@@ -162,12 +164,29 @@ class CopiedWindows(PretrainWindows):
             self._refill()
         return taken
 
+    def read_early(self, numbers: NDArray[np.int64], blocks: Sequence[int]) -> None:
+        """Read those of the samples `numbers` that are in these blocks, and keep them in `early`. So the blocks can leave before the others
+        come. The caller holds `copy.reading`.
+        """
+        starts = self._starts(numbers)
+        starts = starts[np.isin(self._stream_ends.searchsorted(starts, side="right") // self.block_shards, blocks)]
+        self.early.update(zip(starts.tolist(), self._read_slots(starts), strict=True))
+
     def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
-        copy = self.copy
-        with copy.reading:
-            if not (self.is_ready and copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
-                self._get(starts)
-            return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
+        with self.copy.reading:
+            if not self.early:
+                return self._read_slots(starts)
+            is_early = np.array([start in self.early for start in starts.tolist()], dtype=np.bool_)
+            rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
+            rows[~is_early] = self._read_slots(starts[~is_early])
+            for row in np.flatnonzero(is_early).tolist():
+                rows[row] = self.early[int(starts[row])]
+            return rows
+
+    def _read_slots(self, starts: NDArray[np.int64]) -> Tokens:
+        if not (self.is_ready and self.copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
+            self._get(starts)
+        return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
     def _get(self, starts: NDArray[np.int64]) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
