@@ -303,9 +303,9 @@ def _sync_tree(root: Path) -> None:
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
-            with naming(path), ExitStack() as opened:
+            with naming(path):
                 if os.stat(path).st_nlink == 1:
-                    os.fsync(opened.enter_context(open(path, "rb")).fileno())
+                    sync(path)
         sync(Path(folder))
 
 
