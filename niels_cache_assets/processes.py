@@ -121,7 +121,7 @@ def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
     at the same time, one of them gets True.
     """
     process = read_record(path)
-    descriptor = _open(path)
+    descriptor = open_to_lock(path)
     if process is None or descriptor is None:
         yield False
         return
@@ -134,7 +134,7 @@ def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock of an existing file."""
-    descriptor = _open(path)
+    descriptor = open_to_lock(path)
     if descriptor is None:
         return False
     try:
@@ -176,7 +176,8 @@ def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="end with the other end of a pipe", daemon=True).start()
 
 
-def _open(path: Path) -> int | None:
+def open_to_lock(path: Path) -> int | None:
+    """Return a descriptor of an existing file, for writing if that is allowed. Return None if the file cannot be opened."""
     for access in (os.O_RDWR, os.O_RDONLY):  # NFS grants exclusive locks only on files open for writing
         try:
             return os.open(path, access | os.O_CLOEXEC)

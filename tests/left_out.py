@@ -1,4 +1,7 @@
-"""The tests that a run left out, with the reasons. A section at the end of the run lists them, and an option for CI limits their number."""
+"""The tests that a run left out, with the reasons. A section at the end of the run lists them, and an option for CI limits their number.
+
+Long tests are left out unless `-m` names one of their markers, so `-m "not browser"` leaves them out too.
+"""
 
 import re
 from collections import Counter
@@ -6,11 +9,18 @@ from typing import Any
 
 import pytest
 
+LONG = {"torture": "make torture", "walk": "make walks", "cluster": "make cluster", "remote": "make remote"}  # markers, and how to run them
 _DESELECTED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--may-skip", metavar="REGEX", help="fail where a test is skipped for a reason that does not match, as CI does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen: str = config.option.markexpr
+    if not LONG.keys() & set(re.findall(r"\w+", chosen)):
+        config.option.markexpr = " and ".join([*([f"({chosen})"] if chosen else []), *(f"not {marker}" for marker in LONG)])
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -47,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, number in skipped.most_common():
         terminalreporter.line(f"{number:5d}  {reason}")
     if deselected:
-        terminalreporter.line(f"{deselected:5d}  deselected (-m {config.option.markexpr!r}); make walks and make torture run the long ones")
+        terminalreporter.line(f"{deselected:5d}  deselected (-m {config.option.markexpr!r}); for long tests: {', '.join(LONG.values())}")
     for reason in _not_allowed(config):
         terminalreporter.line(f"failed: --may-skip does not allow {reason!r}", red=True)
 

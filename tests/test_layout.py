@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.cli.parser import COMMANDS
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from tests.conftest import LONGEST, TESTS
 from tests.layout import circles, imports, modules
 
@@ -120,6 +122,15 @@ def test_a_module_is_short() -> None:
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES.values()}
     assert sum(lines.values()) > 20_000
     hold({path: count for path, count in lines.items() if count > MOST_LINES}, "lines")
+
+
+def test_a_source_is_in_the_module_of_its_name_and_a_command_too() -> None:
+    sources = {**PRETRAIN_SOURCES, **SFT_SOURCES}
+    assert len(sources) > 10
+    assert {kind: source.__module__ for kind, source in sources.items()} == {kind: f"niels_cache_assets.sources.{kind}" for kind in sources}
+    commands = {name.replace("-", "_") for group in COMMANDS.values() for name in group}
+    files = {path.stem for path in FILES.values() if path.parent == ROOT / "niels_cache_assets/cli/commands"}
+    assert files == {*commands, "__init__"}
 
 
 def hold(found: dict[str, int], rule: str) -> None:

@@ -252,6 +252,30 @@ def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: b
         client(breaking([], tags=['"a"', '"b"'], ranges=ranges)).get("http://example.test/a")
 
 
+@pytest.mark.parametrize("part", ["", "bytes=100-399"])
+@pytest.mark.parametrize("tag", ['"a"', None])
+def test_a_body_that_is_complete_is_not_asked_for_again_although_its_last_bytes_came_late(
+    tag: str | None, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "STALL_SECONDS", 0)  # each body of fewer bytes than STALL_BYTES is late
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(asked := request.headers.get("Range", ""))
+        headers = {"Accept-Ranges": "bytes", **({"ETag": tag} if tag else {})}
+        if not asked:
+            return httpx.Response(200, headers={**headers, "Content-Length": "400"}, stream=_Pieces(CONTENT[:400], breaks=False))
+        if asked != part:
+            return httpx.Response(416, headers={"Content-Range": "bytes */400"})
+        return httpx.Response(
+            206, headers={**headers, "Content-Range": "bytes 100-399/400"}, stream=_Pieces(CONTENT[100:400], breaks=False)
+        )
+
+    body = client(answer).get("http://example.test/a", headers={"Range": part} if part else {}).content
+    assert body == CONTENT[100 if part else 0 : 400]
+    assert requests == [part]
+
+
 def test_a_large_body_that_nothing_tells_the_version_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
     with pytest.raises(SourceUnavailable, match="gives no version"):

@@ -13,7 +13,6 @@ and removes all of them at its end.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -46,6 +45,7 @@ from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
@@ -236,8 +236,7 @@ def _found_at_once(
             return False
         require_same()  # the fingerprint must match the corpora that were read
         for path in needed:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
         share = (steps.bands + 1) / (bands + 3)  # reading the signatures and the final pass each take about as long as a band
         journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
         return True

@@ -7,13 +7,15 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.merging import Tables, read_tables
 from niels_cache_assets.config.toml import as_toml, parse_toml, toml_key, typed_toml
+from niels_cache_assets.processes import open_to_lock
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import is_still
 
 
 def added_tables(path: Path, name: str) -> list[Any]:
@@ -40,22 +42,15 @@ def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
     """
     with ExitStack() as held:
         while True:
-            descriptor = _open(path)
+            descriptor = open_to_lock(path)
             if descriptor is None:
-                break
+                break  # the caller reads the file, and says why it cannot
             with ExitStack() as opened:
                 opened.callback(os.close, descriptor)
-                if not _lock(descriptor, path, log) or _is_still(path, descriptor):
+                if not _lock(descriptor, path, log) or is_still(path, descriptor):
                     held.push(opened.pop_all())
                     break
         yield
-
-
-def _open(path: Path) -> int | None:
-    for access in (os.O_RDWR, os.O_RDONLY):  # NFS grants locks only on files that are open for writing
-        with suppress(OSError):
-            return os.open(path, access | os.O_CLOEXEC)
-    return None  # the caller reads it, and tells why it cannot
 
 
 def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:
@@ -68,14 +63,6 @@ def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the locked file is still at the path. A command that held the lock before has replaced the file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[str, Any]) -> Path:

@@ -8,12 +8,10 @@ bytes. One row group of the corpus (2 MB of text) is in memory. The result has a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,13 +21,14 @@ from typing import IO, Any, Literal, Protocol
 
 from niels_cache_assets.corpus.kept_types import Kinds, as_kind, kinds_of_kept, stored_as
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
-from niels_cache_assets.disk.space import naming, refusal
+from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import arrow_schema
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import sync, try_lock
+from niels_cache_runtime.format.commit import sync
 
 FileType = Literal["jsonl.zst", "parquet"]
 FILE_TYPES: tuple[FileType, ...] = ("jsonl.zst", "parquet")
@@ -173,28 +172,9 @@ class TextExport:
     @contextmanager
     def _staged(self) -> Iterator[Path]:
         """Create and lock the staging folder. If it has a state, it stays after an error, so that the next export continues."""
-        stage, was_there = self.stage, self.folder.is_dir()
-        try:
-            stage.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError as error:
-            raise NielsCacheError(f"{self.folder}: cannot write there: {error.strerror or error}; choose another place") from error
-        try:
-            if not try_lock(descriptor, stage, fcntl.LOCK_EX):
-                raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
-            try:
-                yield stage
-                (stage / _STATE).unlink()
-            except OSError as error:
-                raise NielsCacheError(f"{refusal(error, self.folder)}; run the export again to continue it") from error
-            finally:
-                if not (stage / _STATE).exists():
-                    shutil.rmtree(stage, ignore_errors=True)
-                    if not was_there:
-                        with suppress(OSError):  # the folder is not empty
-                            self.folder.rmdir()
-        finally:
-            os.close(descriptor)
+        with export_stage(self.folder, self.stage, kept=_STATE, advice="run the export again to continue it") as stage:
+            yield stage
+            (stage / _STATE).unlink()
 
 
 class _Writer(Protocol):

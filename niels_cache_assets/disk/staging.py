@@ -5,9 +5,13 @@ the exchange is one `renameat2(RENAME_EXCHANGE)`. On other systems, the old dire
 directory. The lock and the exchange are in niels_cache_runtime.format.commit.
 
 If a build with a journal is interrupted, its staging directory stays for the next build.
+
+The staging folder of an export (`export_stage`) is locked itself, because its files move into a folder that other exports use too.
 """
 
+import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +25,7 @@ from niels_cache_assets.disk.waiting import wait_until_free
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
-from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_path, remove, sync, writer_lock, writer_of
+from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_path, remove, sync, try_lock, writer_lock, writer_of
 from niels_cache_runtime.format.layout import (
     CHAT_TEMPLATE_NAME,
     META_NAME,
@@ -193,6 +197,35 @@ def _state_of(target: Path) -> str:
     return "the last good cache is unchanged"
 
 
+@contextmanager
+def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterator[Path]:
+    """Create and lock the staging folder of an export to `folder`. Afterwards remove it, unless it has a file or folder of the name `kept`.
+
+    `advice`: the end of the message about an error of the disk. Raises NielsCacheError for such errors, and if another export writes there.
+    """
+    was_there = folder.is_dir()
+    try:
+        stage.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # through a link, a different folder would be emptied
+    except OSError as error:
+        raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
+    try:
+        if not try_lock(descriptor, stage, fcntl.LOCK_EX):
+            raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
+        try:
+            yield stage
+        except OSError as error:
+            raise NielsCacheError(f"{refusal(error, folder)}; {advice}") from error
+        finally:
+            if not (stage / kept).exists():
+                shutil.rmtree(stage, ignore_errors=True)
+            if not was_there:
+                with suppress(OSError):  # the folder is not empty
+                    folder.rmdir()
+    finally:
+        os.close(descriptor)
+
+
 def place_of(target: Path) -> tuple[int, int] | None:
     """Return a value that changes when a different directory replaces `target`. Return None if nothing is there."""
     try:
@@ -270,9 +303,9 @@ def _sync_tree(root: Path) -> None:
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
-            with naming(path), ExitStack() as opened:
+            with naming(path):
                 if os.stat(path).st_nlink == 1:
-                    os.fsync(opened.enter_context(open(path, "rb")).fileno())
+                    sync(path)
         sync(Path(folder))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from niels_cache_assets.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files that wait for their places, OLD the older files from there
@@ -105,7 +106,7 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
         file.write("".join(f"{line}\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(stage)
+    sync(stage)
 
 
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
@@ -133,7 +134,7 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
                 os.rename(stage / NEW / name, folder / name)
                 placed.append(name)
             for below in {(folder / name).parent for name in (*names, *older)}:
-                _sync_folder(below)
+                sync(below)
         except BaseException as error:
             try:
                 for name in reversed(placed):
@@ -149,11 +150,3 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
             shutil.rmtree(stage / OLD, ignore_errors=True)
             raise
         shutil.rmtree(stage / OLD, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

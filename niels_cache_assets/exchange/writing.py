@@ -5,19 +5,18 @@ If an export was killed, the next export to the same place removes the files of 
 places. The formats define the files, and `placing` renames them.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.disk.space import Need, naming, refusal, require_room, telling
+from niels_cache_assets.disk.space import Need, naming, require_room, telling
+from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.exchange.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import try_lock
 
 OnBytes = Callable[[int], None]  # argument: the number of bytes that were written since the last call
 Progress = Callable[[int, int], None]  # bytes written, bytes in total
@@ -176,33 +175,14 @@ def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
 
 @contextmanager
 def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
-    """Create and lock `stage` in `folder`, with an empty NEW in it. Afterwards remove `stage`, unless it holds an older export in OLD."""
-    was_there = folder.is_dir()
-    try:
-        stage.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # through a link, a different folder would be emptied
-    except OSError as error:
-        raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
-    try:
-        if not try_lock(descriptor, stage, fcntl.LOCK_EX):
-            raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
+    """Create and lock `stage` in `folder`, with an empty NEW in it. If OLD has files that could not be put back, `stage` stays."""
+    with export_stage(folder, stage, kept=OLD, advice="the export was stopped"):
         if (stage / OLD).exists() and not force:
             raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
-        try:
-            take_back(folder, stage)
-            _empty(stage)
-            (stage / NEW).mkdir()
-            yield stage
-        except OSError as error:
-            raise NielsCacheError(f"{refusal(error, folder)}; the export was stopped") from error
-        finally:
-            if not (stage / OLD).exists():  # if OLD exists, it holds files that could not be put back
-                shutil.rmtree(stage, ignore_errors=True)
-            if not was_there:
-                with suppress(OSError):  # the folder is not empty
-                    folder.rmdir()
-    finally:
-        os.close(descriptor)
+        take_back(folder, stage)
+        _empty(stage)
+        (stage / NEW).mkdir()
+        yield stage
 
 
 def _empty(folder: Path) -> None:

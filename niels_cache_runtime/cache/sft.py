@@ -88,11 +88,6 @@ class OpenedExamples(NamedTuple):
     spans: TargetSpans | None
 
 
-def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, Tokens, NDArray[np.int64]]:
-    """Return meta.json (or None), the mapped tokens, and the start of each example. See `open_examples`."""
-    return open_examples(tokens_path, idx_path, verify=verify)[:3]
-
-
 def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size", pairs: bool = False) -> OpenedExamples:
     """Open the files of an SFT split, all of one build of a data set.
 

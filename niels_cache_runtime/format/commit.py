@@ -166,7 +166,7 @@ def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | Non
         writer: Writer | None = None
         try:
             if try_lock(descriptor, target, fcntl.LOCK_EX):
-                if _is_still(path, descriptor):
+                if is_still(path, descriptor):
                     held, descriptor = descriptor, -1
                     return held
             else:
@@ -191,7 +191,7 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def is_still(path: Path, descriptor: int) -> bool:
     """Return whether the locked file is still the file at `path`. Another process may have deleted the file, and then a new file at this
     path could be locked too.
     """

@@ -159,13 +159,7 @@ class Tree:
         environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
         environment |= {"TMPDIR": str(temporary), "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
         command = [sys.executable, guarded.__file__, str(scripts / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += [
-            "-p",
-            "tests.mutants.plugin",
-            "-m",
-            "not browser and not torture and not walk and not cluster and not remote",
-            *arguments,
-        ]
+        command += ["-p", "tests.mutants.plugin", "-m", "not browser", *arguments]
         return subprocess.Popen(command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 

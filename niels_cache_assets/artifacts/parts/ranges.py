@@ -13,7 +13,6 @@ hashes take 164 bytes for each document. A killed job for a range resumes after 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,12 +30,13 @@ from niels_cache_assets.corpus.identity import dedup_order, drop_lists_identity,
 from niels_cache_assets.corpus.layout import HASHES, corpus_dir, range_name, ranges_dir
 from niels_cache_assets.corpus.order import Inputs
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.writers import Files
+from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import leased
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, sha256_file
+from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.signatures import Signatures
@@ -267,9 +267,8 @@ class HashRange(OfSearch):
         for band in range(journal.state.bands if journal.state else 0, self.bands + 1):
             link_range(self.hashes.directory, work.directory, band, self.number, documents=documents)
             path = work.directory / links_name(band, self.number)
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+            sync(path)
+            add_file(path, path.name, files)
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)

@@ -18,8 +18,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.processes import are_signals_read
@@ -30,9 +28,6 @@ PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; each wait doubles, from FIRST_WAIT up to LONGEST_WAIT
 UNWATCHED_PATIENCE = 1.0  # seconds; the patience in a thread that would delay an interrupt of the main thread
 BRIEFLY = 10.0
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class _Patience:
@@ -146,19 +141,6 @@ def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
     new.signals = _patience.signals
     with _set(new if only else _patience):
         yield
-
-
-def patient(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with the patience of its first argument, a registry, and with its keyword argument `log`."""
-
-    @wraps(function)
-    def with_patience(*args: P.args, **kwargs: P.kwargs) -> R:
-        registry: Any = args[0]
-        log: Any = kwargs.get("log") or _silent
-        with patience(registry.build.network_patience, log):
-            return function(*args, **kwargs)
-
-    return with_patience
 
 
 class Tries:

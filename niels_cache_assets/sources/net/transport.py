@@ -230,6 +230,8 @@ class _Body(httpx.SyncByteStream):
                 return
             except Broken as error:
                 self._response.close()
+                if self._given == size:
+                    return  # the last bytes came late, and there is no rest to request
                 ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
                 hindrance = self._hindrance(error)
                 if self._restartable and (hindrance or not ranges):

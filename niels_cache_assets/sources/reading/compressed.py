@@ -1,11 +1,11 @@
 """Compressed files as one stream of bytes (`decompressed`). `DamagedFile` is the error for data that cannot be read to the end.
 
 The suffix of a file decides its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
-parallel compressors write them. The standard library's readers treat all bytes that do not begin a stream as padding. So they end silently
-if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error. Formats: RFC 1952
-(gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878 (Zstandard). Time and
-memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. This module does not open files or
-interpret their content.
+parallel compressors write them. The standard library's readers of bzip2 and xz treat all bytes that do not begin a stream as padding. So
+they end silently if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error.
+Formats: RFC 1952 (gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878
+(Zstandard). Time and memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. This module
+does not open files or interpret their content.
 """
 
 from __future__ import annotations
