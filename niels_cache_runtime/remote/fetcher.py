@@ -26,9 +26,9 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
-from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State
+from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
 from niels_cache_runtime.remote.needs import Reader
-from niels_cache_runtime.remote.pieces import named_if_gone, pieces
+from niels_cache_runtime.remote.pieces import pieces, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -40,8 +40,6 @@ _PASS_SECONDS = 0.25  # at most so long without a look at the ledger
 _LEAVE_SECONDS = 1.0
 _AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
 _DISK_SECONDS = 30.0  # how long a full disk counts as full
-_TRIES = 6
-_FIRST_WAIT_SECONDS = 0.1
 _WAS_DAMAGED = (
     "came from an object that was damaged then, and is fetched again; earlier batches may hold wrong tokens in the last window of a block"
 )
@@ -52,7 +50,7 @@ class Fetcher:
 
     def __init__(self, folder: Path, group: str, *, streams: int = STREAMS) -> None:
         self._ledger, self._group, self._streams = Ledger(folder), group, streams
-        self._builds: dict[str, CopiedBuild] = {}
+        self._builds: dict[tuple[str, str], CopiedBuild] = {}  # by name and address
         self._stores: dict[str, Store] = {}
         self._active: set[str] = set()
         self._failed_at: dict[str, float] = {}
@@ -86,7 +84,7 @@ class Fetcher:
                 with self._ledger.changing() as state:
                     if not self._is_current():
                         return
-                    mine = [reader for reader in state.readers.values() if reader.group == self._group]
+                    mine = self._readers(state)
                     chosen = self._choose(state, mine)
                 for path, is_reserved in chosen:
                     submit(path, is_reserved)
@@ -114,14 +112,14 @@ class Fetcher:
                 self._active.add(path)
                 chosen.append((path, False))
                 continue
-            if path in state.entries or path in state.failed:
+            if path in state.entries or failure_key(self._group, path) in state.failed:
                 continue
             if not is_waited_for and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
                 continue
             try:
                 size, sha256 = self._expected(state, path)
             except NielsCacheError as error:
-                state.failed[path] = str(error)
+                state.failed[failure_key(self._group, path)] = str(error)
                 continue
             gone = make_room(state, size, limit, path=path if is_waited_for else None)
             if gone is None and is_waited_for:
@@ -155,7 +153,9 @@ class Fetcher:
         if size + state.overhead > limit or (not others and not self._active and not _unmapped(state)):
             is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
             why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
-            state.failed[path] = f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold one batch; raise it, or make room"
+            state.failed[failure_key(self._group, path)] = (
+                f"{self._ledger.folder}: {why}: {limit:,} bytes do not hold one batch; raise it, or make room"
+            )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
@@ -170,11 +170,20 @@ class Fetcher:
     def _build(self, state: State, path: str) -> CopiedBuild:
         name = "/".join(path.split("/")[1:4])
         for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
-            if build not in self._builds:
-                self._builds[build] = known_build(state, build, self._ledger.folder)
-            if is_tail(path) or path in self._builds[build].files:
-                return self._builds[build]
+            address = self._address(state, build, path)
+            if (build, address) not in self._builds:
+                self._builds[build, address] = known_build(state, build, self._ledger.folder, address=address)
+            if is_tail(path) or path in self._builds[build, address].files:
+                return self._builds[build, address]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
+
+    def _address(self, state: State, build: str, path: str) -> str:
+        """Return the address that a reader of the group has opened the build at, which may be published at others too."""
+        readers = sorted(self._readers(state), key=lambda reader: path not in reader.demand)
+        return next((reader.addresses[build] for reader in readers if build in reader.addresses), state.builds[build]["address"])
+
+    def _readers(self, state: State) -> list[Reader]:
+        return [reader for reader in state.readers.values() if reader.group == self._group]
 
     def _work(self, path: str, *, is_reserved: bool = False) -> None:
         """Check or download one file, on a thread of the pool. is_reserved: whether its download is certain, because it has its room."""
@@ -258,8 +267,8 @@ class Fetcher:
                 self._ledger.remove(state, path)
             if not problem:
                 self._disk_limit = max(0, state.used_bytes() - 1), time.monotonic()
-            elif any(path in reader.demand for reader in state.readers.values()):
-                state.failed[path] = problem
+            elif any(path in reader.demand for reader in self._readers(state)):
+                state.failed[failure_key(self._group, path)] = problem
 
     def _store(self, build: CopiedBuild) -> Store:
         if build.address not in self._stores:
@@ -307,14 +316,7 @@ class Fetcher:
 
     def _remote_bytes(self, build: CopiedBuild, file: RemoteFile, length: int) -> bytes:
         store = self._store(build)
-        for failures in _waits():
-            try:
-                with named_if_gone(store, file):
-                    found = store.read_range(file.key, length)
-                break
-            except RemoteError as error:
-                if not error.is_transient or failures == _TRIES:
-                    raise
+        found = read_range(store, file, length)
         with self._ledger.changing() as state:
             known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
             if found.sha256 == file.sha256:  # a repair sends the object again, and its ETag may change
@@ -332,13 +334,6 @@ class _Uncounted:
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-def _waits() -> Iterator[int]:
-    """Yield the number of failures so far, with a growing wait after each."""
-    for failures in range(_TRIES + 1):
-        yield failures
-        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
 
 
 def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
