@@ -6,19 +6,20 @@ import gc
 import pickle
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.remote import pieces
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, SETTINGS, Published, only_shards, room, rows, wait_until
+from tests.copied_caches import ADDRESS, SETTINGS, Published, T, only_shards, room, rows, wait_until, write_notes
 from tests.loopback_s3 import BUCKET
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
@@ -98,6 +99,19 @@ def test_meta_json_stays_from_the_moment_that_it_is_there(published: Published, 
         assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
         assert len(list(published.copy.rglob("meta.json"))) == 1
         gc.collect()
+
+
+def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_path: Path) -> None:
+    family = open_cache(ADDRESS, local_dir=str(published.copy), limit_bytes=1e9).pretrain
+    gc.collect()
+    trim(published.copy, 0)
+    split = family["notes"].train
+    push(local_build(write_notes(tmp_path / "other/pretrain/notes", first=5)), ADDRESS, replace_other=True)
+    expected = open_cache(published.folder.parents[1]).pretrain.notes.train
+    assert split[0].tolist() == expected[0].tolist()
+    assert len(split) == len(expected) == 3
+    with pytest.raises(NielsCacheError, match="rebuilt since"):
+        split.sampler(T=T)
 
 
 def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

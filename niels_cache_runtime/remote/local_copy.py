@@ -115,7 +115,7 @@ class LocalCopy:
 
     def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
         wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
-        places = list(dict.fromkeys(map(build.place, wanted)))
+        places, self._addresses[build.id] = list(dict.fromkeys(map(build.place, wanted))), build.address
         self.require(sum(build.files[place].size for place in places), build.address)
         self.hold(places)
 
