@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache
-from niels_cache_runtime.remote import pieces
+from niels_cache_runtime.remote import local_copy, pieces
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -149,6 +149,37 @@ def test_a_clock_that_is_wrong_is_told_in_one_line(published: Published) -> None
         rows(published.remote(epochs=1, shuffle=False))
     assert "\n" not in str(raised.value)
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
+
+
+def test_no_download_goes_on_without_a_reader(published: Published) -> None:
+    """A store that does not answer would keep the process that downloads, and the room of the file."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def decide(method: str, key: str) -> str | None:
+        if "/train/shard_" in key:
+            began.set()
+            go_on.wait(60)
+        return None
+
+    published.s3.decide = decide
+    remote = published.remote()
+    give_up(remote)
+    assert began.is_set()
+    del remote
+    gc.collect()
+    wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
+    assert list(published.copy.rglob("*.part")) == []
+    with Ledger(published.copy).changing() as state:
+        assert [path for path in state.entries if "/train/shard_" in path] == []
+    go_on.set()
+    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
+
+
+def give_up(loader: TokenLoader) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_copy, "GIVE_UP_SECONDS", 1.0)
+        with pytest.raises(NielsCacheError, match="nothing has changed"):
+            rows(loader, 1)
 
 
 def windows(published: Published) -> TokenLoader:

@@ -2,7 +2,8 @@
 
     readers --wants, demands--> ledger --> Fetcher: choose, make room, reserve, download, hash, rename --> ledger --> readers
 
-A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left. A group is the
+A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left, also within a
+download: a store that does not answer would keep it for long, with the room of the file and the stderr of the reader. A group is the
 readers with the same credentials in their environment. It is a process of its own for two reasons: obstore cannot be used after a fork, as
 in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
 
@@ -64,14 +65,18 @@ class Fetcher:
             if self._ledger.is_alive("fetchers", self._group):
                 return
             self._presence = presence = Presence(self._ledger, "fetchers", self._group)
+        pool = ThreadPoolExecutor(self._streams)
         try:
-            with ThreadPoolExecutor(self._streams) as pool:
-                self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
+            self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
         except NotWrittenError:
             if self._ledger.exists():
                 raise
         finally:
-            with suppress(NotWrittenError), self._ledger.changing():  # somebody may have removed the whole folder
+            pool.shutdown(wait=False, cancel_futures=True)
+            with suppress(NotWrittenError), self._ledger.changing() as state:  # somebody may have removed the whole folder
+                if self._is_current():
+                    for path in [path for path, entry in state.entries.items() if entry.owner == self._group]:
+                        self._ledger.remove(state, path)
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:
@@ -88,7 +93,7 @@ class Fetcher:
                     chosen = self._choose(state, mine)
                 for path, is_reserved in chosen:
                     submit(path, is_reserved)
-                if mine or self._active:
+                if mine:
                     left = time.monotonic()
                 elif time.monotonic() - left > _LEAVE_SECONDS:
                     return
@@ -356,11 +361,14 @@ def main() -> None:
     folder, group = sys.argv[1:]
     if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
         os._exit(0)
+    status = 0
     with suppress(KeyboardInterrupt):
         try:
             Fetcher(Path(folder), group).run()
         except NielsCacheError as error:
-            sys.exit(f"niels-cache: {error}")
+            status = 1
+            print(f"niels-cache: {error}", file=sys.stderr, flush=True)
+    os._exit(status)  # `sys.exit` would wait for the downloads
 
 
 if __name__ == "__main__":
