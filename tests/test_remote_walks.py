@@ -20,6 +20,7 @@ import pytest
 
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
+from niels_cache_runtime.remote.local_copy import LocalCopy
 from tests import programs
 from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, wait_until, write_notes
 from tests.copied_ranks import hashed
@@ -217,6 +218,20 @@ def test_a_rank_survives_the_end_of_the_process_that_downloads(published: Publis
     assert found == 1
     assert run.wait() == [0]
     assert lines(run.outs[0]) == expected(published, 0, passes=4, world_size=1)
+
+
+def test_the_process_that_downloads_starts_beside_other_modules_and_settings(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel keeps no exit status
+    try:
+        copy = LocalCopy(published.copy)
+        folder = copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+    finally:
+        signal.signal(signal.SIGCHLD, ignored)
+    assert (folder / "train_doc_ends.npy").read_bytes() == (published.folder / "train_doc_ends.npy").read_bytes()
 
 
 def test_failing_slow_and_cut_requests_change_no_batch(published: Published, tmp_path: Path) -> None:

@@ -235,15 +235,18 @@ class Fetcher:
                 file = build.files[path]
                 again = self._download(build, file, part)
                 sha256, counts = file.sha256, {"files": 1, "bytes": file.size * (1 + again), "again": int(again)}
-        except NielsCacheError as error:
-            problem = str(error)
-            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
-        except OSError as error:
-            problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except (NielsCacheError, OSError) as error:
+            problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
+            if isinstance(error, OSError):
+                cause = error
+                problem = (
+                    f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
+                )
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
                     part.unlink()
+            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
