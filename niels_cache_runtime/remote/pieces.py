@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -70,7 +70,7 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
 
 
-def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0, wait: Callable[[float], None] = time.sleep) -> Range:
+def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:
     """Return a range of a file, as `Store.read_range` does.
 
     Raises MissingError if the file is gone, and RemoteError if the store refuses, or fails again and again.
@@ -83,5 +83,5 @@ def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0, w
         except RemoteError as error:
             if not error.is_transient or failures == _MOST_FAILURES:
                 raise
-        wait(_FIRST_WAIT_SECONDS * 2**failures)
+        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
         failures += 1
