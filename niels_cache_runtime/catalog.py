@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
+from niels_cache_runtime.cache.sft import open_examples, resolve_id
 from niels_cache_runtime.catalog_text import html_table, in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
@@ -96,9 +97,10 @@ class CacheSplit:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
         self._place: Place | None = None  # of the split at an address
+        self._copy_settings: dict[str, Any] = {}
         if dataset.remote is not None:
             self._place = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
-            self.folder = self._place.given
+            self.folder, self._copy_settings = self._place.given, self._place.settings
         meta = dataset.meta
         of_examples = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", *of_examples)
@@ -129,7 +131,7 @@ class CacheSplit:
         from niels_cache_runtime.loader.loader import TokenLoader
 
         of_pairs = {"kind": "preference"} if has_pairs(self.dataset.meta) else {}
-        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings(), **of_pairs, **settings})
+        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings, **of_pairs, **settings})
 
     def sampler(
         self, *, T: int, device: str = "cpu", verify: Verify = "size"
@@ -139,22 +141,26 @@ class CacheSplit:
         For a pretrain split, the sampler draws random windows and returns x, y. For an SFT split, it draws random examples and returns x,
         y, y_masked. For preference pairs, it draws random pairs and returns a PreferenceBatch.
 
-        T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list.
+        T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list, and if the data set was rebuilt since
+        it was looked up in the cache.
         """
-        if has_pairs(self.dataset.meta):
-            from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
-
-            return PreferenceDataset(self.folder, T=T, device=device, verify=verify, **self._copy_settings())
-        if self.dataset.family == "pretrain":
-            from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-
-            return PretrainTokenStreamDataset(self.folder, T=T, device=device, verify=verify, **self._copy_settings())
-        from niels_cache_runtime.cache.sft import resolve_id
+        from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
+        from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
         from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
-        tokens_path, idx_path = self._pair(self.folder)
-        eot_id = resolve_id("eot", None, meta=self.dataset.meta, tokens_path=tokens_path)
-        return SFTExampleDataset(tokens_path, idx_path, T=T, device=device, eot_id=eot_id, verify=verify, **self._copy_settings())
+        settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, **self._copy_settings}
+        sampler: PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset
+        if has_pairs(meta := self.dataset.meta):
+            sampler = PreferenceDataset(self.folder, **settings)
+        elif self.dataset.family == "pretrain":
+            sampler = PretrainTokenStreamDataset(self.folder, **settings)
+        else:
+            tokens_path, idx_path = self._pair(self.folder)
+            sampler = SFTExampleDataset(
+                tokens_path, idx_path, eot_id=resolve_id("eot", None, meta=meta, tokens_path=tokens_path), **settings
+            )
+        check_same_build(self.folder, opened=meta, reopened=sampler.meta)
+        return sampler
 
     @cached_property
     def stream(self) -> TokenStream:
@@ -165,10 +171,8 @@ class CacheSplit:
         """
         folder = self.folder
         if self._place is not None:
-            folder, self._copy = self._place.whole()
+            folder, self._copy = self._place.whole(self.split)
         if self.dataset.family == "sft":
-            from niels_cache_runtime.cache.sft import open_examples
-
             meta, tokens, starts, _ = open_examples(*self._pair(folder), pairs=has_pairs(self.dataset.meta))
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
             return TokenStream(pieces=[tokens], offsets=np.append(starts, len(tokens)))
@@ -200,9 +204,6 @@ class CacheSplit:
         """Return the paths or addresses of the two files of an SFT split, of which this is the folder."""
         dataset = folder.removesuffix(self.split)
         return f"{dataset}{tokens_name(self.split)}", f"{dataset}{idx_name(self.split)}"
-
-    def _copy_settings(self) -> dict[str, Any]:
-        return {} if self._place is None else self._place.settings
 
     def _summary(self) -> str:
         rows = "documents" if self.dataset.family == "pretrain" else "pairs" if has_pairs(self.dataset.meta) else "examples"
@@ -351,7 +352,7 @@ class Cache:
     def tokenizer(self) -> str | None:
         folder = tokenizer_dir(self.root)
         if self.remote is not None:
-            _, self._copy = self.remote.fetch([TOKENIZER])
+            self._copy = self.remote.fetch([TOKENIZER])
         models = [*sorted(folder.glob("*.model")), *(folder / name for name in TOKENIZER_MODEL_NAMES.values() if (folder / name).is_file())]
         return str(models[0]) if models else None
 
@@ -374,7 +375,8 @@ def open_cache(root: str | Path = "cache", *, local_dir: str | None = None, limi
     """
     place = Place.of(root, local_dir=local_dir, limit_bytes=limit_bytes)
     if place.settings:
-        return Cache(place.fetch([])[0], remote=place)
+        opened, place = place.opened()
+        return Cache(opened, remote=place)
     folder = Path(root).expanduser()
     if not folder.is_dir() or not any((folder / family).is_dir() for family in FAMILIES):
         found = describe(folder)

@@ -1,6 +1,7 @@
 """An S3 API on 127.0.0.1: the server of moto, behind a proxy that logs requests and makes faults.
 
-`decide` gets the method and the key of each request, and returns the name of a fault, or None to pass the request on.
+`decide` gets the method and the key of each request, and returns the name of a fault, or None to pass the request on. `decide_of` has the
+functions for requests with other session tokens.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _HOP = ("connection", "transfer-encoding", "keep-alive", "content-length", "date
 
 Decide = Callable[[str, str], str | None]
 CODES = {"expired": (400, "ExpiredToken"), "denied": (403, "AccessDenied"), "unknown key": (403, "InvalidAccessKeyId")}
+CODES |= {"skewed": (403, "RequestTimeTooSkewed")}
 CODES |= {"500": (500, "InternalError"), "503": (503, "SlowDown"), "not implemented": (501, "NotImplemented")}
 PASSING = ("500", "503", "reset", "lost", "cut")  # another try may succeed
 
@@ -50,6 +52,7 @@ class LoopbackS3:
         self.whole: list[str] = []
         self.one_put = threading.Lock()
         self.decide: Decide = lambda method, key: None
+        self.decide_of: dict[str, Decide] = {}
         self._proxy = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
         threading.Thread(target=self._proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._proxy.server_port}"
@@ -58,6 +61,7 @@ class LoopbackS3:
     def reset(self) -> None:
         """Make an empty bucket, and forget faults and requests."""
         self.decide = lambda method, key: None
+        self.decide_of.clear()
         self.ask("POST", "/moto-api/reset")
         self.ask("PUT", f"/{BUCKET}")
         self.requests.clear()
@@ -109,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.s3.requests.append((self.command, key))
         if self.command == "GET" and "Range" not in self.headers:
             self.s3.whole.append(key)
-        fault = self.s3.decide(self.command, key)
+        fault = self.s3.decide_of.get(self.headers.get("x-amz-security-token", ""), self.s3.decide)(self.command, key)
         if fault in CODES:
             return self._error(*CODES[fault])
         if fault == "reset":

@@ -105,6 +105,8 @@ def test_rows_are_of_the_build_whose_sizes_were_shown(cache: Cache) -> None:
         rewrite_meta(Path(split.dataset.folder), seed=7)
         with pytest.raises(NielsCacheError, match="rebuilt since"):
             split[0]
+        with pytest.raises(NielsCacheError, match="rebuilt since"):
+            split.sampler(T=7)
 
 
 def test_what_a_meta_json_says_is_escaped_in_a_notebook(cache: Cache) -> None:

@@ -385,10 +385,8 @@ def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -
     copy = LocalCopy(published.copy, limit_bytes=10_000_000)
     folder = copy.fetch_split(f"{ADDRESS}/train")
     assert rows(TokenLoader(str(folder), T=T, B=4, seed=3), 5) == rows(TokenLoader(str(published.folder / "train"), T=T, B=4, seed=3), 5)
-    root = copy.fetch_cache(f"s3://{BUCKET}/at/chats")
+    root = copy.fetch_files(f"s3://{BUCKET}/at/chats", ["tokenizer/"]).parents[1]
     assert {path.name for path in root.iterdir()} == {"sft", "tokenizer"}
-    alone = copy.fetch_files(f"s3://{BUCKET}/at/chats", ["tokenizer/"])
-    assert alone == root / "sft/chats"
     with pytest.raises(NielsCacheError, match="no file"):
         copy.fetch_files(ADDRESS, ["train/none.bin"])
     settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 import threading
@@ -17,7 +18,8 @@ from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.remote import ledger, local_copy
+from niels_cache_runtime.remote import fetcher, ledger, local_copy
+from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -167,6 +169,27 @@ def test_a_download_whose_end_cannot_be_recorded_is_done_again(published: Publis
     monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 20.0)
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
     assert left == [0]
+
+
+def test_a_full_disk_at_the_record_of_a_tail_counts_as_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_tail, calls = Fetcher._tail, list[str]()
+
+    def is_waited_for(record: Ledger, path: str) -> bool:
+        with record.changing() as state:
+            return any(path in reader.demand for reader in state.readers.values())
+
+    def refused(self: Fetcher, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
+        calls.append(path)
+        if len(calls) == 1:
+            wait_until(lambda: is_waited_for(self._ledger, path))
+            error = OSError(errno.ENOSPC, "No space left on device")
+            raise self._ledger._refused(error) from error
+        return fetch_tail(self, build, path)
+
+    monkeypatch.setattr(Fetcher, "_tail", refused)
+    monkeypatch.setattr(fetcher, "_DISK_SECONDS", 0.2)
+    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    assert calls.count(calls[0]) == 2
 
 
 def test_a_repaired_object_may_have_another_etag(published: Published) -> None:

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ import pytest
 
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
+from niels_cache_runtime.remote.local_copy import LocalCopy
 from tests import programs
 from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, wait_until, write_notes
 from tests.copied_ranks import hashed
-from tests.loopback_s3 import PASSING, LoopbackS3
+from tests.loopback_s3 import PASSING, Decide, LoopbackS3
 
 pytestmark = pytest.mark.remote
 
@@ -40,22 +43,18 @@ def published(s3: LoopbackS3, tmp_path: Path) -> Published:
 
 
 class Run:
-    """The ranks of a run, as programs."""
+    """The ranks of a run from number `first` on, as programs. outs, errors: the files of their batches and their messages."""
 
-    def __init__(self, published: Published, folder: Path, *, ranks: int = RANKS, **settings: Any) -> None:
+    def __init__(self, published: Published, folder: Path, *, ranks: int = RANKS, first: int = 0, **settings: Any) -> None:
         folder.mkdir(parents=True)
-        self.outs = [folder / str(rank) for rank in range(ranks)]
+        self.outs, self.errors = ([folder / f"{rank}{end}" for rank in range(ranks)] for end in ("", ".err"))
         given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0, "context": "fork"}
         given |= {**SAME, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
-        self.programs = [
-            programs.Program(
-                *("-m", "tests.copied_ranks", json.dumps({**given, "rank": rank, "out": str(out)})),
-                cwd=REPOSITORY,
-                env=dict(os.environ),
-                streams=(0, 1, 2),
-            )
-            for rank, out in enumerate(self.outs)
-        ]
+        self.programs = []
+        for rank, (out, errors) in enumerate(zip(self.outs, self.errors, strict=True)):
+            arguments = "-m", "tests.copied_ranks", json.dumps({**given, "rank": first + rank, "out": str(out)})
+            with errors.open("wb") as stream:
+                self.programs.append(programs.Program(*arguments, cwd=REPOSITORY, env=dict(os.environ), streams=(0, 1, stream.fileno())))
 
     def wait(self) -> list[int]:
         return [program.wait(300) for program in self.programs]
@@ -78,9 +77,9 @@ def expected(published: Published, rank: int, *, passes: int = 1, **settings: An
     return [hashed(batch) for _ in range(passes) for batch in loader]
 
 
-def visits(published: Published, *, passes: int, lanes: int) -> tuple[Counter[str], int]:
-    """Return how often the machine needs each shard, and how many tails it needs."""
-    loader = published.local(**SAME, lanes=lanes, epochs=1)
+def visits(published: Published, *, passes: int, **settings: Any) -> tuple[Counter[str], int]:
+    """Return how often the machine of a rank needs each shard, and how many tails it needs."""
+    loader = published.local(**{**SAME, "epochs": 1} | settings)
     end, found, tails = passes * loader.samples_per_epoch["notes"], Counter[str](), 0
     for visit in loader.block_visits():
         if visit.first >= end:
@@ -222,6 +221,20 @@ def test_a_rank_survives_the_end_of_the_process_that_downloads(published: Publis
     assert lines(run.outs[0]) == expected(published, 0, passes=4, world_size=1)
 
 
+def test_the_process_that_downloads_starts_beside_other_modules_and_settings(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel keeps no exit status
+    try:
+        copy = LocalCopy(published.copy)
+        folder = copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+    finally:
+        signal.signal(signal.SIGCHLD, ignored)
+    assert (folder / "train_doc_ends.npy").read_bytes() == (published.folder / "train_doc_ends.npy").read_bytes()
+
+
 def test_failing_slow_and_cut_requests_change_no_batch(published: Published, tmp_path: Path) -> None:
     dice, lock = random.Random(1), threading.Lock()
     made: Counter[str] = Counter()
@@ -242,3 +255,99 @@ def test_failing_slow_and_cut_requests_change_no_batch(published: Published, tmp
     assert sum(made.values()) - made["None"] > 2
     for rank, out in enumerate(run.outs):
         assert lines(out) == expected(published, rank, passes=10, world_size=2)
+
+
+def test_two_machines_fetch_the_cache_about_once_together(published: Published, tmp_path: Path) -> None:
+    """The second of three blocks is at the cut between the lanes, and both machines need it."""
+    settings: dict[str, Any] = {"lanes": 2, "machines": 2, "world_size": 4, "epochs": 1, "block_shards": 4}
+    machines = [replace(published, copy=tmp_path / f"copy{number}") for number in range(2)]
+    runs = [
+        Run(each, tmp_path / f"run{number}", ranks=2, first=2 * number, limit_bytes=2 * LIMIT, **settings)
+        for number, each in enumerate(machines)
+    ]
+    assert [run.wait() for run in runs] == [[0, 0], [0, 0]]
+    for number, run in enumerate(runs):
+        for rank, out in enumerate(run.outs):
+            assert lines(out) == expected(published, 2 * number + rank, **settings)
+    alone, _ = visits(published, passes=1, lanes=2, block_shards=4)
+    tails = sum(visits(published, passes=1, **settings, rank=2 * number)[1] for number in range(2))
+    sent, ranges = sum(published.shards_sent().values()), sum(each.tails() for each in machines)
+    assert 0 < ranges <= 2 * tails
+    assert SHARDS < sent - ranges <= sum(alone.values()) + settings["block_shards"]
+
+
+def expire_after(count: int) -> Decide:
+    """Return a `decide` of LoopbackS3 that sends so many shards, and then refuses the credentials."""
+    left, lock = [count], threading.Lock()
+
+    def decide(method: str, key: str) -> str | None:
+        if "/train/shard_" not in key:
+            return None
+        with lock:
+            left[0] -= 1
+            return "expired" if left[0] < 0 else None
+
+    return decide
+
+
+def messages(errors: Path) -> list[str]:
+    return [line for line in errors.read_text().splitlines() if "ExpiredToken" in line]
+
+
+def test_ranks_whose_credentials_expire_end_with_one_line_and_the_next_ranks_go_on(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.s3.decide = expire_after(SHARDS // 2)
+    run = Run(published, tmp_path / "run", ranks=2, workers=0, epochs=1)
+    assert 0 not in run.wait()
+    for rank, (out, errors) in enumerate(zip(run.outs, run.errors, strict=True)):
+        assert len(messages(errors)) == 1
+        assert lines(out) == expected(published, rank, world_size=2)[: len(lines(out))]
+    taken = min(len(lines(out)) for out in run.outs)
+    assert taken > 0
+    published.s3.decide = lambda method, key: None
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "renewed")
+    state = published.local(**SAME, world_size=2, epochs=1).state_dict(steps=taken)
+    again = Run(published, tmp_path / "again", ranks=2, workers=0, state=state, world_size=2)
+    assert again.wait() == [0, 0]
+    for rank, out in enumerate(again.outs):
+        assert lines(out) == expected(published, rank, world_size=2)[taken:]
+
+
+def test_a_job_goes_on_beside_one_whose_credentials_expire(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published.s3.decide_of["old"] = expire_after(2)
+    settings: dict[str, Any] = {"ranks": 1, "workers": 0, "epochs": 1}
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "good")
+    good = Run(published, tmp_path / "good", **settings)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "old")
+    old = Run(published, tmp_path / "old", **settings, seed=7)
+    assert (good.wait(), old.wait()) == ([0], [1])
+    assert len(messages(old.errors[0])) == 1
+    assert lines(good.outs[0]) == expected(published, 0, world_size=1)
+
+
+def test_a_store_that_does_not_answer_keeps_no_output_open(published: Published, tmp_path: Path) -> None:
+    """The process that downloads has the stderr of the rank that started it."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def decide(method: str, key: str) -> str | None:
+        if "/train/shard_" in key:
+            began.set()
+            go_on.wait(200)
+        return None
+
+    published.s3.decide = decide
+    run = Run(published, tmp_path / "run", ranks=1, workers=0, epochs=1)
+    assert began.wait(200)
+    run.programs[0].kill()
+    wait_until(lambda: not is_open(run.errors[0]))
+    go_on.set()
+
+
+def is_open(path: Path) -> bool:
+    """Return whether any process has opened the file."""
+    for link in Path("/proc").glob("[0-9]*/fd/2"):
+        with suppress(OSError):
+            if link.samefile(path):
+                return True
+    return False

@@ -107,16 +107,17 @@ def split_address(address: str) -> tuple[str, Split | None]:
     return address, None
 
 
-def known_build(state: State, build: str, folder: Path) -> CopiedBuild:
+def known_build(state: State, build: str, folder: Path, *, address: str) -> CopiedBuild:
     """Return a build that the copy knows, without a request. Raises NielsCacheError if its meta.json is missing or damaged."""
-    said = state.builds[build]
-    record = parse_record(said["record"].encode(), f"{folder}: the record of {said['address']}")
+    record = parse_record(state.builds[build]["record"].encode(), f"{folder}: the record of {address}")
     path = folder / BUILDS / build / META_NAME
     try:
         content = read_regular(path, most_bytes=record.beside[META_NAME]["bytes"])
     except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; remove {folder}, and start again") from error
-    return CopiedBuild(said["address"], record, published_of(record, content, str(path)))
+        raise NielsCacheError(
+            f"{path}: cannot be read: {error.strerror or error}; run again, or remove {folder} if that fails too"
+        ) from error
+    return CopiedBuild(address, record, published_of(record, content, str(path)))
 
 
 def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *, limit: int) -> None:

@@ -2,7 +2,8 @@
 
     readers --wants, demands--> ledger --> Fetcher: choose, make room, reserve, download, hash, rename --> ledger --> readers
 
-A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left. A group is the
+A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left, also within a
+download: a store that does not answer would keep it for long, with the room of the file and the stderr of the reader. A group is the
 readers with the same credentials in their environment. It is a process of its own for two reasons: obstore cannot be used after a fork, as
 in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
 
@@ -26,9 +27,9 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
-from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State
+from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
 from niels_cache_runtime.remote.needs import Reader
-from niels_cache_runtime.remote.pieces import named_if_gone, pieces
+from niels_cache_runtime.remote.pieces import pieces, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -42,8 +43,6 @@ _AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
 _DISK_SECONDS = 30.0  # how long a full disk counts as full
 _HOPELESS_SECONDS = 5.0  # then a reader fails for which there can be no room
 _SMALLER_SECONDS = 60.0  # instead, if there is none only because of the smaller limit of another reader, which may end
-_TRIES = 6
-_FIRST_WAIT_SECONDS = 0.1
 _WAS_DAMAGED = (
     "came from an object that was damaged then, and is fetched again; earlier batches may hold wrong tokens in the last window of a block"
 )
@@ -54,7 +53,7 @@ class Fetcher:
 
     def __init__(self, folder: Path, group: str, *, streams: int = STREAMS) -> None:
         self._ledger, self._group, self._streams = Ledger(folder), group, streams
-        self._builds: dict[str, CopiedBuild] = {}
+        self._builds: dict[tuple[str, str], CopiedBuild] = {}  # by name and address
         self._stores: dict[str, Store] = {}
         self._active: set[str] = set()
         self._failed_at: dict[str, float] = {}
@@ -69,14 +68,18 @@ class Fetcher:
             if self._ledger.is_alive("fetchers", self._group):
                 return
             self._presence = presence = Presence(self._ledger, "fetchers", self._group)
+        pool = ThreadPoolExecutor(self._streams)
         try:
-            with ThreadPoolExecutor(self._streams) as pool:
-                self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
+            self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
         except NotWrittenError:
             if self._ledger.exists():
                 raise
         finally:
-            with suppress(NotWrittenError), self._ledger.changing():  # somebody may have removed the whole folder
+            pool.shutdown(wait=False, cancel_futures=True)
+            with suppress(NotWrittenError), self._ledger.changing() as state:  # somebody may have removed the whole folder
+                if self._is_current():
+                    for path in [path for path, entry in state.entries.items() if entry.owner == self._group]:
+                        self._ledger.remove(state, path)
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:
@@ -89,11 +92,11 @@ class Fetcher:
                 with self._ledger.changing() as state:
                     if not self._is_current():
                         return
-                    mine = [reader for reader in state.readers.values() if reader.group == self._group]
+                    mine = self._readers(state)
                     chosen = self._choose(state, mine)
                 for path, is_reserved in chosen:
                     submit(path, is_reserved)
-                if mine or self._active:
+                if mine:
                     left = time.monotonic()
                 elif time.monotonic() - left > _LEAVE_SECONDS:
                     return
@@ -119,14 +122,14 @@ class Fetcher:
                 self._active.add(path)
                 chosen.append((path, False))
                 continue
-            if path in state.entries or path in state.failed:
+            if path in state.entries or failure_key(self._group, path) in state.failed:
                 continue
             if not is_waited_for and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
                 continue
             try:
                 size, sha256 = self._expected(state, path)
             except NielsCacheError as error:
-                state.failed[path] = str(error)
+                state.failed[failure_key(self._group, path)] = str(error)
                 continue
             gone = make_room(state, size, limit, path=path if is_waited_for else None)
             if gone is None and is_waited_for:
@@ -168,7 +171,7 @@ class Fetcher:
                 return
             self._hopeless.clear()  # when this reader ends, there may be room for the others
         why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
-        state.failed[path] = (
+        state.failed[failure_key(self._group, path)] = (
             f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and waiting processes already have {stuck:,} of "
             f"{limit:,} bytes mapped; raise it, make room, or give each job its own local_dir"
         )
@@ -186,11 +189,20 @@ class Fetcher:
     def _build(self, state: State, path: str) -> CopiedBuild:
         name = "/".join(path.split("/")[1:4])
         for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
-            if build not in self._builds:
-                self._builds[build] = known_build(state, build, self._ledger.folder)
-            if is_tail(path) or path in self._builds[build].files:
-                return self._builds[build]
+            address = self._address(state, build, path)
+            if (build, address) not in self._builds:
+                self._builds[build, address] = known_build(state, build, self._ledger.folder, address=address)
+            if is_tail(path) or path in self._builds[build, address].files:
+                return self._builds[build, address]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
+
+    def _address(self, state: State, build: str, path: str) -> str:
+        """Return the address that a reader of the group has opened the build at, which may be published at others too."""
+        readers = sorted(self._readers(state), key=lambda reader: path not in reader.demand)
+        return next((reader.addresses[build] for reader in readers if build in reader.addresses), state.builds[build]["address"])
+
+    def _readers(self, state: State) -> list[Reader]:
+        return [reader for reader in state.readers.values() if reader.group == self._group]
 
     def _work(self, path: str, *, is_reserved: bool = False) -> None:
         """Check or download one file, on a thread of the pool. is_reserved: whether its download is certain, because it has its room."""
@@ -237,15 +249,18 @@ class Fetcher:
                 file = build.files[path]
                 again = self._download(build, file, part)
                 sha256, counts = file.sha256, {"files": 1, "bytes": file.size * (1 + again), "again": int(again)}
-        except NielsCacheError as error:
-            problem = str(error)
-            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
-        except OSError as error:
-            problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except (NielsCacheError, OSError) as error:
+            problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
+            if isinstance(error, OSError):
+                cause = error
+                problem = (
+                    f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
+                )
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
                     part.unlink()
+            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
@@ -274,8 +289,8 @@ class Fetcher:
                 self._ledger.remove(state, path)
             if not problem:
                 self._disk_limit = max(0, state.used_bytes() - 1), time.monotonic()
-            elif any(path in reader.demand for reader in state.readers.values()):
-                state.failed[path] = problem
+            elif any(path in reader.demand for reader in self._readers(state)):
+                state.failed[failure_key(self._group, path)] = problem
 
     def _store(self, build: CopiedBuild) -> Store:
         if build.address not in self._stores:
@@ -323,14 +338,7 @@ class Fetcher:
 
     def _remote_bytes(self, build: CopiedBuild, file: RemoteFile, length: int) -> bytes:
         store = self._store(build)
-        for failures in _waits():
-            try:
-                with named_if_gone(store, file):
-                    found = store.read_range(file.key, length)
-                break
-            except RemoteError as error:
-                if not error.is_transient or failures == _TRIES:
-                    raise
+        found = read_range(store, file, length)
         with self._ledger.changing() as state:
             known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
             if found.sha256 == file.sha256:  # a repair sends the object again, and its ETag may change
@@ -350,13 +358,6 @@ class _Uncounted:
         time.sleep(seconds)
 
 
-def _waits() -> Iterator[int]:
-    """Yield the number of failures so far, with a growing wait after each."""
-    for failures in range(_TRIES + 1):
-        yield failures
-        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
-
-
 def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
     """Yield the files to download next, and whether a reader waits for it."""
     for reader in readers:
@@ -372,11 +373,14 @@ def main() -> None:
     folder, group = sys.argv[1:]
     if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
         os._exit(0)
+    status = 0
     with suppress(KeyboardInterrupt):
         try:
             Fetcher(Path(folder), group).run()
         except NielsCacheError as error:
-            sys.exit(f"niels-cache: {error}")
+            status = 1
+            print(f"niels-cache: {error}", file=sys.stderr, flush=True)
+    os._exit(status)  # `sys.exit` would wait for the downloads
 
 
 if __name__ == "__main__":

@@ -77,8 +77,9 @@ class State:
     """The content of the ledger, while its lock is held.
 
     readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
-    failed: why the download of a file that a reader waits for failed. etags: of objects whose first bytes were read. overhead: the bytes of
-    the ledger itself. unchecked: complete files without a hash since the machine started. boot: the start that `unchecked` belongs to.
+    failed: why a fetcher could not download a file that a reader of its group waits for, by `failure_key`. etags: of objects whose first
+    bytes were read. overhead: the bytes of the ledger itself. unchecked: complete files without a hash since the machine started. boot: the
+    start that `unchecked` belongs to.
     """
 
     entries: dict[str, Entry]
@@ -121,6 +122,11 @@ class State:
         """Return the files that live readers may have mapped."""
         paths = {*self.entries}
         return set[str]().union(*(reader.mapped(paths) for reader in self.readers.values()))
+
+
+def failure_key(group: str, path: str) -> str:
+    """Return the key of a failure. Another group may have other credentials, so the failure says nothing about it."""
+    return f"{group}/{path}"
 
 
 @cache
@@ -256,6 +262,8 @@ class Ledger:
                 f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
             ) from error
         readers, overhead = self._readers()
+        groups = {reader.group for reader in readers.values()}
+        of_state["failed"] = {key: why for key, why in of_state["failed"].items() if key.partition("/")[0] in groups}
         overhead += 2 * len(content)
         if booted != boot() and all(reader.boot != booted for reader in readers.values()):
             unchecked, booted = {*filter(_needs_check, entries)}, boot()

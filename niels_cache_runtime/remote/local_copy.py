@@ -27,7 +27,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
 from niels_cache_runtime.remote.keeping import Keeper, Kept, Owner
-from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, once_unlocked
+from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, failure_key, once_unlocked
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
@@ -67,6 +67,7 @@ class LocalCopy:
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._keeper = Keeper(self._give_way)
         self._presence: list[Presence] = []  # one, in a process that has used this object
+        self._addresses: dict[str, str] = {}  # of the builds that this object has opened
         self._reader = self._new_reader()
         _copies.add(self)
         weakref.finalize(self, once_unlocked, partial(end_presences, self._ledger, self._presence))
@@ -110,17 +111,10 @@ class LocalCopy:
         self._fetch(build, build.chosen(paths))
         return (self.folder / build.place(META_NAME)).parent
 
-    def fetch_cache(self, address: str) -> Path:
-        """Fetch a whole data set and its tokenizer. Return the cache root. The files stay until `close`."""
-        build, _ = self.open(address)
-        self._fetch(build, [file.path for file in build.published.files])
-        for split in SPLITS if build.record.family == "pretrain" else ():
-            (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
-        return self.folder / build.root
-
     def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
         wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
         places = list(dict.fromkeys(map(build.place, wanted)))
+        self._addresses[build.id] = build.address
         self.require(sum(build.files[place].size for place in places), build.address, files=places)
         self.hold(places)
 
@@ -160,7 +154,7 @@ class LocalCopy:
                 with self._lock, self._ledger.changing() as state:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
-                            state.failed.pop(path, None)
+                            state.failed.pop(failure_key(self._reader.group, path), None)
                     is_asked, self._reader.aside = True, is_aside
                     missing = self._take_ready(state, paths, use, also, mine, waited=looked - began)
                     if not missing:
@@ -193,7 +187,7 @@ class LocalCopy:
                 state.use(path)
             elif index < len(paths):
                 missing.append(path)
-        failed = next((path for path in missing if path in state.failed), None)
+        failed = next((key for path in missing if (key := failure_key(reader.group, path)) in state.failed), None)
         reader.starved = bool(missing) and self._patience.is_over(state, reader, waited)
         reader.demand = [] if failed else missing
         self._write()
@@ -296,10 +290,12 @@ class LocalCopy:
         self._on_fork.append(weakref.WeakMethod(forget))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"local_dir": self.folder, "limit_bytes": None if self.limit == sys.maxsize else self.limit}
+        limit = None if self.limit == sys.maxsize else self.limit
+        return {"local_dir": self.folder, "limit_bytes": limit, "addresses": self._addresses}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        self.__init__(state["local_dir"], limit_bytes=state["limit_bytes"])  # type: ignore[misc]
+        self._addresses.update(state["addresses"])
 
     def close(self) -> None:
         """Give everything back. None of the taken files may be mapped any more. The object can be used again."""
@@ -324,8 +320,8 @@ class LocalCopy:
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
             with self._lock, self._ledger.changing() as state:
-                build = known_build(state, known, self.folder)
-        self.hold([build.place(META_NAME)])
+                build = known_build(state, known, self.folder, address=address)
+                self._hold_meta(state, build)
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
@@ -336,18 +332,23 @@ class LocalCopy:
         listed = record.beside[META_NAME]
         with self._lock, self._ledger.changing() as state:
             content = (self.folder / place).read_bytes() if self._is_whole(state, place) else b""
-            is_there = hashlib.sha256(content).hexdigest() == listed["sha256"]
-        if not is_there:
+        if not (is_there := hashlib.sha256(content).hexdigest() == listed["sha256"]):
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
             state.add_build(build.id, address, record.content().decode())
-            if not is_there:
+            if not is_there or not self._is_whole(state, place):
                 write_meta_file(self._ledger, state, place, content, limit=state.limit() or self.limit)
+            self._hold_meta(state, build)
         return build
 
+    def _hold_meta(self, state: State, build: CopiedBuild) -> None:
+        """Hold the meta.json of a build before another process can remove it, and let the files of the build come from its address."""
+        self._addresses[build.id] = build.address
+        self._take_ready(state, [build.place(META_NAME)], self._held.add, [], self._held, starved=False)
+
     def _new_reader(self) -> Reader:
-        return Reader(pid=os.getpid(), limit=self.limit, group=group_of_environment(), maps=sorted(self._held))
+        return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)
 
     def _untake(self, paths: Iterable[str]) -> None:
         for path in paths:

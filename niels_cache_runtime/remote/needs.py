@@ -57,6 +57,7 @@ class Reader:
     maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long. aside: whether it
     waits for a read beside the batches of its run, as in `trace`.
     run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
+    addresses: the address of each build that it has opened.
     keeps: the bytes of each split of which it may have mapped any shard, by folder. boot: of its machine (`ledger.boot`).
     """
 
@@ -72,6 +73,7 @@ class Reader:
     aside: bool = False
     keeps: dict[str, int] = field(default_factory=dict)
     boot: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
 
     def held(self) -> set[str]:
         """Return the files that this process has mapped for no part of its run. It holds them until it ends."""

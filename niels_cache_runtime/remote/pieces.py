@@ -1,13 +1,14 @@
-"""The content of a remote file, piece by piece. After a failure, the rest of the file is requested again, with growing waits."""
+"""The content of a remote file, piece by piece, or a range of it. After a failure, the rest is requested again, with growing waits."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.store import MissingError, RemoteError
+from niels_cache_runtime.remote.store import MissingError, Range, RemoteError, Store
 
 _MOST_FAILURES = 6  # without a byte between them
 _FIRST_WAIT_SECONDS = 0.1
@@ -67,3 +68,20 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
+
+
+def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:
+    """Return a range of a file, as `Store.read_range` does.
+
+    Raises MissingError if the file is gone, and RemoteError if the store refuses, or fails again and again.
+    """
+    failures = 0
+    while True:
+        try:
+            with named_if_gone(store, file):
+                return store.read_range(file.key, length, start=start)
+        except RemoteError as error:
+            if not error.is_transient or failures == _MOST_FAILURES:
+                raise
+        time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
+        failures += 1

@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
@@ -32,7 +33,9 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
             return
         starting = Presence(ledger, "fetchers", f"{group}.starting")
     try:
-        _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
+        status = 0
+        with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel tells it no status
+            _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
         began = time.monotonic()
         while True:
             with ledger.changing():
@@ -50,10 +53,13 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
 
 
 def _spawn(folder: Path, group: str) -> int:
-    """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number."""
+    """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number.
+
+    It imports nothing from the working directory, which may have a json.py.
+    """
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
+    command = [sys.executable, "-P", "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
     nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)

@@ -178,11 +178,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         raise NielsCacheError(f'{address}: needs obstore; install it: pip install "niels-cache[remote]"') from error
     global _process
     _process = _process or os.getpid()
-    if _process != os.getpid():
-        raise NielsCacheError(
-            f"{address}: obstore cannot be used in a forked process if its parent has used it; start this process by spawn or forkserver "
-            "(for a DataLoader: multiprocessing_context='spawn')"
-        )
+    _check_process(address)
     refusals = (errors.BaseError, FileNotFoundError)  # obstore raises the second if an object or a bucket is missing
     if address.startswith("file://"):
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
@@ -369,9 +365,19 @@ def mapped(file: BinaryIO) -> Iterator[memoryview]:
             content.release()
 
 
+def _check_process(name: str) -> None:
+    """Raise NielsCacheError in a forked process, where a request would wait for ever. `name`: the address in the message."""
+    if _process != os.getpid():
+        raise NielsCacheError(
+            f"{name}: obstore cannot be used in a forked process if its parent has used it; start this process by spawn or forkserver "
+            "(for a DataLoader: multiprocessing_context='spawn')"
+        )
+
+
 @contextmanager
 def _told(name: str, refusals: tuple[type[Exception], ...]) -> Iterator[None]:
     """Raise RemoteError for an error of obstore in the block. `name`: the address in the message."""
+    _check_process(name)
     try:
         yield
     except refusals as error:

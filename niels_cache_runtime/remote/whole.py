@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, idx_name, tokens_name
+from niels_cache_runtime.format.layout import SPLITS, Split, idx_name, tokens_name
 from niels_cache_runtime.remote.store import is_address
 
 if TYPE_CHECKING:
+    from niels_cache_runtime.remote.copied_build import CopiedBuild
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
 
@@ -25,11 +26,14 @@ class Place:
     """A place of a split, as the caller gave it: a path, or an address with its local copy.
 
     given: the path or the address. local_dir, limit_bytes: the folder of the copy, and how many bytes it may take; both None for a path.
+    build: the build to read, or None for the one that is published when a file is fetched. keeper: a copy that keeps its meta.json.
     """
 
     given: str
     local_dir: str | None = None
     limit_bytes: float | None = None
+    build: CopiedBuild | None = None
+    keeper: LocalCopy | None = None
 
     @classmethod
     def of(cls, given: str | os.PathLike[str], *, local_dir: str | os.PathLike[str] | None, limit_bytes: float | None) -> Place:
@@ -51,25 +55,39 @@ class Place:
         found = {"local_dir": self.local_dir, "limit_bytes": self.limit_bytes}
         return {name: value for name, value in found.items() if value is not None}
 
-    def fetch(self, paths: Sequence[str]) -> tuple[str, LocalCopy]:
-        """Fetch files of the cache at the address. Return the cache root of its build in the copy, and the copy, which keeps the files.
+    def opened(self) -> tuple[str, Place]:
+        """Open the build that is published at the address now. Return its cache root in the copy, and this place with the build.
 
-        paths: relative to the data set, or below `tokenizer/`. A folder ends with a slash. meta.json is always fetched.
         Raises NielsCacheError if nothing is published there, and RemoteError if the store refuses or does not answer.
         """
         copy = self._copy()
-        return str(copy.fetch_files(self.given, paths).parent.parent), copy
+        build, _ = copy.open(self.given)
+        return str(copy.folder / build.root), replace(self, build=build, keeper=copy)
 
-    def whole(self) -> tuple[str, LocalCopy | None]:
+    def fetch(self, paths: Sequence[str]) -> LocalCopy:
+        """Fetch files of the opened build. Return the copy that keeps them.
+
+        paths: relative to the data set, or below `tokenizer/`. A folder ends with a slash.
+        Raises RemoteError if the store refuses or does not answer.
+        """
+        assert self.build is not None
+        copy = self._copy()
+        copy.fetch_of(self.build, paths)
+        return copy
+
+    def whole(self, split: Split | None = None) -> tuple[str, LocalCopy | None]:
         """Return the folder of the split on this machine, and the copy that keeps its files. A path is returned as it is.
 
-        Raises NielsCacheError if the split is larger than the copy, or if the address names no split. Raises RemoteError if the store
-        refuses or does not answer.
+        split: of an opened build. Raises NielsCacheError if the split is larger than the copy, or if the address names no split. Raises
+        RemoteError if the store refuses or does not answer.
         """
         if self.local_dir is None:
             return self.given, None
         copy = self._copy()
-        return str(copy.fetch_split(self.given)), copy
+        if self.build is None or split is None:
+            return str(copy.fetch_split(self.given)), copy
+        copy.fetch_build(self.build, split)
+        return str(copy.folder / self.build.place(split)), copy
 
     def _copy(self) -> LocalCopy:
         from niels_cache_runtime.remote.local_copy import LocalCopy

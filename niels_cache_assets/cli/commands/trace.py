@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.show.origins import Cache, Row, Segment
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import BatchTrace
+    from niels_cache_runtime.remote.local_copy import LocalCopy
 
 TOKEN_STYLE = "reverse"
 EXCERPT_CHARACTERS = 64  # number of tokens that are decoded for an excerpt, because text rarely has more tokens than characters
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.column is not None and arguments.row is None:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
+    copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
     with copy_folder(arguments) as copy:
         loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
         side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
@@ -104,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
         numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
-        rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers, beside=partial(_fetch_beside, copy))
+        rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers, beside=partial(_fetch_beside, copy, copies))
     notes = [note for cache in caches.values() for note in cache.notes]
     if arguments.json:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
@@ -125,8 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _fetch_beside(copy: str, folder: str) -> Path:
-    """Return the folder of a split on this machine. For an address, its lineage and its tokenizer are fetched."""
+def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
+    """Return the folder of a split on this machine. For an address, its lineage and its tokenizer are fetched, and `copies` keep them."""
     from niels_cache_runtime.format.layout import Split, documents_folder, documents_name, examples_name
     from niels_cache_runtime.remote.copied_build import split_address
     from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -138,6 +140,7 @@ def _fetch_beside(copy: str, folder: str) -> Path:
     address, named = split_address(folder)
     split, opened = cast(Split, named), LocalCopy(copy)
     lineage = (documents_name(split), examples_name(split), f"{documents_folder(split)}/")
+    copies.append(opened)
     build, _ = opened.open(address)
     files = [path for path in build.published.meta["files"] if path.startswith(lineage)]
     return opened.fetch_of(build, [*files, TOKENIZER]) / split

@@ -2,7 +2,7 @@
 
 A window costs a round trip to the store, and a window over two shards costs two. Eight requests run at a time. Nothing is hashed, because a
 hash covers a whole shard. The size, the recorded hash and the ETag of each object are compared. meta.json and the document ends are in
-memory, and these are hashed.
+memory, and these are hashed. A forked process cannot send requests, so the workers of a DataLoader must be spawned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
-from niels_cache_runtime.remote.pieces import named_if_gone
+from niels_cache_runtime.remote.pieces import read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
@@ -69,8 +69,7 @@ class RangeWindows(PretrainWindows):
             return b""
         if self._store is None:
             self._store = open_store(self.build.address)
-        with named_if_gone(self._store, file):
-            found = self._store.read_range(file.key, length, start=start)
+        found = read_range(self._store, file, length, start=start)
         self.requests, self.bytes = self.requests + 1, self.bytes + length
         is_same = found.size == file.size and found.sha256 in (None, file.sha256) and len(found.content) == length
         if not is_same or self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
