@@ -25,6 +25,16 @@ def number_in(name: str, prefix: str, count: int) -> int | None:
     return number if number < count and name == f"{prefix}-{number:05d}" else None
 
 
+def engines_file(part: Path) -> Path:
+    """Return the file that says which engines encoded a part. It is beside the part, because it is not part of the cache."""
+    return part.with_name(f".{part.name}.engines.json")
+
+
+def refusals_dir(root: str | Path) -> Path:
+    """Return the folder that says which engines no build in this root uses any more."""
+    return parts_root(root) / ".refused_engines"
+
+
 def part_name(number: int) -> str:
     """Return the name of a part: of its folder, and of its lineage in the sealed cache."""
     return f"part-{number:05d}"

@@ -18,7 +18,7 @@ from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.excluded import FOUND_NAME
-from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, engines_file, part_name, parts_dir
 from niels_cache_assets.parts.lease import leased
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -77,6 +77,7 @@ def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) ->
             continue
         with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
             removed += [Pruned(*each) for each in remove_target(lease)]
+            remove(engines_file(target))
     return removed
 
 
