@@ -161,7 +161,7 @@ class Choking(TiktokenTokenizer):
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         if any(f"{ODD} {ODD}" in text for text in texts):
             raise NielsCacheError("tiktoken cannot encode a text")
-        return super().encode_unchecked(texts)
+        return [np.array(self._encode(text), dtype=np.uint32) for text in texts]
 
 
 def test_a_difficult_text_that_the_reference_cannot_encode_means_the_reference(
@@ -231,6 +231,18 @@ def test_prove_shows_the_text_that_differs_and_fails(
     (engine,) = model["engines"]
     assert engine["sources"]["files"]["differing"] == 1
     assert ODD in engine["sources"]["files"]["first"]["text"]
+
+
+def test_prove_counts_texts_that_the_reference_cannot_encode(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "one.txt").write_text(f"a quiet line\n\nan {ODD} {ODD} one", encoding="utf-8")
+    install(equal)
+    monkeypatch.setattr(TiktokenTokenizer, "encode_unchecked", Choking.encode_unchecked)
+    assert main(["tokenizer", "prove", str(ranks), "--files", "one.txt"]) == 0
+    assert "tiktoken cannot encode 1, and the others have equal ids" in capsys.readouterr().out
 
 
 def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
