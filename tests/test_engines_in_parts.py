@@ -185,6 +185,9 @@ def test_pruned_parts_leave_no_record(project: PartsProject, install: Install) -
     build(graph_of(project))
     build(graph_of(project, parts=2))
     folder = project.folder / "cache/pretrain/.parts" / NAME
-    assert (folder / ".part-00002.engines.json").exists()
+    assert (folder / ".engines/part-00002.json").exists()
     prune_parts(graph_of(project, parts=2), NAME)
-    assert sorted(path.name for path in folder.glob(".*.engines.json")) == [".part-00000.engines.json", ".part-00001.engines.json"]
+    assert sorted(path.name for path in folder.glob(".engines/*")) == ["part-00000.json", "part-00001.json"]
+    build(graph_of(project, parts=1))
+    prune_parts(graph_of(project, parts=1), NAME)
+    assert not folder.exists()
