@@ -6,7 +6,8 @@ For each model (a tokenizer.json, a rank file of tiktoken, or the SentencePiece 
   the caches of the engine are empty, and the median of all passes. No document occurs twice;
 * the seconds to load an engine and to prove it (`tokenizer prove`);
 * with --build: a whole build from Parquet, in a process of its own, without the time that Python takes to import modules. Every build uses
-  the engine: as users build, with a comparison of the first batches only, and without any comparison. Peak memory;
+  the engine: as users build, with a comparison of the first batches only, and without any comparison. Because whole builds differ by some
+  percent from run to run, another build measures the processor time of the comparison itself. Peak memory;
 * with --build --megatron: the speed of Megatron-LM's way from a .jsonl file to its indexed data set, for a tenth of the documents;
 * with --equality N: the ids of N texts. Half of them are documents from NIELS_CACHE_REAL_DATA, cut at random places, and half are made.
 
@@ -48,6 +49,7 @@ TEXTS_PER_CALL = 1_024
 REFERENCE_SHARE = 10  # the reference gets a tenth of the documents
 COMPARED_AT_ONCE = 65_536
 
+TIMED = "timed"  # as "auto", with the comparison timed; the reference then encodes in the thread that compares
 MODES = ("auto", "first", "unchecked")  # what is compared: as in every build; only the first batches; nothing
 
 EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
@@ -174,13 +176,29 @@ def compared_first(compared: Callable[..., slice], batch: int | None, size: int)
     return chosen if chosen == slice(None) else slice(0, 0)
 
 
+def timed(compare: Callable[..., int], seconds: dict[str, list[float]]) -> Callable[..., int]:
+    """Return the method that compares a batch, which also adds its processor time to `seconds`: of first batches, or of later ones."""
+
+    def compare_timed(encoder: checked.Encoder, texts: Sequence[str], found: Any, chosen: slice) -> int:
+        started = time.thread_time()
+        count = compare(encoder, texts, found, chosen)
+        seconds["first" if chosen == slice(None) else "later"].append(time.thread_time() - started)
+        return count
+
+    return compare_timed
+
+
 def child(folder: Path, model: str, mode: str) -> None:
-    """Build from `folder` and print the seconds. mode: one of MODES."""
+    """Build from `folder` and print the seconds. mode: TIMED, or one of MODES."""
     import pandas  # noqa: F401  # Arrow imports it with its first array, within the measured time
 
     tokenizer = opened(model)
     source = sources(folder)["parquet"]
+    compared: dict[str, list[float]] = {"first": [], "later": []}
     with contextlib.ExitStack() as changes:
+        if mode == TIMED:
+            changes.enter_context(mock.patch.dict(os.environ, {"TOKENIZERS_PARALLELISM": "false"}))
+            changes.enter_context(mock.patch.object(checked.Encoder, "_compare", timed(checked.Encoder._compare, compared)))
         if mode == "first":
             changes.enter_context(mock.patch.object(checked, "_compared", partial(compared_first, checked._compared)))
         if mode == "unchecked":
@@ -191,7 +209,8 @@ def child(folder: Path, model: str, mode: str) -> None:
         whole = Stopwatch()
         build(source, tokenizer, folder)
         whole.stop()
-        print(json.dumps({"proof": proof.wall, "build": whole.wall, "build_cpu": whole.cpu}))
+        spent = {name: sum(each) for name, each in compared.items()}
+        print(json.dumps({"proof": proof.wall, "build": whole.wall, "build_cpu": whole.cpu, **spent}))
 
 
 def built(folder: Path, model: str, mode: str) -> dict[str, float]:
@@ -218,6 +237,9 @@ def run_build(model: str, texts: list[str], folder: Path, reference: Speed, roun
     print(
         f"  comparison while it builds: {continuous:+.1%} core-seconds; before it, the first batches {first:+.1%}, the proof {proof:.1f} s"
     )
+    measured = [built(folder, model, TIMED) for _ in range(rounds)]
+    first, later = (statistics.median(each[name] / each["build_cpu"] for each in measured) for name in ("first", "later"))
+    print(f"  the comparison itself, as a share of the core-seconds of the build: {later:.1%}; the first batches {first:.1%}")
     print(f"  peak memory: {max(each['peak'] for each in results['auto']):.0f} MB", flush=True)
     return speed
 

@@ -21,6 +21,7 @@ from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
 from niels_cache_assets.parts.lease import Stopped, request_stop
+from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from tests.parts_project import NAME, PartsProject, build, parts_of
 
@@ -91,7 +92,8 @@ say("log", message="resuming it")
 say("progress", documents=3, tokens=40, share=0.25)
 say("news", about="something that no reader knows")
 build()
-say("result", state="built", resumed=7, seconds=1.5, warning="a remark")
+engines = [{"name": "hasty", "version": "1.2", "texts": 8, "checked": 4}]
+say("result", state="built", resumed=7, seconds=1.5, warning="a remark", engines=engines)
 """
 
 
@@ -99,6 +101,7 @@ def test_the_outcome_is_that_of_the_child(project: PartsProject) -> None:
     worker = Worker(project, _REPORTS)
     outcome = worker.build()
     assert (outcome.state, outcome.resumed, outcome.seconds, outcome.warning) == ("built", 7, 1.5, "a remark")
+    assert outcome.engines == [EngineUse(name="hasty", version="1.2", texts=8, checked=4)]
     assert outcome.meta["part"]["number"] == 0
     assert worker.progress == [Reported(counts={"documents": 3, "tokens": 40}, share=0.25)]
     assert worker.log == ["resuming it"]

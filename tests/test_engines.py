@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,10 @@ from niels_cache_assets.artifacts import encoded_again
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
+from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.streaming import encode
@@ -27,17 +30,19 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer import checked, engines
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, gpt2_tokenizer_json, prove, proven_engine
-from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer
+from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
+from tests.tokenizer_files import write_json
 
 EOT = {"eot": "<|endoftext|>"}
 CHATS = {**EOT, "sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>"}
 GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 ODD = "Odd"  # a sentence with this word is encoded differently by the engine that differs
+CHATML = {"<|im_start|>": True, "<|im_end|>": True}
 DOCUMENTS = 64
 
 
@@ -150,6 +155,30 @@ def test_a_text_that_an_engine_cannot_encode_differs_and_the_others_are_compared
     assert (proof.first.text, proof.first.found) == (ODD, [])
 
 
+class Choking(TiktokenTokenizer):
+    """A tokenizer that cannot encode a text with a word twice in a row."""
+
+    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        if any(f"{ODD} {ODD}" in text for text in texts):
+            raise NielsCacheError("tiktoken cannot encode a text")
+        return [np.array(self._encode(text), dtype=np.uint32) for text in texts]
+
+
+def test_a_difficult_text_that_the_reference_cannot_encode_means_the_reference(
+    ranks: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choking, sound = (kind(ranks, special_tokens=EOT, pattern=GPT2_WORDS) for kind in (Choking, TiktokenTokenizer))
+    proof = compare(["one", f"{ODD} {ODD}", "two"], reference=choking.encode_flat, engine=sound.encode_flat)
+    assert (proof.texts, proof.differing, proof.unencodable) == (3, 0, 1)
+    install(equal, proven=True)
+    monkeypatch.setattr(engines, "torture_texts", lambda **given: iter(["one", f"{ODD} {ODD}", "two"]))
+    said: list[str] = []
+    assert proven_engine(choking, said.append) is None
+    (line,) = said
+    assert "hasty 1.2" in line
+    assert "cannot encode 1 of 3" in line
+
+
 def test_an_engine_that_fails_its_proof_is_not_used_and_the_log_says_so(tokenizer: TiktokenTokenizer, install: Callable[..., None]) -> None:
     said: list[str] = []
     install(lambda text: text == "\u180e", proven=True)
@@ -202,6 +231,18 @@ def test_prove_shows_the_text_that_differs_and_fails(
     (engine,) = model["engines"]
     assert engine["sources"]["files"]["differing"] == 1
     assert ODD in engine["sources"]["files"]["first"]["text"]
+
+
+def test_prove_counts_texts_that_the_reference_cannot_encode(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path, ranks, odd_at=None)
+    (tmp_path / "one.txt").write_text(f"a quiet line\n\nan {ODD} {ODD} one", encoding="utf-8")
+    install(equal)
+    monkeypatch.setattr(TiktokenTokenizer, "encode_unchecked", Choking.encode_unchecked)
+    assert main(["tokenizer", "prove", str(ranks), "--files", "one.txt"]) == 0
+    assert "tiktoken cannot encode 1, and the others have equal ids" in capsys.readouterr().out
 
 
 def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
@@ -320,6 +361,7 @@ def test_the_reference_is_used_where_the_configuration_says_so(ranks: Path, tmp_
     assert built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache").state == "cache_hit"  # the key decides no byte
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,9 +373,13 @@ def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     expected = digests(built(registry, tmp_path / "slow").directory)
     install(equal)
     monkeypatch.setattr(Engine, "encode_flat", fail)
-    outcome = built(registry, tmp_path / "fast")
+    said: list[str] = []
+    outcome = built(registry, tmp_path / "fast", said.append)
     assert digests(outcome.directory) == expected
     assert [(use.name, use.is_reference) for use in outcome.engines] == [("tiktoken", True)]
+    (line,) = [line for line in said if "hasty" in line]  # once for all batches
+    assert "no memory" in line
+    assert "tiktoken" in line
 
 
 def test_a_batch_with_too_few_results_is_encoded_by_the_reference(
@@ -405,6 +451,92 @@ def test_conversations_are_compared_too(
     install(odd)
     with pytest.raises(NielsCacheError, match="hasty"):
         build_sft_cache(examples, str(tmp_path / "odd"), tokenizer=tokenizer, val_frac=0.1, seed=1)
+
+
+def test_a_chat_template_proves_no_engine(tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "tokenizer.json", tokens=CHATML)
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", special_tokens={"eot": "<|im_end|>"})
+    install(equal)
+    proofs: list[Any] = []
+    monkeypatch.setattr(engines, "prove", lambda *given: proofs.append(given) or Proof(texts=1))
+    example = [{"role": "user", "content": "the cache"}, {"role": "assistant", "content": "the token"}]
+    template = find_template("chatml", TokenizerSettings(model=tokenizer.model_path, special_tokens=tokenizer.special_tokens))
+    build_sft_cache([example] * 3, str(tmp_path / "sft"), tokenizer=tokenizer, val_frac=0, seed=1, template=template)
+    assert not proofs
+    settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
+    build_pretrain_cache(iter(sentences(3)), str(tmp_path / "pretrain"), tokenizer=tokenizer, **settings)
+    assert len(proofs) == 1
+
+
+def encoder_of(tokenizer: TextTokenizer) -> checked.Encoder:
+    encoder = checked.Encoder(view_tokenizer(tokenizer), tokenizer)
+    encoder.start([], lambda message: None)
+    return encoder
+
+
+def test_all_threads_wait_for_the_engine_before_the_first_text(tokenizer: TiktokenTokenizer, install: Callable[..., None]) -> None:
+    install(equal)
+    encoder = encoder_of(tokenizer)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda batch: encoder.encode_flat(["one", "two"], batch), range(16)))
+    (use,) = encoder.uses
+    assert (use.name, use.texts) == ("hasty", 32)
+
+
+def test_a_text_that_the_reference_cannot_encode_stops_no_build_only_because_it_is_compared(
+    ranks: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choking, sound = (kind(ranks, special_tokens=EOT, pattern=GPT2_WORDS) for kind in (Choking, TiktokenTokenizer))
+    texts = ["one", f"{ODD} {ODD}", "two", "Odd again"]
+    install(equal)
+    monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: Engine(sound, lambda text: False)})
+    encoder = encoder_of(choking)
+    for batch in (0, 9):  # compared, not compared
+        ids, _ = encoder.encode_flat(texts, batch)
+        assert ids.tolist() == sound.encode_flat(texts)[0].tolist()
+    (use,) = encoder.uses
+    assert (use.texts, use.checked) == (8, 3)
+    install(equal)
+    monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: Engine(sound, lambda text: text == "Odd again")})
+    with pytest.raises(checked.EngineDiffers):
+        encoder_of(choking).encode_flat(texts, 0)
+
+
+def test_a_batch_that_is_encoded_again_is_not_the_first_of_an_engine(
+    tokenizer: TiktokenTokenizer, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(equal)
+    encoder = encoder_of(tokenizer)
+    monkeypatch.setattr(encoder, "_worth", 1)  # an engine that is loaded later, as for SentencePiece
+    encoder.encode_flat(["a first text"], None)
+    assert Engine.asked == 0
+    encoder.encode_flat(["a text"], 5)
+    encoder.encode_flat(["a first text"], None)
+    (engine, reference) = encoder.uses
+    assert (engine.name, engine.texts, engine.checked) == ("hasty", 2, 1)
+    assert (reference.name, reference.texts) == ("tiktoken", 1)
+
+
+@pytest.mark.parametrize(("threads", "given", "expected"), [(1, None, "false"), (None, None, None), (1, "true", "true")])
+def test_the_threads_of_a_build_limit_those_of_tokenizers(
+    threads: int | None, given: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", given)
+    write_json(tmp_path / "tokenizer.json", tokens=CHATML)
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", special_tokens={"eot": "<|im_end|>"})
+    tokenizer.engine = "reference"
+    seen: list[str | None] = []
+
+    def texts() -> Iterator[str]:
+        seen.append(os.environ.get("TOKENIZERS_PARALLELISM"))
+        yield "the token"
+
+    settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
+    build_pretrain_cache(texts(), str(tmp_path / "cache"), tokenizer=tokenizer, threads=threads, **settings)
+    assert seen == [expected]
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == given
 
 
 # ---- builds that are stopped

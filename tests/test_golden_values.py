@@ -27,6 +27,7 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.sensors import build_request
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
+from niels_cache_assets.tokenizer.byte_level import train_byte_level
 from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
@@ -53,6 +54,7 @@ from tests.messages import missing
 from tests.small_project import STAGES, SmallProject
 from tests.test_fingerprints import fingerprints
 from tests.test_fingerprints import registry as every_kind
+from tests.tiny import sentences
 from tests.upgrades import make
 
 BATCHES = 3
@@ -122,6 +124,15 @@ def test_bytes_that_libraries_decide(built: Built, golden: Golden) -> None:
     """They are the parquet files, and the records that name their hashes or a version."""
     found = {name: sha256_of(content) for name, content in contents(built.root).items() if name.endswith((".parquet", ".json"))}
     golden.hold("bytes", found, libraries=("pyarrow", "sentencepiece"))
+
+
+def test_a_byte_level_bpe_that_is_trained(folder: Path, golden: Golden) -> None:
+    sample, model = folder / "sample.txt", folder / "tokenizer.json"
+    sample.write_text("".join(f"{text}\n" for text in sentences(400, seed=1)), encoding="utf-8")
+    train_byte_level({"sample": str(sample), "model": str(model), "vocab_size": 400, "special_tokens": ["<|endoftext|>", "<|sys|>"]})
+    golden.hold(
+        "bytelevel_bpe", {"sample": sha256_of(sample.read_bytes()), "model": sha256_of(model.read_bytes())}, libraries=("tokenizers",)
+    )
 
 
 def test_a_build_by_calls_in_another_folder_gives_the_same_bytes(built: Built) -> None:

@@ -61,7 +61,7 @@ ROOMS = {  # what each room may import of its own package
         "parts": "disk sources",
         "indices": "config",
         "notify": "config parts sources",
-        "cluster": "artifacts config parts",
+        "cluster": "artifacts config parts tokenizer",
         "publish": "disk",
         "exchange": "build_cache config disk streaming",
         "show": "artifacts config corpus disk indices sources streaming tokenizer",

@@ -107,6 +107,64 @@ def test_a_tokenizer_that_is_swapped_makes_exactly_its_caches_stale(tmp_path: Pa
     assert set(states(swapped).values()) == {"in sync"}
 
 
+@pytest.mark.parametrize("swapped", ["file", "kind"])
+def test_a_file_or_a_kind_that_is_swapped_makes_exactly_its_caches_stale(tmp_path: Path, swapped: str) -> None:
+    prepared = '[pretrain.prepared]\nsource = "text"\nfiles = ["sample.txt"]\nprepare = ["clean"]\n'
+    roles = f'special_tokens = {{ eot = "{EOT}", sys = "<|sys|>", usr = "<|usr|>", asst = "<|asst|>" }}'
+    table, more, root = KINDS["tokenizer.json"].replace(NAMED, roles), prepared + CHATS, tmp_path / "cache"
+    registry = project(tmp_path, table, more)
+    build_tokenizer(registry, root=root)
+    prepare_corpus(registry, "prepared", root=root, processes=1)
+    names = ("sample", "prepared", "chats")
+    for name in names:
+        build_dataset(registry, name, root=root)
+
+    def states(registry: Registry) -> dict[str, str]:
+        every = graph(registry, root)
+        of_all = (every.tokenizer(), every.corpus("prepared"), *map(every.dataset, names))
+        return {each.key: state_of(each).state for each in of_all}
+
+    assert set(states(registry).values()) == {"in sync"}
+    if swapped == "kind":
+        registry = project(tmp_path, KINDS["tiktoken"].replace(NAMED, roles), more)
+    else:
+        described = json.loads((tmp_path / "tokenizer.json").read_text())
+        described["model"]["merges"].pop()
+        (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    assert states(registry)["tokenizer"] != "in sync"
+    build_tokenizer(registry, root=root)
+    caches = {"pretrain/sample", "pretrain/prepared", "sft/chats"}
+    stale = {key for key, state in states(registry).items() if state == "other tokenizer"}
+    assert stale == caches
+    assert {key for key, state in states(registry).items() if state == "in sync"} == {"tokenizer", "corpus/prepared"}
+    for name in names:
+        assert build_dataset(registry, name, root=root).state == "built"
+    assert set(states(registry).values()) == {"in sync"}
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken"])
+def test_trace_and_report_show_the_text_of_each_kind(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    registry, root = project(tmp_path, KINDS[kind]), tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    cache = build_dataset(registry, "sample", root=root).directory
+    loader = TokenLoader(str(cache / "train"), T=16, B=2, seed=1)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    text = open_tokenizer(root).decode(next(iter(loader)).x[0].tolist())
+    word = max(text.replace(EOT, " ").split(), key=len)
+    capsys.readouterr()
+    assert main(["trace", "--state", str(tmp_path / "state.json"), "--step", "0", "--row", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "sample.txt" in shown
+    assert word in shown
+    assert main(["report", "--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(root)]) == 0
+    page = (root / "reports/cache.html").read_text(encoding="utf-8")
+    assert "cannot be drawn" not in page
+    assert sum(word in page for word in WORDS) > 20
+
+
 @pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken"])
 def test_special_tokens_that_were_edited_build_no_data_set_before_the_tokenizer(tmp_path: Path, kind: str) -> None:
     registry, root = project(tmp_path, KINDS[kind]), tmp_path / "cache"

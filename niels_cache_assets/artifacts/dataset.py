@@ -26,6 +26,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.parts.layout import refusals_dir
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
@@ -34,6 +35,7 @@ from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.recorded_uses import refuse, refused
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
@@ -191,9 +193,12 @@ class Dataset(Artifact):
                 seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
             )
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
+            refusals, model_sha256 = refusals_dir(self.root), self.tokenizer.model_sha256
+            build.encoder.refused = refused(refusals, model_sha256=model_sha256)
             try:
                 meta, resumed = build.write(work.directory, work.resume)
             except EngineDiffers as found:
+                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
                 build.note_difference(work.directory, work.resume, found)
                 work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
                 return None

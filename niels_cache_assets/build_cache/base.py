@@ -20,6 +20,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
@@ -96,13 +97,18 @@ class CacheBuild(ABC):
     def identity(self) -> dict[str, Any]:
         """All values in the builder that decide the bytes. The fingerprint of the journal covers them."""
 
-    @abstractmethod
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         """Write all files except meta.json into `partial`.
 
         Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
         gave other ids than the reference; then call `note_difference`, and build again.
         """
+        with tokenizers_limited_to(self.threads):
+            return self._write(partial, resume)
+
+    @abstractmethod
+    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        """Write all files except meta.json; see `write`."""
 
     @abstractmethod
     def tokens_of(self, item: Any) -> Tokens:

@@ -193,7 +193,7 @@ class PretrainBuild(CacheBuild):
     def identity(self) -> dict[str, Any]:
         return {"settings": self.settings, "meta": self._meta, "on_collision": self.on_collision}
 
-    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}

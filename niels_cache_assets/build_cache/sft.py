@@ -190,11 +190,11 @@ class SftBuild(CacheBuild):
     def identity(self) -> dict[str, Any]:
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
-    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        with self._chats or nullcontext():
-            return self._write(partial, resume)
-
     def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        with self._chats or nullcontext():
+            return self._write_spooled(partial, resume)
+
+    def _write_spooled(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None

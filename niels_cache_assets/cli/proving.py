@@ -93,6 +93,9 @@ def _print(path: Path, tokenizer: TextTokenizer, proven: Sequence[Proven]) -> No
             continue
         for source, proof in each.proofs.items():
             said = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
+            if proof.unencodable:
+                compared = "the others have equal ids" if not proof.differing else said
+                said = f"{reference} cannot encode {proof.unencodable:,}, and {compared}"
             style = "red" if proof.differing else None
             console.print(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {said}", soft_wrap=True, style=style)
             for line in () if proof.first is None else _lines(proof.first, tokenizer):

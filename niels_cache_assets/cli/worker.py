@@ -82,6 +82,7 @@ class Lines:
 
     def finished(self, outcome: Outcome) -> None:
         """Print the result."""
+        from niels_cache_assets.tokenizer.checked import EngineUse
         from niels_cache_runtime.format.layout import SPLITS
 
         meta = outcome.meta
@@ -98,6 +99,7 @@ class Lines:
             seconds=round(outcome.seconds, 3),
             warning=outcome.warning,
             **counts,
+            **EngineUse.notes(outcome.engines),
             content_sha256=meta["content_sha256"],
             meta_sha256=meta["meta_sha256"],
         )

@@ -24,6 +24,7 @@ from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.cluster.command import Apart, PartCommand
 from niels_cache_assets.parts.lease import Stopped, builder_of, request_stop, stopped
 from niels_cache_assets.parts.lease_files import mark_of_stop
+from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy
 from niels_cache_runtime.format.layout import META_NAME
@@ -256,6 +257,7 @@ def _outcome(part: Apart, result: Mapping[str, Any], *, seconds: float) -> Outco
         seconds=float(result.get("seconds") or seconds),
         warning=result.get("warning"),
         resumed=int(result.get("resumed") or 0),
+        engines=EngineUse.recorded(result),
     )
 
 

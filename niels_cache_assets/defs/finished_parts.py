@@ -21,6 +21,7 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
@@ -168,9 +169,11 @@ def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
 
 
 def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
-    outcome = Outcome(key=found.artifact.key, state="built", meta=meta, directory=found.artifact.directory)
-    if isinstance(found.artifact, PartsPlan):
-        metadata = plan_metadata(outcome, version, list_of_ids(found.artifact.source))
+    artifact = found.artifact
+    engines = artifact.recorded_engines(meta) if isinstance(artifact, Part) else ()
+    outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory, engines=engines)
+    if isinstance(artifact, PartsPlan):
+        metadata = plan_metadata(outcome, version, list_of_ids(artifact.source))
     else:
         metadata = (corpus_part_metadata if found.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
     tags = {DATA_VERSION_TAG: version}

@@ -1,10 +1,12 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
-Before a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py). During a build, the reference
-also encodes the first batches whole, which are a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no
-batch waits long for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the build
-starts again with the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the
-reference encodes it. Cost: about a tenth of the build, because the reference is far slower.
+Before it encodes the first text of a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py).
+A build that encodes no text with it, such as one with a chat template, does not load it. During a build, the reference also encodes the
+first batches whole, which are a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no batch waits long
+for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the build starts again with
+the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it.
+A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about a tenth of the build, because the
+reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
 more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
@@ -13,7 +15,7 @@ more than it gains. Then the first batch of the engine is compared whole. If thi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -24,6 +26,7 @@ from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.engines import Engine, is_proven, proven_engine, reference_of, refuse_engine
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
+from niels_cache_runtime.errors import NielsCacheError
 
 FIRST_BATCHES = 8  # batches that are compared whole, of 256 documents each
 _FIRST_CHARACTERS = 1 << 20  # about the most characters in them; the first batch is compared in any case
@@ -68,6 +71,16 @@ class EngineUse:
         """Return the uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
+    @staticmethod
+    def joined(uses: Iterable[EngineUse]) -> list[EngineUse]:
+        """Return one use for each library and version, with the sums of the texts."""
+        added: dict[tuple[str, str, bool], EngineUse] = {}
+        for use in uses:
+            key = (use.name, use.version, use.differed)
+            first = added.get(key, replace(use, texts=0, checked=0))
+            added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
+        return list(added.values())
+
     def said(self) -> str:
         """Return the use in words."""
         who = f"{self.name} {self.version}"
@@ -94,7 +107,7 @@ class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
     view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
-    an engine may encode.
+    an engine may encode. refused: engines that must not encode, because they gave other ids in another build.
     """
 
     def __init__(self, view: BuildTokenizer, tokenizer: Any) -> None:
@@ -104,27 +117,30 @@ class Encoder:
         self._before: list[EngineUse] = []
         self._use: EngineUse | None = None  # of the engine
         self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
+        self.refused: Sequence[EngineUse] = ()
         self._lock = threading.Lock()
         self._waits = False  # whether an engine is loaded later
-        self._characters = 0  # of the texts that were encoded while it was not loaded
+        self._worth = 0  # characters after which it is loaded
+        self._characters = 0  # of the texts that came before it was loaded
         self._compares_next = False  # whether the next batch of the engine is compared whole
+        self._has_failed = False
         self._log: Callable[[str], None] = lambda message: None
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
-        """Choose the engine. This takes some seconds if an engine is there, for its proof.
+        """Begin a build. The first text to encode chooses the engine. This takes some seconds if an engine is there, for its proof.
 
         before: the uses that the journal of an interrupted build records. If the engine differed there in the same version, the reference
         encodes everything.
         """
         if self._reference is None:
             return
-        self._before, self._log = list(before), log
+        self._before, self._log = [*before, *self.refused], log
         self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
         if self._tokenizer.engine != "auto":
             return
-        self._waits = isinstance(self._tokenizer, SentencePieceTokenizer) and not is_proven(self._tokenizer)
-        if not self._waits:
-            self._use_engine()
+        self._waits = True
+        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_proven(self._tokenizer):
+            self._worth = WORTH_CHARACTERS
 
     def _use_engine(self) -> None:
         differed = {(use.name, use.version) for use in self._before if use.differed}
@@ -134,12 +150,18 @@ class Encoder:
             self._engine = engine
 
     def _wait(self, size: int) -> None:
-        """Count the characters that are encoded while an engine waits. Load it after enough of them."""
+        """Count the characters that come while an engine waits. Load it after enough of them.
+
+        At the beginning of a build, other threads wait for the engine. Later, they encode with the reference meanwhile.
+        """
         with self._lock:
             self._characters += size
-            is_time = self._waits and self._characters >= WORTH_CHARACTERS
-            self._waits = self._waits and not is_time
-        if is_time:
+            if not self._waits or self._characters < self._worth:
+                return
+            if not self._worth:
+                self._use_engine()
+            self._waits = False
+        if self._worth:
             self._compares_next = True
             self._use_engine()
 
@@ -153,7 +175,7 @@ class Encoder:
         if sizes.max(initial=0) <= MOST_CHARACTERS:
             if self._waits:
                 self._wait(int(sizes.sum()))
-            if self._engine is not None:
+            if self._engine is not None and not (batch is None and self._compares_next):  # that would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
             self._count_own(len(texts))
@@ -162,18 +184,26 @@ class Encoder:
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
         compared = _python_strings(texts[chosen])
-        self._count(len(texts), checked=len(compared))
-        if compared:
-            self._compare(compared, found, chosen)
+        self._count(len(texts), checked=self._compare(compared, found, chosen) if compared else 0)
         return found
 
-    def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> None:
-        """Compare the ids of some texts of a batch. found: the ids of the batch. chosen: the places of the texts in the batch."""
+    def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
+        """Compare the ids of some texts of a batch. Return how many were compared: those that the reference can encode.
+
+        found: the ids of the batch. chosen: the places of the texts in the batch.
+        """
         ids, lengths = found
+        try:
+            expected = self._view.encode_flat(texts)
+        except NielsCacheError:
+            if len(texts) == 1:
+                return 0
+            places = range(len(lengths))[chosen]
+            return sum(self._compare([text], found, slice(place, place + 1)) for text, place in zip(texts, places, strict=True))
         is_chosen = np.zeros(len(lengths), dtype=bool)
         is_chosen[chosen] = True
         some = ids[np.repeat(is_chosen, lengths)], lengths[chosen]
-        difference = compare_encoded(texts, self._view.encode_flat(texts), some).first
+        difference = compare_encoded(texts, expected, some).first
         if difference is not None:
             assert self._use is not None
             assert self._own is not None
@@ -182,14 +212,23 @@ class Encoder:
             raise EngineDiffers(
                 replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
             )
+        return len(texts)
 
-    @staticmethod
-    def _with_engine(engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
+    def _with_engine(self, engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the ids, or None if the engine fails. The reference then encodes the batch, or raises a clear error."""
         try:
             ids, lengths = engine.encode_flat(texts)
-        except Exception:  # the reference then encodes this batch, or raises a clear error
-            return None
-        return (ids, lengths) if len(lengths) == len(texts) and lengths.sum() == len(ids) else None
+            if len(lengths) == len(texts) and lengths.sum() == len(ids):
+                return ids, lengths
+            why = "it gave another number of texts or ids"
+        except Exception as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        with self._lock:
+            is_first, self._has_failed = not self._has_failed, True
+        if is_first:  # say it once for each build
+            model = self._tokenizer.model_path
+            self._log(f"{model}: {engine.name} {engine.version} failed ({why}); {self._reference} encodes each batch for which it fails")
+        return None
 
     def _count(self, texts: int, *, checked: int) -> None:
         with self._lock:
@@ -208,15 +247,10 @@ class Encoder:
         A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a model of
         SentencePiece that no engine has encoded.
         """
-        added: dict[tuple[str, str, bool], EngineUse] = {}
         now = [use for use in (self._use, self._own) if use is not None and use.texts]
         if isinstance(self._tokenizer, SentencePieceTokenizer) and all(use.is_reference for use in (*self._before, *now)):
             return []  # no engine was used
-        for use in (*self._before, *now):
-            key = (use.name, use.version, use.differed)
-            first = added.get(key, replace(use, texts=0, checked=0))
-            added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
-        return list(added.values())
+        return EngineUse.joined([*self._before, *now])
 
     def notes(self) -> dict[str, Any]:
         """Return the notes for the journal."""

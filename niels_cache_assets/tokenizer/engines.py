@@ -176,11 +176,16 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
     loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
         proof = prove(tokenizer, engine)
-        if not proof.differing:
+        if not proof.differing and not proof.unencodable:
             return engine
+        reference = reference_of(tokenizer)
+        found = [
+            *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
+            *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
+        ]
         log(
-            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: it gives other ids than {reference_of(tokenizer)} for "
-            f"{proof.differing:,} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
+            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: {', and '.join(found)} of {proof.texts:,} difficult "
+            "texts (niels-cache tokenizer prove shows them)"
         )
     if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")

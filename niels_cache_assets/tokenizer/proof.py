@@ -16,6 +16,7 @@ import numpy as np
 
 from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_assets.tokenizer.kinds import EncodeFlat
+from niels_cache_runtime.errors import NielsCacheError
 
 TEXTS_PER_COMPARISON = 256
 
@@ -74,20 +75,28 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of a comparison. `texts`: the number of texts. `differing`: how many of them differ. `first`: the first of these."""
+    """The result of a comparison. `texts`: the number of texts. `differing`: how many of them differ. `first`: the first of these.
+    `unencodable`: how many texts the reference cannot encode, so that they were not compared.
+    """
 
     texts: int
     differing: int = 0
+    unencodable: int = 0
     first: Difference | None = None
 
     def __add__(self, other: Proof) -> Proof:
-        return Proof(texts=self.texts + other.texts, differing=self.differing + other.differing, first=self.first or other.first)
+        return Proof(
+            texts=self.texts + other.texts,
+            differing=self.differing + other.differing,
+            unencodable=self.unencodable + other.unencodable,
+            first=self.first or other.first,
+        )
 
 
 def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) -> Proof:
     """Encode texts with the reference and with an engine, and compare the ids of each text. The texts must be valid Unicode.
 
-    A text that the engine cannot encode counts as different, with no ids.
+    A text that the engine cannot encode counts as different, with no ids. A text that the reference cannot encode is only counted.
     """
     proof, left = Proof(texts=0), iter(texts)
     while batch := list(islice(left, TEXTS_PER_COMPARISON)):
@@ -97,7 +106,11 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
             if len(batch) > 1:
                 proof = sum((compare([text], reference=reference, engine=engine) for text in batch), proof)
                 continue
-            expected, _ = reference(batch)  # raises its own errors
+            try:
+                expected, _ = reference(batch)
+            except NielsCacheError:
+                proof += Proof(texts=1, unencodable=1)
+                continue
             proof += Proof(texts=1, differing=1, first=Difference(text=batch[0], expected=expected.tolist(), found=[]))
     return proof
 

@@ -2,16 +2,18 @@
 
 While text is encoded, special tokens are switched off, so their strings are ordinary text. Added tokens that are not special are matched in
 text, whatever the setting: this is how the library works, and models were trained so. Truncation, padding and dropout in the file are
-switched off, because they would lose, add or change tokens. `tokenizers` releases the GIL and encodes a batch on all cores.
+switched off, because they would lose, add or change tokens. `tokenizers` releases the GIL. It encodes a batch on all cores, unless the
+setting `threads` limits a build.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from shutil import copyfile
@@ -33,6 +35,7 @@ _MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost mem
 _BLANK = "\u2581"
 _FIRST_STAND_IN = 256
 _REMEMBERED_WORDS = 1 << 16  # in about 10 MB; the library has room for 10,000
+_THREADS_VARIABLE = "TOKENIZERS_PARALLELISM"
 _LEAST_NAMED = 3  # the most bytes that a message about missing bytes names
 
 
@@ -59,6 +62,22 @@ def json_file(path: str | Path) -> Path:
         hint = f"; name its file: model = {json.dumps(str(path / others[0]))}" if others else "; give the folder or file that has it"
         raise NielsCacheError(f"{path}: this folder has no {_NAME}{hint}")
     return path / _NAME
+
+
+@contextmanager
+def tokenizers_limited_to(threads: int | None) -> Iterator[None]:
+    """Let `tokenizers` encode in the threads that call it, which are at most `threads`. Do nothing if `threads` is None.
+
+    Otherwise, each call uses all cores. The library reads TOKENIZERS_PARALLELISM at each call. If this variable is set already, it counts.
+    """
+    if threads is None or _THREADS_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_THREADS_VARIABLE] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS_VARIABLE, None)
 
 
 class HuggingFaceTokenizer(TextTokenizer):

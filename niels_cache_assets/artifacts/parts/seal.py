@@ -22,9 +22,13 @@ from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, joined_facts, seal
+from niels_cache_assets.show.wording import listed
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -118,7 +122,13 @@ class Sealed(AfreshUnderLease, OfPlan):
         self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
-        return Written(meta=meta, warning=self._shortfall(members))
+        return Written(meta=meta, warning=self._shortfall(members), engines=self._engines(members))
+
+    def _engines(self, members: Sequence[Member]) -> list[EngineUse]:
+        """Return the engines that encoded the parts, as far as they are recorded."""
+        metas = {member.name: member.meta for member in members}
+        parts = [part for part in self.members() if isinstance(part, Part)]
+        return EngineUse.joined(use for part in parts for use in part.recorded_engines(metas[part.member]))
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
@@ -134,9 +144,22 @@ class Sealed(AfreshUnderLease, OfPlan):
             raise NielsCacheError(f"{where}: this part does not exist yet; build it first: {self.parts_plan.how_to_make}")
         meta = read_meta(str(where / META_NAME))
         if not artifact.is_current(meta):
+            self._require_no_refused_engine()
             raise NielsCacheError(f"{where}: {self.difference(meta)}; {mend}")
         artifact.check_files(meta)
         return meta
+
+    def _require_no_refused_engine(self) -> None:
+        """Raise NielsCacheError with the names of all parts that an engine has encoded which gave other ids in another part."""
+        parts = [part for part in self.members() if isinstance(part, Part)]
+        found = {part.member: part.refused_engines(meta) for part in parts if (meta := finished_meta(part.directory)) is not None}
+        wrong = [member for member, engines in found.items() if engines]
+        if wrong:
+            engines = sorted({engine for each in found.values() for engine in each})
+            raise NielsCacheError(
+                f"{parts_dir(self.root, self.name)}: {listed(wrong)} may hold wrong tokens: they are of {listed(engines)}, which gave "
+                f"other ids than {self.reference} in another part; build them again: {self.parts_plan.how_to_make}"
+            )
 
     def _require_the_same_builds(self, members: Sequence[Member]) -> None:
         """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""

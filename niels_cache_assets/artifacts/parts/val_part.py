@@ -45,6 +45,7 @@ from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import VAL_TEXTS
 from niels_cache_runtime.format.meta import content_sha256
@@ -190,14 +191,17 @@ class ValPart(Leased):
         state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
         parts, build = self.plan.first.parts, self._build_of(work)
         progress = checked(work.lease, work.progress)
-        with PretrainWriter(
-            work.directory,
-            dtype=build.dtype,
-            shard_bytes=build.shard_bytes,
-            state=state.writer,
-            files=journal.finished,
-            keeps=bool(self.keep),
-        ) as writer:
+        with (
+            tokenizers_limited_to(self.build.threads),
+            PretrainWriter(
+                work.directory,
+                dtype=build.dtype,
+                shard_bytes=build.shard_bytes,
+                state=state.writer,
+                files=journal.finished,
+                keeps=bool(self.keep),
+            ) as writer,
+        ):
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
                 take = self._take_hashed if self.is_hashed else self._take_head

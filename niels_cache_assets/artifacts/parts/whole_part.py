@@ -47,7 +47,8 @@ class WholePart(Part):
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
-        return any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
+        is_same = any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
+        return is_same and not self.refused_engines(meta)
 
     def _is_made_of(self, meta: Meta, made_of: dict[str, Any]) -> bool:
         source, forms = dict(made_of["source"]), [made_of]
@@ -106,6 +107,7 @@ class WholePart(Part):
         if self.built is None or work.force:
             require_unchanged(self.stream.files)
             written = Dataset.write(self, replace(work, progress=checked(work.lease, work.progress)))
+            self.record_engines(written)
             meta = self._with_part(self.of_removed_ids(written.meta, work.made_of))
             return Written(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built

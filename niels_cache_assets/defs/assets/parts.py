@@ -25,7 +25,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig, PartConfig
-from niels_cache_assets.defs.metadata.builds import Metadata, state_of
+from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, state_of
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
@@ -335,6 +335,7 @@ def part_metadata(outcome: Outcome) -> Metadata:
             **state_of(outcome),
             "contents": f"{file_size(total_bytes(meta['files']))}: {counted(tokens, 'token')}",
             "tokens": tokens,
+            **engines_entry(outcome),
             "short": meta["part"]["short"] or None,
             "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
             "meta_sha256": meta["meta_sha256"],

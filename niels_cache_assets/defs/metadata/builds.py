@@ -80,7 +80,7 @@ def family_metadata(
         "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta, SPLITS),
         **_characters_per_token(outcome, seen.characters_per_token),
-        **_engines(outcome),
+        **engines_entry(outcome),
         **_record(outcome, settings),
     }
     return {
@@ -89,7 +89,7 @@ def family_metadata(
     }
 
 
-def _engines(outcome: Outcome) -> Metadata:
+def engines_entry(outcome: Outcome) -> Metadata:
     """Return what encoded the text in this build, if the tokenizer has fast engines."""
     return {"encoded_by": "; ".join(use.said() for use in outcome.engines)} if outcome.engines else {}
 
