@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_runtime.remote import fetcher, room
 from niels_cache_runtime.remote.fetcher import Fetcher
-from niels_cache_runtime.remote.ledger import Entry, State
+from niels_cache_runtime.remote.ledger import Entry, State, failure_key
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, make_room, may_keep, stuck_bytes, surplus
 
@@ -160,7 +160,7 @@ def test_files_of_readers_that_wait_for_room_stay() -> None:
     assert stuck_bytes(copy) == 20
     running.demand = [shard(7)]
     assert stuck_bytes(copy) == 30
-    copy.failed[shard(7)] = "it ends"
+    copy.failed[failure_key(running.group, shard(7))] = "it ends"
     assert stuck_bytes(copy) == 20
 
 
@@ -204,9 +204,9 @@ def test_of_readers_that_hold_and_wait_one_fails(monkeypatch: pytest.MonkeyPatch
     def fails_at(seconds: float) -> list[str]:
         clock[0] = seconds
         for number in (8, 9):
-            if shard(number) not in copy.failed:
+            if failure_key("g", shard(number)) not in copy.failed:
                 serving._tell_if_hopeless(copy, shard(number), 15, 35)
-        return [*copy.failed]
+        return [key.removeprefix("g/") for key in copy.failed]
 
     assert fails_at(0) == fails_at(4) == []
     assert fails_at(6) == [shard(8)]

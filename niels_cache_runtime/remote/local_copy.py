@@ -345,7 +345,7 @@ class LocalCopy:
     def _hold_meta(self, state: State, build: CopiedBuild) -> None:
         """Hold the meta.json of a build before another process can remove it, and let the files of the build come from its address."""
         self._addresses[build.id] = build.address
-        self._take_ready(state, [build.place(META_NAME)], self._held.add, [], self._held, starved=False)
+        self._take_ready(state, [build.place(META_NAME)], self._held.add, [], self._held, waited=0.0)
 
     def _new_reader(self) -> Reader:
         return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)

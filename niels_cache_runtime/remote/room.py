@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Entry, State
+from niels_cache_runtime.remote.ledger import Entry, State, failure_key
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 
 PATIENCE_SECONDS = 60.0
@@ -81,7 +81,7 @@ def stuck_bytes(state: State) -> int:
     """
     found = set[str]()
     for reader in state.readers.values():
-        if not any(path in state.failed for path in reader.demand):  # otherwise it ends
+        if not any(failure_key(reader.group, path) in state.failed for path in reader.demand):  # otherwise it ends
             is_served = any(path in state.entries for path in reader.demand)
             found |= reader.held() if is_served or not reader.demand else {*reader.maps}
     return _bytes(state, found)
