@@ -13,8 +13,12 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assets.parts import part_metadata
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
+from niels_cache_assets.parts.engines import refuse
 from niels_cache_assets.parts.layout import engines_file, refusals_dir
+from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.verify import verify_cache
 from tests.parts_project import NAME, PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
@@ -22,10 +26,12 @@ from tests.test_engines import (
     GPT2_WORDS,
     ODD,
     Engine,
+    Stopped,
     equal,
     install,  # noqa: F401  a fixture
     odd,
     small_batches,  # noqa: F401  a fixture
+    stop_at,
     write_ranks,
 )
 
@@ -42,8 +48,8 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     return project
 
 
-def make_odd(project: PartsProject, file: int, row: int) -> None:
-    path = project.folder / "texts" / f"f{file:03d}.jsonl"
+def make_odd(project: PartsProject, file: int, row: int, folder: str = "texts") -> None:
+    path = project.folder / folder / f"f{file:03d}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[row] = json.dumps({"id": "odd", "text": f"An {ODD} text."})
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -84,7 +90,7 @@ def test_a_difference_in_one_part_lets_the_engine_encode_no_part_of_the_seal(
     assert Engine.asked == 0, "the process of this part has not seen the difference itself"
     with pytest.raises(NielsCacheError) as caught:
         materialize(found[f"pretrain/{NAME}"])
-    assert "part-00000 may" in str(caught.value)
+    assert "part-00000:" in str(caught.value)
     assert "hasty 1.2" in str(caught.value)
     assert "build-all" in str(caught.value)
     outcomes = build(graph_of(project))
@@ -95,6 +101,78 @@ def test_a_difference_in_one_part_lets_the_engine_encode_no_part_of_the_seal(
     assert "hasty" not in (project.cache() / "meta.json").read_text(encoding="utf-8")
     assert {outcome.state for key, outcome in build(graph_of(project)).items() if key.startswith("pretrain/")} == {"cache_hit"}
     assert verify_cache(project.folder / "cache") == []
+
+
+def test_a_part_that_is_resumed_starts_again_after_its_engine_differed_in_another_part(
+    project: PartsProject,
+    install: Install,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project.write([16], first=0)
+    make_odd(project, 0, 5)  # in its second batch, which is not compared
+    make_odd(project, 2, 1)
+    install(None)
+    build(graph_of(project, "slow"))
+    install(odd)
+    found = graph_of(project)
+    first, _, third = parts_of(found)
+    build(found, [key for key in found.order() if key not in parts_of(found) and key != f"pretrain/{NAME}"])
+    with monkeypatch.context() as patched:
+        patched.setenv(BYTES_VARIABLE, "1")
+        stop_at(2, patched)
+        with pytest.raises(Stopped):
+            build(found, [first])
+    build(found, [third])
+    install(odd)  # as in another process
+    said: list[str] = []
+    outcome = build(graph_of(project), [first], log=said.append)[first]
+    assert outcome.state == "built"
+    assert outcome.resumed == 0
+    assert [line for line in said if "hasty 1.2" in line and "afresh" in line]
+    assert Engine.asked == 0
+    build(graph_of(project))
+    assert digests(project.cache()) == digests(project.cache("slow"))
+
+
+def test_parts_that_an_engine_encoded_are_joined_again_when_it_differs_later(
+    project: PartsProject,
+    install: Install,  # noqa: F811
+) -> None:
+    make_odd(project, 0, 5)  # in a batch that is not compared
+    install(None)
+    build(graph_of(project, "slow"))
+    install(odd)
+    found = graph_of(project)
+    build(found)
+    wrong = digests(project.cache())
+    sha256 = found[parts_of(found)[0]].finished()["tokenizer_sha256"]  # type: ignore[index]
+    refuse(refusals_dir(found.root), EngineUse(name="hasty", version="1.2"), model_sha256=sha256, found_in=f"pretrain/{NAME}")
+    install(odd)
+    states = {key: outcome.state for key, outcome in build(graph_of(project)).items()}
+    assert {states[key] for key in (*parts_of(found), f"pretrain/{NAME}")} == {"built"}
+    assert wrong != digests(project.cache()) == digests(project.cache("slow"))
+
+
+def test_a_cache_that_one_process_built_stays_whatever_engine_differed(project: PartsProject, install: Install) -> None:  # noqa: F811
+    make_odd(project, 0, 1)
+    install(odd)
+    said: list[str] = []
+    build(graph_of(project, parts=1), log=said.append)
+    assert [line for line in said if "hasty" in line and "again" in line]
+    places = {path.name: path.stat().st_ino for path in list_shards(project.cache() / "train")}
+    project.write([8], first=8, folder="more")
+    make_odd(project, 8, 1, "more")
+    added = f'{SETTINGS}\n[[pretrain.{NAME}.added]]\nfiles = ["more/*"]\nparts = 1\n'
+    install(odd)
+    build(graph_of(project, parts=1, settings=added))
+    assert {name: (project.cache() / "train" / name).stat().st_ino for name in places} == places
+
+
+def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError) as caught:  # noqa: PT011  the name of the file decides
+        refuse(tmp_path / "file", EngineUse(name="hasty", version="1.2"), model_sha256=None, found_in="pretrain/a")
+    assert caught.value.filename == str(tmp_path / "file")
 
 
 def test_a_part_without_a_record_of_its_engines_counts_as_encoded_by_the_one_that_differed(

@@ -58,7 +58,7 @@ ROOMS = {  # what each room may import of its own package
         "chats": "config streaming tokenizer",
         "corpus": "artifacts build_cache cleaning config dedup disk sources streaming tokenizer",
         "build_cache": "chats config disk sources streaming tokenizer",
-        "parts": "disk sources",
+        "parts": "disk sources tokenizer",
         "indices": "config",
         "notify": "config parts sources",
         "cluster": "artifacts config parts tokenizer",

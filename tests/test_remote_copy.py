@@ -385,10 +385,10 @@ def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -
     copy = LocalCopy(published.copy, limit_bytes=10_000_000)
     folder = copy.fetch_split(f"{ADDRESS}/train")
     assert rows(TokenLoader(str(folder), T=T, B=4, seed=3), 5) == rows(TokenLoader(str(published.folder / "train"), T=T, B=4, seed=3), 5)
-    root = copy.fetch_files(f"s3://{BUCKET}/at/chats", ["tokenizer/"]).parents[1]
+    root = copy.fetch_of(copy.open(f"s3://{BUCKET}/at/chats")[0], ["tokenizer/"]).parents[1]
     assert {path.name for path in root.iterdir()} == {"sft", "tokenizer"}
     with pytest.raises(NielsCacheError, match="no file"):
-        copy.fetch_files(ADDRESS, ["train/none.bin"])
+        copy.fetch_of(copy.open(ADDRESS)[0], ["train/none.bin"])
     settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1}
     chats = TokenLoader(f"s3://{BUCKET}/at/chats/train", **settings, local_dir=published.copy, limit_bytes=10_000_000)
     assert rows(chats, 3) == rows(TokenLoader(str(caches.chats / "train"), **settings), 3)

@@ -146,14 +146,14 @@ def test_a_download_for_a_folder_that_was_removed_is_dropped(published: Publishe
     copy.open(ADDRESS)
     go_on.set()
     older[0].join(20)
-    folder = copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+    folder = copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
     assert (folder / "train_doc_ends.npy").read_bytes() == (published.folder / "train_doc_ends.npy").read_bytes()
 
 
 def _fetch_or_fail(folder: Path) -> None:
     copy = LocalCopy(folder, limit_bytes=room(3))
     with pytest.raises(NielsCacheError, match="nothing has changed"):
-        copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+        copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
 
 
 def test_a_download_whose_end_cannot_be_recorded_is_done_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_the_process_that_downloads_starts_beside_other_modules_and_settings(
     ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel keeps no exit status
     try:
         copy = LocalCopy(published.copy)
-        folder = copy.fetch_files(ADDRESS, ["train_doc_ends.npy"])
+        folder = copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
     finally:
         signal.signal(signal.SIGCHLD, ignored)
     assert (folder / "train_doc_ends.npy").read_bytes() == (published.folder / "train_doc_ends.npy").read_bytes()

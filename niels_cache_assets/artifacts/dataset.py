@@ -26,16 +26,16 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import refusals_dir
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.tokenizer.checked import EngineDiffers
+from niels_cache_assets.tokenizer.checked import EngineDiffers, EngineUse
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
-from niels_cache_assets.tokenizer.recorded_uses import refuse, refused
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
@@ -180,6 +180,10 @@ class Dataset(Artifact):
             prepared=self.prepared,
         )
 
+    def engines_that_differed(self, model_sha256: str | None) -> list[EngineUse]:
+        """Return the engines that gave other ids than the reference of this model for a text of this data set."""
+        return refused(refusals_dir(self.root), model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
+
     def write(self, work: Work) -> Written:
         while (written := self._write(work)) is None:
             pass
@@ -195,6 +199,7 @@ class Dataset(Artifact):
             build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
             refusals, model_sha256 = refusals_dir(self.root), self.tokenizer.model_sha256
             build.encoder.refused = refused(refusals, model_sha256=model_sha256)
+            build.leave_out(work.directory, work.resume, self.engines_that_differed(model_sha256))
             try:
                 meta, resumed = build.write(work.directory, work.resume)
             except EngineDiffers as found:

@@ -183,6 +183,15 @@ class CacheBuild(ABC):
         """
         self._keep_differences(partial, resume, [*self.encoder.uses, found.use])
 
+    def leave_out(self, partial: Path, resume: Resume, refused: Sequence[EngineUse]) -> None:
+        """Discard an interrupted build that one of these engines has encoded, which differed in this data set since."""
+        recorded, differing = read_journal(partial), {(use.name, use.version) for use in refused}
+        uses = EngineUse.recorded(recorded.notes or {}) if recorded else []
+        wrong = [f"{use.name} {use.version}" for use in uses if not use.differed and (use.name, use.version) in differing]
+        if wrong:
+            resume.log(f"starting afresh: {', '.join(wrong)} gave other ids than the reference for another text of this data set")
+            self._keep_differences(partial, resume, [*uses, *refused])
+
     def _keep_differences(self, partial: Path, resume: Resume, uses: Sequence[EngineUse]) -> None:
         now, notes = self.journal_fingerprint(resume), EngineUse.notes([use for use in uses if use.differed])
         resume.check()

@@ -291,7 +291,7 @@ class SftBuild(CacheBuild):
         found = self._of_chunks.encode(chunk, batch, problems, [_name(each, first + number) for number, each in enumerate(chunk)])
         self._require_sound(chunk, problems, first=first)
         return _Encoded(
-            conversations=[chunk[number] for number in found.kept],
+            conversations=[_without_text(chunk[number]) for number in found.kept],
             tokens=found.tokens,
             lengths=found.lengths,
             dropped=Counter(problems.values()),
@@ -321,7 +321,8 @@ class SftBuild(CacheBuild):
         group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
-                chunk[number]._replace(group=group_of(chunk[number].messages, chunk[number].rejected or [])) for number in encoded
+                _without_text(chunk[number])._replace(group=group_of(chunk[number].messages, chunk[number].rejected or []))
+                for number in encoded
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
@@ -351,6 +352,11 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
                 raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
+
+
+def _without_text(conversation: Conversation) -> Conversation:
+    """Return only the origin of a conversation, because several batches wait to be written."""
+    return conversation._replace(messages=[], rejected=None)
 
 
 def _write(spool: SftSpool, batch: _Encoded, journal: Journal | None, state_of: Callable[..., _State]) -> None:

@@ -134,7 +134,7 @@ class Encoder:
         """
         if self._reference is None:
             return
-        self._before, self._log = [*before, *self.refused], log
+        self._before, self._log = [*before], log
         self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
         if self._tokenizer.engine != "auto":
             return
@@ -143,7 +143,7 @@ class Encoder:
             self._worth = WORTH_CHARACTERS
 
     def _use_engine(self) -> None:
-        differed = {(use.name, use.version) for use in self._before if use.differed}
+        differed = {(use.name, use.version) for use in (*self._before, *self.refused) if use.differed}
         engine = proven_engine(self._tokenizer, self._log)
         if engine is not None and (engine.name, engine.version) not in differed:
             self._use = EngineUse(name=engine.name, version=engine.version)

@@ -19,7 +19,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
 from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
-from niels_cache_runtime.remote.needs import Reader
+from niels_cache_runtime.remote.needs import Reader, next_files
 from niels_cache_runtime.remote.pieces import pieces, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
@@ -112,31 +113,37 @@ class Fetcher:
             self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
-        waited_for = {path for reader in mine for path in reader.demand}.difference(state.entries)
-        self._hopeless = {path: since for path, since in self._hopeless.items() if path in waited_for}
+        before, self._hopeless = self._hopeless, {}
         chosen: list[tuple[str, bool]] = []
-        for path, is_waited_for in _next_files(mine):
+        refused: dict[str, int] = {}  # the position in each run that waits for room: what comes after it must not take the room
+        stuck: int | None = None
+        for path, waiting in next_files(mine):
             if len(self._active) >= self._streams:
                 break
+            if waiting is not None and waiting.position > refused.get(waiting.run, waiting.position):
+                continue
             if path in state.unchecked and path not in self._active:
                 self._active.add(path)
                 chosen.append((path, False))
                 continue
             if path in state.entries or failure_key(self._group, path) in state.failed:
                 continue
-            if not is_waited_for and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+            if waiting is None and time.monotonic() - self._failed_at.get(path, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
                 continue
             try:
                 size, sha256 = self._expected(state, path)
             except NielsCacheError as error:
                 state.failed[failure_key(self._group, path)] = str(error)
                 continue
-            gone = make_room(state, size, limit, path=path if is_waited_for else None)
-            if gone is None and is_waited_for:
-                self._tell_if_hopeless(state, path, size, limit)
-                continue
-            if gone is None:
+            gone = make_room(state, size, limit, path=None if waiting is None else path)
+            if gone is None and waiting is None:
                 break
+            if gone is None and waiting is not None:
+                refused.setdefault(waiting.run, waiting.position)
+                stuck = stuck_bytes(state) if stuck is None else stuck
+                self._tell_if_hopeless(state, path, size, limit, stuck=stuck, since=before.get(path))
+                continue
+            assert gone is not None
             self._remove(state, gone)
             state.entries[path] = Entry(size, sha256, owner=self._group)
             self._active.add(path)
@@ -156,24 +163,26 @@ class Fetcher:
             self._ledger.remove(state, path)
             state.counts["removed"] += 1
 
-    def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int) -> None:
-        """Let the reader fail if the file can never fit, or if for some seconds there was no room beside the files that stay mapped."""
-        is_disk, stuck = self._disk_limit is not None and limit == self._disk_limit[0], 0
+    def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
+        """Let the readers of a file fail if it can never fit, or if what stays mapped has left no room for it for some seconds.
+
+        stuck: the bytes that stay mapped. since: when the file had no room first, or None if it had room a moment ago.
+        """
+        is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
         if size + state.overhead <= limit:
-            stuck = stuck_bytes(state)
             if size + state.overhead + stuck <= limit or any(entry.owner not in ("", self._group) for entry in state.entries.values()):
-                self._hopeless.pop(path, None)
                 return
             own = max(reader.limit for reader in state.readers.values() if path in reader.demand)
             is_others = not is_disk and size + state.overhead + stuck <= own
             now = time.monotonic()
-            if now - self._hopeless.setdefault(path, now) < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
+            self._hopeless[path] = now if since is None else since
+            if now - self._hopeless[path] < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
                 return
             self._hopeless.clear()  # when this reader ends, there may be room for the others
-        why = "the disk is full below limit_bytes" if is_disk else "limit_bytes is too small"
+        why, mend = ("the disk is full below limit_bytes", "make room") if is_disk else ("limit_bytes is too small", "raise it")
         state.failed[failure_key(self._group, path)] = (
-            f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and waiting processes already have {stuck:,} of "
-            f"{limit:,} bytes mapped; raise it, make room, or give each job its own local_dir"
+            f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and other files that stay mapped have {stuck:,} of "
+            f"{limit:,} bytes; {mend}, or give each job its own local_dir"
         )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
@@ -358,29 +367,21 @@ class _Uncounted:
         time.sleep(seconds)
 
 
-def _next_files(readers: list[Reader]) -> Iterator[tuple[str, bool]]:
-    """Yield the files to download next, and whether a reader waits for it."""
-    for reader in readers:
-        for path in reader.demand:
-            yield path, True
-    wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
-    for _, want in sorted(dict.fromkeys(wants)):
-        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
-            yield path, False
-
-
 def main() -> None:
     folder, group = sys.argv[1:]
     if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
         os._exit(0)
-    status = 0
-    with suppress(KeyboardInterrupt):
-        try:
+    status = 1
+    try:
+        with suppress(KeyboardInterrupt):
             Fetcher(Path(folder), group).run()
-        except NielsCacheError as error:
-            status = 1
-            print(f"niels-cache: {error}", file=sys.stderr, flush=True)
-    os._exit(status)  # `sys.exit` would wait for the downloads
+        status = 0
+    except NielsCacheError as error:
+        print(f"niels-cache: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # `sys.exit` would wait for the downloads
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The shards that a process keeps mapped (rule 6 of `room`), and the thread that gives them back when another process needs their room.
+"""The shards that a process has mapped, and the thread that gives them back when another process needs their room (rules 4, 6 of `room`).
 
 The thread looks once per second. A process can yield no batch for a long time, for example while it waits for the evaluation of another
 rank. If that rank needs room, the shards must go meanwhile. While no other process needs room, batches change no record, and the thread
@@ -31,9 +31,10 @@ class Owner(Protocol):
 
 
 class Kept(NamedTuple):
-    """The record of a process that keeps shards.
+    """The record of a process that has mapped shards.
 
-    again: records the needs of now with `LocalCopy.need`. woken: the value of `Ledger.woken` at the last record. at: its time.monotonic().
+    again: records the needs of now with `LocalCopy.need`, or unmaps what is in the way. woken: the value of `Ledger.woken` at the last
+    record. at: its time.monotonic().
     """
 
     again: weakref.WeakMethod[Callable[[], None]]
@@ -42,7 +43,7 @@ class Kept(NamedTuple):
 
 
 class Keeper:
-    """The kept shards of a process. kept: None without any.
+    """The mapped shards of a process. kept: None without any.
 
     give_way: a method that gives them back if they are in the way, and returns `is_needed`. The thread calls it, and ends with the object
     of this method.

@@ -31,7 +31,7 @@ from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_prese
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.published import published_of, read_meta_of
 from niels_cache_runtime.remote.record import TOKENIZER, read_record
-from niels_cache_runtime.remote.room import Patience, held_bytes, may_keep, surplus, too_small
+from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, may_keep, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
@@ -99,15 +99,11 @@ class LocalCopy:
         if build.record.family == "pretrain":
             (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
 
-    def fetch_files(self, address: str, paths: Sequence[str]) -> Path:
-        """Fetch some files of a data set. Return its folder. The files stay until `close`.
+    def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
+        """Fetch some files of an open build. Return the folder of the data set. The files stay until `close`.
 
         paths: relative to the data set, or `tokenizer/...`. A path that ends with a slash means all files below it.
         """
-        return self.fetch_of(self.open(address)[0], paths)
-
-    def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
-        """Fetch some files of an open build. See `fetch_files`."""
         self._fetch(build, build.chosen(paths))
         return (self.folder / build.place(META_NAME)).parent
 
@@ -135,11 +131,13 @@ class LocalCopy:
         self.take(list(paths), self._held.add, mine=self._held)
 
     def take(
-        self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_aside: bool = False
-    ) -> None:
+        self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_fed: bool | None = None
+    ) -> bool:
         """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
 
-        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy. is_aside: see `Reader.aside`.
+        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy. is_fed: whether a feed reads
+        them for a batch, or somebody beside a run (`Reader.aside`). None: they are held. Return False if the feed must give all its files
+        back and ask again, because a slower process of its run has no room.
         Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
         """
         began = changed = time.monotonic()
@@ -155,20 +153,21 @@ class LocalCopy:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
-                    is_asked, self._reader.aside = True, is_aside
+                    is_asked, self._reader.aside = True, is_fed is False
                     missing = self._take_ready(state, paths, use, also, mine, waited=looked - began)
                     if not missing:
-                        return
+                        return True
+                    if is_fed and looked - began > _LOOK_SECONDS and is_in_the_way(state, self._reader):
+                        self._reader.demand = []
+                        self._write()
+                        return False
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
                 self._ledger.wake()
                 if not is_served:
                     start_fetcher(self._ledger, self._reader.group)
             if time.monotonic() - changed > GIVE_UP_SECONDS:
                 self._stop_waiting()
-                raise NielsCacheError(
-                    f"{self.folder}: nothing has changed for {GIVE_UP_SECONDS / 60:.0f} minutes, and this process waits for {missing[0]}; "
-                    "other processes hold all the room, or the store hangs; raise limit_bytes, or give each job its own local_dir"
-                )
+                raise nothing_changed(self.folder, missing[0], GIVE_UP_SECONDS)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
@@ -192,7 +191,7 @@ class LocalCopy:
         reader.demand = [] if failed else missing
         self._write()
         if failed:
-            raise RemoteError(state.failed.pop(failed))
+            raise RemoteError(state.failed[failed])  # it stays, because the other ranks wait for this file too
         return missing
 
     def _is_whole(self, state: State, path: str) -> bool:
@@ -237,7 +236,8 @@ class LocalCopy:
         """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
 
         position: the next sample of the run for this process. wants: the next parts of the run, in order. owners: they unmap what is not in
-        use. splits: all that the run reads, if shards may ever stay mapped. Then `again` is a method that calls `need` with later values.
+        use. splits: all that the run reads, if shards may ever stay mapped. again: a method that a thread calls when other processes have
+        needed something since: it calls `need` with later values, or unmaps everything if `is_in_the_way`.
         """
         with self._lock:
             with self._ledger.changing() as state:
@@ -253,7 +253,7 @@ class LocalCopy:
                 is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
                 is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
                 woken = self._ledger.woken()  # under the lock, so that every later change is seen
-                self._keeper.keep(Kept(weakref.WeakMethod(again), woken, time.monotonic()) if is_kept and again else None)
+                self._keeper.keep(Kept(weakref.WeakMethod(again), woken, time.monotonic()) if again else None)
             for owner in owners if is_kept else ():  # the record says that this process may have mapped all of them
                 self._taken.update(owner.map_kept())
         if not is_idle:
@@ -266,11 +266,16 @@ class LocalCopy:
         return bool(self._reader.keeps)
 
     def _give_way(self) -> bool:
-        """Give kept shards back if they may be in the way of another process. Return whether to look again later."""
+        """Give shards back if they may be in the way of another process. Return whether to look again later."""
         with self.reading, self._lock:
             if (again := self._keeper.due(self._ledger.woken())) is not None:
                 again()
             return self._keeper.is_needed()
+
+    def is_in_the_way(self) -> bool:
+        """Return whether a slower process of the run waits for room that this process could give back."""
+        with self._lock, self._ledger.changing() as state:
+            return is_in_the_way(state, self._reader)
 
     def is_reader(self) -> bool:
         """Return whether this process counts as a reader: it has used this object, and the object has not ended since."""
@@ -313,10 +318,8 @@ class LocalCopy:
             has_known = known in state.builds and state.is_ready(f"builds/{known}/{META_NAME}")
         try:
             build = self._published(address, is_hasty=has_known)
-        except MissingError:
-            raise
         except RemoteError as error:
-            if not has_known:
+            if not has_known or isinstance(error, MissingError):
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
             with self._lock, self._ledger.changing() as state:
@@ -351,10 +354,8 @@ class LocalCopy:
         return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)
 
     def _untake(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            self._taken[path] -= 1
-            if self._taken[path] <= 0:
-                del self._taken[path]
+        self._taken.subtract(paths)
+        self._taken = +self._taken  # without the files that no owner has any more
 
     def _write(self) -> None:
         """Record this reader. The caller holds the lock of the ledger."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,3 +83,21 @@ class Reader:
     def mapped(self, paths: set[str]) -> set[str]:
         """Return the files that this process may have mapped. paths: all files of the copy."""
         return {*self.maps, *(path for path in paths if path.startswith(tuple(self.keeps)))} if self.keeps else {*self.maps}
+
+
+def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
+    """Yield the files to download next, and the first reader that waits for it. None: for a download ahead of time.
+
+    A slower reader of a run comes before a faster one. Otherwise the faster one could take the last room, and both would wait.
+    """
+    waiting: dict[str, Reader] = {}
+    for reader in sorted(readers, key=lambda reader: (reader.run, reader.position)):
+        for path in reader.demand:
+            waiting.setdefault(path, reader)
+    yield from waiting.items()
+    wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
+    for _, want in sorted(dict.fromkeys(wants)):
+        for path in sorted(
+            want.paths(), key=lambda path: path.startswith(TAILS), reverse=True
+        ):  # a tail is small, and no batch should wait for it alone
+            yield path, None

@@ -6,6 +6,7 @@
     4. Such a file stays if a reader of the same run needs it before the run needs the new file. So a fast reader waits for a slow one, and
        each file is downloaded once. Files of another run stay if it is reading them now.
        A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
+       A reader that has mapped files and needs no file of them now unmaps them within about a second if a slower reader of its run waits.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
        waits for a second only while a reader of its run stands where it stood then.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
@@ -37,7 +38,8 @@ class Patience:
 
     def is_over(self, state: State, reader: Reader, waited: float) -> bool:
         """Return whether a reader that has waited for so many seconds may take what slower readers of its run need."""
-        others = {name: each.position for name, each in state.readers.items() if each is not reader and each.run == reader.run != ""}
+        slower = {name: each for name, each in state.readers.items() if each.position < reader.position}
+        others = {name: each.position for name, each in slower.items() if each.run == reader.run != ""}
         if waited > PATIENCE_SECONDS:
             self._stood = others
         return waited > (_IMPATIENCE_SECONDS if self._stood.items() & others.items() else PATIENCE_SECONDS)
@@ -74,6 +76,12 @@ def held_bytes(state: State, files: Collection[str]) -> int:
     return _bytes(state, set[str]().union(*(reader.held() for reader in state.readers.values())).difference(files))
 
 
+def is_in_the_way(state: State, reader: Reader) -> bool:
+    """Return whether a slower reader of the same run waits for a file that has no room. It may need what `reader` has mapped."""
+    slower = [each for each in state.readers.values() if each.run == reader.run != "" and each.position < reader.position]
+    return any(path not in state.entries for each in slower for path in each.demand)
+
+
 def stuck_bytes(state: State) -> int:
     """Return the bytes that stay mapped while a file cannot be downloaded, whatever all other readers do.
 
@@ -101,6 +109,14 @@ def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is
         f"{what}: needs {needed:,} bytes in {folder} at a time, beside {held:,} that are held until a process ends, but "
         f"limit_bytes={limit:,}{other}; raise it, or read fewer shards at a time: TokenLoader(order='blocks') with smaller block_shards or "
         "fewer lanes"
+    )
+
+
+def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
+    """Return the error of a process that has waited for a file so long without any change of the copy."""
+    return NielsCacheError(
+        f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
+        "room, or the store hangs; raise limit_bytes, or give each job its own local_dir"
     )
 
 

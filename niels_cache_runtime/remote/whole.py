@@ -60,7 +60,7 @@ class Place:
 
         Raises NielsCacheError if nothing is published there, and RemoteError if the store refuses or does not answer.
         """
-        copy = self._copy()
+        copy = replace(self, limit_bytes=None)._copy()  # it holds only meta.json, and its limit must not count for a run in this folder
         build, _ = copy.open(self.given)
         return str(copy.folder / build.root), replace(self, build=build, keeper=copy)
 

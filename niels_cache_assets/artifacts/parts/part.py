@@ -19,16 +19,17 @@ from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document, DocumentBatch
-from niels_cache_assets.parts.layout import engines_file, part_name, refusals_dir
+from niels_cache_assets.parts.engines import record_uses, recorded_uses
+from niels_cache_assets.parts.layout import engines_file, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.show.wording import listed
 from niels_cache_assets.sources.excluding import identity_of_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.checked import EngineUse
-from niels_cache_assets.tokenizer.recorded_uses import record_uses, recorded_uses, refused
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -85,12 +86,17 @@ class Part(Leased):
 
     def refused_engines(self, meta: Meta) -> list[str]:
         """Return the engines that encoded, or may have encoded, the part with this meta.json, and that differed in this data set."""
-        found = refused(refusals_dir(self.root), model_sha256=self.tokenizer.model_sha256, found_in=f"{self.family}/{self.name}")
+        found = self.engines_that_differed(meta.get("tokenizer_sha256"))
         if not found:
             return []
         uses = recorded_uses(engines_file(self.directory), content_sha256=meta["content_sha256"])
         encoded = None if uses is None else {(use.name, use.version) for use in uses if not use.differed}
         return [f"{each.name} {each.version}" for each in found if encoded is None or (each.name, each.version) in encoded]
+
+    def difference(self, meta: Meta) -> str:
+        if engines := self.refused_engines(meta):
+            return f"may hold wrong tokens of {listed(engines)}, which gave other ids than {self.reference} in another part"
+        return super().difference(meta)
 
     def recorded_engines(self, meta: Meta) -> list[EngineUse]:
         """Return the engines that encoded the part with this meta.json, as far as its build has recorded them."""

@@ -6,7 +6,7 @@ With `prepare`, the parts are those of the corpus (`PreparedSealed`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, joined_facts, seal
-from niels_cache_assets.show.wording import listed
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
@@ -124,6 +122,16 @@ class Sealed(AfreshUnderLease, OfPlan):
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
         return Written(meta=meta, warning=self._shortfall(members), engines=self._engines(members))
 
+    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+        return super().is_made_of(meta, made_of) and not self._joins_replaced_parts(meta)
+
+    def _joins_replaced_parts(self, meta: Meta) -> bool:
+        """Return whether a part of this joined cache has other bytes now, after an engine differed. Then the old ones may be wrong."""
+        if not self.engines_that_differed(meta.get("tokenizer_sha256")):
+            return False
+        now = {member.member: found["meta_sha256"] for member in self.members() if (found := finished_meta(member.directory))}
+        return any(now.get(part["name"], part["meta_sha256"]) != part["meta_sha256"] for part in meta["parts"])
+
     def _engines(self, members: Sequence[Member]) -> list[EngineUse]:
         """Return the engines that encoded the parts, as far as they are recorded."""
         metas = {member.name: member.meta for member in members}
@@ -144,22 +152,9 @@ class Sealed(AfreshUnderLease, OfPlan):
             raise NielsCacheError(f"{where}: this part does not exist yet; build it first: {self.parts_plan.how_to_make}")
         meta = read_meta(str(where / META_NAME))
         if not artifact.is_current(meta):
-            self._require_no_refused_engine()
-            raise NielsCacheError(f"{where}: {self.difference(meta)}; {mend}")
+            raise NielsCacheError(f"{where}: {artifact.difference(meta)}; {mend}")
         artifact.check_files(meta)
         return meta
-
-    def _require_no_refused_engine(self) -> None:
-        """Raise NielsCacheError with the names of all parts that an engine has encoded which gave other ids in another part."""
-        parts = [part for part in self.members() if isinstance(part, Part)]
-        found = {part.member: part.refused_engines(meta) for part in parts if (meta := finished_meta(part.directory)) is not None}
-        wrong = [member for member, engines in found.items() if engines]
-        if wrong:
-            engines = sorted({engine for each in found.values() for engine in each})
-            raise NielsCacheError(
-                f"{parts_dir(self.root, self.name)}: {listed(wrong)} may hold wrong tokens: they are of {listed(engines)}, which gave "
-                f"other ids than {self.reference} in another part; build them again: {self.parts_plan.how_to_make}"
-            )
 
     def _require_the_same_builds(self, members: Sequence[Member]) -> None:
         """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""

@@ -50,6 +50,11 @@ class WholePart(Part):
         is_same = any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
         return is_same and not self.refused_engines(meta)
 
+    def refused_engines(self, meta: Meta) -> list[str]:
+        """A cache that one process built has no record. It was a data set of its own when the engine differed, so it stays."""
+        found = super().refused_engines(meta)
+        return found if found and self.recorded_engines(meta) else []
+
     def _is_made_of(self, meta: Meta, made_of: dict[str, Any]) -> bool:
         source, forms = dict(made_of["source"]), [made_of]
         if source.get("pinned_revision") is not None and source["pinned_revision"] == made_of["revision"]:

@@ -92,8 +92,7 @@ class BlockFeed:
         with self._copy.reading:
             if self._lead.feed is self._key:
                 self._advance(self._end, self._end)
-                wants = [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)]
-                self._leave(max(0, self._end - 1), wants)
+                self._rest(max(0, self._end - 1))
 
     def stop(self) -> None:
         """Need nothing any more. The garbage collector may call this."""
@@ -111,6 +110,10 @@ class BlockFeed:
                     self._leave(0, [], run="")
         finally:
             self._copy.reading.release()
+
+    def _rest(self, position: int) -> None:
+        """Map nothing until the next batch, and need its blocks later."""
+        self._leave(position, [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)])
 
     def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
         for source in self._all:
@@ -146,9 +149,16 @@ class BlockFeed:
         return reached
 
     def _renew(self) -> None:
-        """Record the needs of now. The thread of `keeping` calls this, and holds `copy.reading`."""
-        if self._lead.feed is self._key:
+        """Record the needs of now, or unmap everything for a slower process.
+
+        The thread of `keeping` calls this, and holds `copy.reading`.
+        """
+        if self._lead.feed is not self._key:
+            return
+        if self._copy.is_keeping():
             self._move(self._first)
+        elif self._copy.is_in_the_way():
+            self._rest(self._first)
 
     def _advance(self, first: int, last: int) -> int:
         """Find the visits that the samples first .. last-1 of the run are in, and those after them. Return `last`.

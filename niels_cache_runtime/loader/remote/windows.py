@@ -210,7 +210,8 @@ class CopiedWindows(PretrainWindows):
         if not self.copy.is_keeping():  # what an earlier read beside the batches has mapped, as `trace` does
             tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
             self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})
-        self.copy.take(missing(), self._map, mine=self._in_use, also=also, is_aside=not self.copy.is_fed)
+        while (paths := missing()) and not self.copy.take(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
+            self._give_back(set(self._in_use))
         self._refill()
         if (
             any(held[shard] < lengths[shard] for shard in whole)

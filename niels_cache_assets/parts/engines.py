@@ -2,19 +2,20 @@
 
 A *refusal* says that an engine gave other ids than the reference. Later builds in the same cache root do not use this engine in this
 version for this model. A data set in parts also builds those parts again that the engine had encoded. So each part has a record of the
-engines that encoded it. A part without such a record may be of any engine.
+engines that encoded it. A part without such a record may be of any engine. A record that cannot be written is an error, because
+another process would rely on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.disk.journal import write_whole
+from niels_cache_assets.disk.space import naming
 from niels_cache_assets.tokenizer.checked import EngineUse
 
 _CONTENT = "content_sha256"
@@ -57,12 +58,6 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a record in one step. It is not written if the folder is read-only or the disk is full."""
-    spare = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
+    with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            spare.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(spare, path)
-        finally:
-            spare.unlink(missing_ok=True)
+        write_whole(path, json.dumps(content).encode())
