@@ -6,6 +6,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.loader.windows import PretrainWindows
-from niels_cache_runtime.remote import fetcher
+from niels_cache_runtime.remote import fetcher, local_copy
 from niels_cache_runtime.remote import room as room_of_copy
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
@@ -86,6 +87,40 @@ def test_tight_limits_change_no_batch_and_fetch_nothing_twice(published: Publish
     assert len(needed) > 2 * SHARDS_OF_BLOCK
     assert sum(sent.values()) > 2 * SHARDS_OF_BLOCK
     assert {name: count for name, count in sent.items() if count > needed[name] + 1} == {}  # one more for the begin of the next epoch
+
+
+def test_a_process_that_needs_no_block_now_lends_its_room_to_a_slower_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both lanes change their block at sample 512. A faster process has the next two blocks, and room for one is left."""
+    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 20.0)
+    settings = {"T": T, "B": 4, "lanes": 2, "epochs": 1}
+    local, states = published.local(**settings), []
+    for count in (127, 1):
+        rows(local, count)
+        states.append(local.state_dict())
+    before, after = (
+        TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states
+    )
+    expected = rows(TokenLoader.from_state(states[0], str(published.folder / "train")), 5)
+    with Watch(published.copy) as watch:
+        fast = iter(after)
+        assert rows(islice(fast, 1)) == expected[4:8]
+        slow = iter(before)
+        assert rows(islice(slow, 2)) == expected[:8]
+        assert rows(islice(fast, 3)) == expected[8:]
+    assert watch.most <= room(3)
+
+
+def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published: Published) -> None:
+    settings = {"T": T, "B": 4, "lanes": 2, "epochs": 1}
+    local, states = published.local(**settings), []
+    for count in (126, 1, 1):
+        rows(local, count)
+        states.append(local.state_dict())
+    loaders = [TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states]
+    expected = rows(TokenLoader.from_state(states[0], str(published.folder / "train")), 6)
+    with ThreadPoolExecutor(3) as executor:
+        found = list(executor.map(lambda loader: rows(loader, 4), reversed(loaders)))
+    assert found == [expected[start : start + 16] for start in (8, 4, 0)]
 
 
 @pytest.mark.parametrize("B", [6, 600])
