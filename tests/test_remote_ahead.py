@@ -97,9 +97,7 @@ def test_a_process_that_needs_no_block_now_lends_its_room_to_a_slower_one(publis
     for count in (127, 1):
         rows(local, count)
         states.append(local.state_dict())
-    before, after = (
-        TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states
-    )
+    before, after = (TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states)
     expected = rows(TokenLoader.from_state(states[0], str(published.folder / "train")), 5)
     with Watch(published.copy) as watch:
         fast = iter(after)

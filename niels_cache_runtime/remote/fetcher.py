@@ -164,7 +164,7 @@ class Fetcher:
             state.counts["removed"] += 1
 
     def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
-        """Let the readers of a file fail if it can never fit, or if what stays mapped has left no room for it for some seconds.
+        """Let the readers of a file fail if it can never fit, or if mapped files have left no room for it for some seconds.
 
         stuck: the bytes that stay mapped. since: when the file had no room first, or None if it had room a moment ago.
         """
