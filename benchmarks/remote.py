@@ -134,10 +134,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, body.encode(), {"Content-Type": "application/xml"})
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a client that ends in mid-download: a copy without a reader drops its downloads."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def serve(folder: Path) -> None:
     """Serve until standard input ends. The first line of standard output is the port."""
     handler = type("Handler", (_Handler,), {"folder": folder, "metadata": {}, "lock": threading.Lock()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)

@@ -74,18 +74,26 @@ class BlockFeed:
         """Return the next batch. It has the samples at `located`."""
         copy = self._copy
         with copy.reading:
-            self._first = first = self._first + self._step
+            self._first += self._step
             copy.is_fed = True
             try:
-                if first >= self._move_at or self._lead.feed is not self._key:
-                    while (reached := self._move(first)) < min(self._first + self._rows, self._end):
-                        self._read_early(located, reached)
-                        first = reached
+                if self._first >= self._move_at or self._lead.feed is not self._key:
+                    return self._make_in_portions(located)
                 return self._make(located)
             finally:
                 copy.is_fed = False
-                for source in self._all:
-                    source.early.clear()
+
+    def _make_in_portions(self, located: Located) -> Batch:
+        """Return the next batch, which needs other visits than the last one. Read what can leave before the others come."""
+        first = self._first
+        try:
+            while (reached := self._move(first)) < min(self._first + self._rows, self._end):
+                self._read_early(located, reached)
+                first = reached
+            return self._make(located)
+        finally:
+            for source in self._all:
+                source.early.clear()
 
     def end_pass(self) -> None:
         """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
