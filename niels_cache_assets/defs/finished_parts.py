@@ -170,7 +170,7 @@ def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
 
 def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
     artifact = found.artifact
-    engines = artifact.recorded_engines(meta) if isinstance(artifact, Part) else ()
+    engines = (artifact.recorded_engines(meta) if isinstance(artifact, Part) else None) or ()
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory, engines=engines)
     if isinstance(artifact, PartsPlan):
         metadata = plan_metadata(outcome, version, list_of_ids(artifact.source))

@@ -89,7 +89,7 @@ class Part(Leased):
         found = self.engines_that_differed(meta.get("tokenizer_sha256"))
         if not found:
             return []
-        uses = recorded_uses(engines_file(self.directory), content_sha256=meta["content_sha256"])
+        uses = self.recorded_engines(meta)
         encoded = None if uses is None else {(use.name, use.version) for use in uses if not use.differed}
         return [f"{each.name} {each.version}" for each in found if encoded is None or (each.name, each.version) in encoded]
 
@@ -98,9 +98,9 @@ class Part(Leased):
             return f"may hold wrong tokens of {listed(engines)}, which gave other ids than {self.reference} in another part"
         return super().difference(meta)
 
-    def recorded_engines(self, meta: Meta) -> list[EngineUse]:
-        """Return the engines that encoded the part with this meta.json, as far as its build has recorded them."""
-        return recorded_uses(engines_file(self.directory), content_sha256=meta["content_sha256"]) or []
+    def recorded_engines(self, meta: Meta) -> list[EngineUse] | None:
+        """Return the engines that encoded the part with this meta.json, or None if its build has not recorded them."""
+        return recorded_uses(engines_file(self.directory), content_sha256=meta["content_sha256"])
 
     @cached_property
     def stream(self) -> PartStream:

@@ -136,7 +136,7 @@ class Sealed(AfreshUnderLease, OfPlan):
         """Return the engines that encoded the parts, as far as they are recorded."""
         metas = {member.name: member.meta for member in members}
         parts = [part for part in self.members() if isinstance(part, Part)]
-        return EngineUse.joined(use for part in parts for use in part.recorded_engines(metas[part.member]))
+        return EngineUse.joined(use for part in parts for use in part.recorded_engines(metas[part.member]) or ())
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""

@@ -51,7 +51,10 @@ class WholePart(Part):
         return is_same and not self.refused_engines(meta)
 
     def refused_engines(self, meta: Meta) -> list[str]:
-        """A cache that one process built has no record. It was a data set of its own when the engine differed, so it stays."""
+        """Return the engines that encoded this part and differed.
+
+        A cache that one process built has no record. It was a data set of its own when the engine differed, so it stays.
+        """
         found = super().refused_engines(meta)
         return found if found and self.recorded_engines(meta) else []
 
