@@ -29,12 +29,12 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
 from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, next_files
+from niels_cache_runtime.remote.needs import Reader, is_tail, next_files
 from niels_cache_runtime.remote.pieces import pieces, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
-from niels_cache_runtime.remote.tails import doubt, is_tail, other_tails, tail_of, tails_over
+from niels_cache_runtime.remote.tails import doubt, other_tails, tail_of, tails_over
 
 STREAMS = 4
 _POLL_SECONDS = 0.005
@@ -136,14 +136,13 @@ class Fetcher:
                 state.failed[failure_key(self._group, path)] = str(error)
                 continue
             gone = make_room(state, size, limit, path=None if waiting is None else path)
-            if gone is None and waiting is None:
-                break
-            if gone is None and waiting is not None:
+            if gone is None:
+                if waiting is None:
+                    break
                 refused.setdefault(waiting.run, waiting.position)
                 stuck = stuck_bytes(state) if stuck is None else stuck
                 self._tell_if_hopeless(state, path, size, limit, stuck=stuck, since=before.get(path))
                 continue
-            assert gone is not None
             self._remove(state, gone)
             state.entries[path] = Entry(size, sha256, owner=self._group)
             self._active.add(path)

@@ -11,6 +11,10 @@ from niels_cache_runtime.format.layout import shard_name
 BUILDS, TAILS = "builds", "tails"
 
 
+def is_tail(path: str) -> bool:
+    return path.startswith(f"{TAILS}/")
+
+
 class Want(NamedTuple):
     """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
 
@@ -97,7 +101,5 @@ def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
     yield from waiting.items()
     wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
     for _, want in sorted(dict.fromkeys(wants)):
-        for path in sorted(
-            want.paths(), key=lambda path: path.startswith(TAILS), reverse=True
-        ):  # a tail is small, and no batch should wait for it alone
+        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
             yield path, None

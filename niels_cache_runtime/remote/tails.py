@@ -16,10 +16,6 @@ from niels_cache_runtime.remote.ledger import State
 from niels_cache_runtime.remote.needs import TAILS
 
 
-def is_tail(path: str) -> bool:
-    return path.startswith(f"{TAILS}/")
-
-
 def tail_of(path: str) -> tuple[str, int, int]:
     """Return the split, the number of the first shard and the bytes of a tail, from its path."""
     split, name = path.split("/")[-2:]

@@ -28,7 +28,7 @@ from niels_cache_runtime.loader.blocks.visits import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.needs import TAILS, Want, Whole, split_folder, tail_path
+from niels_cache_runtime.remote.needs import Want, Whole, is_tail, split_folder, tail_path
 
 
 class CopiedWindows(PretrainWindows):
@@ -227,14 +227,14 @@ class CopiedWindows(PretrainWindows):
         return tail_path(self.build.id, self.split, self._stop_of(block), self._tail_bytes[block])
 
     def _map(self, path: str) -> None:
-        if path.startswith(f"{TAILS}/"):
+        if is_tail(path):
             self._tails[path] = (self.copy.folder / path).read_bytes()
         else:
             self._slots.map(_number(path), self.copy.folder / path)
         self._in_use.add(path)
 
     def _unmap(self, path: str) -> None:
-        if path.startswith(f"{TAILS}/"):
+        if is_tail(path):
             content = self._tails.pop(path)
             for shard, _ in self._pieces(path, content):
                 if self._slots.held[shard] < self._slots.shard_lengths[shard]:
