@@ -34,7 +34,7 @@ class Kept(NamedTuple):
     """The record of a process that has mapped shards.
 
     again: records the needs of now with `LocalCopy.need`, or unmaps what is in the way. woken: the value of `Ledger.woken` at the last
-    record. at: its time.monotonic().
+    record or look. at: its time.monotonic().
     """
 
     again: weakref.WeakMethod[Callable[[], None]]
@@ -61,15 +61,18 @@ class Keeper:
             threading.Thread(target=_watch, args=[self._give_way], name="local copy", daemon=True).start()
             self._is_watched = True
 
-    def due(self, woken: int) -> Callable[[], None] | None:
-        """Return the method that records the needs of now. Return None if it is new, and no other process has needed anything since.
+    def look(self, woken: int) -> None:
+        """Let the process record its needs of now, unless they are new and no other process has needed anything since the last look.
 
-        woken: `Ledger.woken` of now.
+        woken: `Ledger.woken` of now. After an error, the next look tries again.
         """
         kept = self.kept
         if kept is None or (woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS):
-            return None
-        return kept.again()
+            return
+        if (again := kept.again()) is not None:
+            again()
+        if self.kept is kept:  # nothing had to be recorded
+            self.kept = kept._replace(woken=woken, at=time.monotonic())
 
     def is_needed(self) -> bool:
         """Return whether the thread must go on. If not, it ends, and `keep` starts another one."""

@@ -268,8 +268,7 @@ class LocalCopy:
     def _give_way(self) -> bool:
         """Give shards back if they may be in the way of another process. Return whether to look again later."""
         with self.reading, self._lock:
-            if (again := self._keeper.due(self._ledger.woken())) is not None:
-                again()
+            self._keeper.look(self._ledger.woken())
             return self._keeper.is_needed()
 
     def is_in_the_way(self) -> bool:
