@@ -93,6 +93,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         loaders = {} if differs is None else {Engine.name: lambda tokenizer: Engine(tokenizer, differs)}
         monkeypatch.setattr(engines, "ENGINES", loaders)
         monkeypatch.setattr(engines, "_PROVEN", {})
+        monkeypatch.setattr(engines, "_RESULTS", {})
         monkeypatch.setattr(Engine, "asked", 0)
         if not proven:
             monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: Proof(texts=1))
@@ -188,6 +189,22 @@ def test_an_engine_that_fails_its_proof_is_not_used_and_the_log_says_so(tokenize
     assert "prove" in line
     assert proven_engine(tokenizer, said.append) is None  # proven once only
     assert len(said) == 1
+
+
+def test_models_in_turns_are_proven_once_each_and_a_refused_engine_stays_refused(
+    ranks: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (TiktokenTokenizer(ranks, special_tokens=roles, pattern=GPT2_WORDS) for roles in (EOT, CHATS))
+    install(equal)
+    proven: list[TextTokenizer] = []
+    monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: (proven.append(tokenizer), Proof(texts=1))[1])
+    for tokenizer in (one, other, one, other):
+        assert proven_engine(tokenizer, lambda message: None) is not None
+    assert proven == [one, other]
+    engines.refuse_engine(one, Engine.name, Engine.version)
+    assert proven_engine(other, lambda message: None) is not None
+    assert proven_engine(one, lambda message: None) is None
+    assert proven == [one, other]
 
 
 @pytest.mark.parametrize("remembers", [True, False])

@@ -177,6 +177,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_RESULTS", {})
     monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: Proof(texts=1))
 
 
@@ -229,6 +230,7 @@ def test_a_difference_ends_the_build(tmp_path: Path, tokenizer: SentencePieceTok
 
     expected = build(tmp_path / "slow", tokenizer)
     monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_RESULTS", {})
     monkeypatch.setattr(UnigramWords, "encode_flat", differing)
     with pytest.raises(NielsCacheError, match="unigram-words"):
         build(tmp_path / "x", tokenizer)

@@ -208,7 +208,7 @@ class Encoder:
             assert self._use is not None
             assert self._own is not None
             reference = f"{self._own.name} {self._own.version}"
-            refuse_engine(self._tokenizer)
+            refuse_engine(self._tokenizer, self._use.name, self._use.version)
             raise EngineDiffers(
                 replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
             )

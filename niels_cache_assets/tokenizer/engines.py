@@ -43,7 +43,8 @@ _CL100K_PATTERN = (
 )
 
 _LOCK = Lock()
-_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the result of the proof, by model
+_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model, by model
+_RESULTS: dict[tuple[Any, ...], bool] = {}  # whether an engine gives the ids of the reference, by model, name and version
 
 
 class Engine(Protocol):
@@ -149,11 +150,12 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
     """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
 
     A process proves the engine of a model once, and `refuse_engine` takes it away. `log` is called for each engine that gives other ids.
+    A process that builds with several models in turns loads their engines again, because an engine takes a hundred megabytes.
     """
     with _LOCK:
         key = _key(tokenizer)
         if key not in _PROVEN:
-            _PROVEN.clear()  # a process builds with one tokenizer, and an engine takes a hundred megabytes
+            _PROVEN.clear()
             _PROVEN[key] = _proven(tokenizer, log)
             if isinstance(tokenizer, HuggingFaceTokenizer):
                 tokenizer.renew_remembered_words()
@@ -161,10 +163,12 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
         return _PROVEN[key]
 
 
-def refuse_engine(tokenizer: TextTokenizer) -> None:
-    """Let no later build of this process encode with an engine for this model, because its engine gave other ids."""
+def refuse_engine(tokenizer: TextTokenizer, name: str, version: str) -> None:
+    """Let no later build of this process encode with this engine for this model, because the engine gave other ids."""
     with _LOCK:
-        _PROVEN[_key(tokenizer)] = None
+        key = _key(tokenizer)
+        _RESULTS[*key, name, version] = False
+        _PROVEN[key] = None
 
 
 def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
@@ -175,8 +179,14 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
     engines = engines_for(tokenizer)
     loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
+        result = (*_key(tokenizer), engine.name, engine.version)
+        if result in _RESULTS:
+            if _RESULTS[result]:
+                return engine
+            continue
         proof = prove(tokenizer, engine)
-        if not proof.differing and not proof.unencodable:
+        _RESULTS[result] = not proof.differing and not proof.unencodable
+        if _RESULTS[result]:
             return engine
         reference = reference_of(tokenizer)
         found = [
