@@ -22,6 +22,7 @@ _IMPORTED = (
     "matplotlib.pyplot",
     "megatron.core.datasets.gpt_dataset",
     "playwright.sync_api",
+    "tests.sqlite_engines",
     "torch._dynamo",
 )
 _FORK = """
