@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,35 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     with ThreadPoolExecutor(3) as executor:
         found = list(executor.map(lambda loader: rows(loader, 4), reversed(loaders)))
     assert found == [expected[start : start + 16] for start in (8, 4, 0)]
+
+
+def test_who_gave_its_room_to_a_slower_process_takes_nothing_before_that_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would map the same files again, before the fetcher has removed them."""
+    first, slow, fast = (LocalCopy(published.copy, limit_bytes=room(3)) for _ in range(3))
+    build, _ = first.open(ADDRESS)
+    here, missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(2))
+    first.hold([here])
+    taken: dict[LocalCopy, list[str]] = {slow: [], fast: []}
+
+    def take(copy: LocalCopy, path: str) -> None:
+        assert copy.take([path], taken[copy].append, mine=set(taken[copy]), is_fed=True)
+
+    first.close()
+    wait_until(lambda: not any(thread.name.endswith("(run)") for thread in threading.enumerate()))  # the fetcher has no reader any more
+    with ThreadPoolExecutor(2) as executor:
+        with monkeypatch.context() as patch:
+            patch.setattr(local_copy, "start_fetcher", lambda ledger, group: None)
+            for position, copy in enumerate((slow, fast)):
+                copy.open(ADDRESS)
+                copy.need("a run", position, [])
+            ends = [executor.submit(take, slow, missing)]
+            wait_until(lambda: slow._reader.demand == [missing])
+            ends.append(executor.submit(take, fast, here))
+            time.sleep(3 * local_copy._LOOK_SECONDS)
+            assert taken == {slow: [], fast: []}
+        for end in ends:
+            end.result(20)
+    assert taken == {slow: [missing], fast: [here]}
 
 
 @pytest.mark.parametrize("B", [6, 600])

@@ -153,14 +153,16 @@ class LocalCopy:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
-                    is_asked, self._reader.aside = True, is_fed is False
-                    missing = self._take_ready(state, paths, use, also, mine, waited=looked - began)
-                    if not missing:
-                        return True
-                    if is_fed and looked - began > _LOOK_SECONDS and is_in_the_way(state, self._reader):
-                        self._reader.demand = []
-                        self._write()
-                        return False
+                    is_asked, self._reader.aside, waited = True, is_fed is False, looked - began
+                    gives_way = is_fed and is_in_the_way(state, self._reader, waited=waited)
+                    if mine or not gives_way:  # what is taken while another process needs its room would not leave again
+                        missing = self._take_ready(state, paths, use, also, mine, waited=waited)
+                        if not missing:
+                            return True
+                        if gives_way and waited > _LOOK_SECONDS:
+                            self._reader.demand = []
+                            self._write()
+                            return False
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
                 self._ledger.wake()
                 if not is_served:
@@ -294,8 +296,7 @@ class LocalCopy:
         self._on_fork.append(weakref.WeakMethod(forget))
 
     def __getstate__(self) -> dict[str, Any]:
-        limit = None if self.limit == sys.maxsize else self.limit
-        return {"local_dir": self.folder, "limit_bytes": limit, "addresses": self._addresses}
+        return {"local_dir": self.folder, "limit_bytes": None if self.limit == sys.maxsize else self.limit, "addresses": self._addresses}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["local_dir"], limit_bytes=state["limit_bytes"])  # type: ignore[misc]
