@@ -36,6 +36,7 @@ from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer
 Log = Callable[[str], None]
 
 _MOST_POLL_SECONDS = 1.0
+_WRITE_SECONDS = 1.0  # at least so long does the end wait for a renewal in progress
 
 
 class LeaseLost(NielsCacheError):
@@ -137,7 +138,7 @@ class Lease:
             yield
         finally:
             self._ended.set()
-            thread.join(times.renew_seconds)
+            thread.join(max(times.renew_seconds, _WRITE_SECONDS))
             if not thread.is_alive():  # otherwise it hangs in a stalled write, and still needs the descriptor
                 self._end()
 
