@@ -176,7 +176,7 @@ def test_many_messages_share_the_patience_of_one_process(webhook: Webhook, monke
     for number in range(40):
         messenger.send(f"line {number}")
         messenger.settle(log.append)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 8, "not 40 times the patience"
     assert len(log) == 1
     assert len(webhook.lines) < 40
     hanging.set()
@@ -190,9 +190,9 @@ def test_a_standstill_is_told_once_until_there_is_progress(webhook: Webhook) -> 
         while len(webhook.lines) < count and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    watch.log("WARNING: hub: no answer")
     with watch.standstill(None) as progressed:
         assert progressed is not None
-        watch.log("WARNING: hub: no answer")
         told(1)
         time.sleep(0.4)
         assert len(webhook.lines) == 1

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,6 +182,7 @@ def test_two_commands_at_once_add_both_tables(
 ) -> None:
     project.write([5], first=30, folder="again")
     codes: list[int] = []
+    said: list[str] = []
     other = threading.Thread(target=lambda: codes.append(run(project, "add", NAME, "again/*")))
     checked = adding.check_addition
 
@@ -188,7 +190,10 @@ def test_two_commands_at_once_add_both_tables(
         found = checked(*arguments)
         if not other.ident:
             other.start()
-            other.join(0.5)
+            deadline = time.monotonic() + 60
+            while "waiting" not in "".join(said) and time.monotonic() < deadline:
+                said.append(capsys.readouterr().err)
+                time.sleep(0.01)
             assert other.is_alive(), "it did not wait"
         return found
 
@@ -198,7 +203,7 @@ def test_two_commands_at_once_add_both_tables(
     assert codes == [0]
     added = parse_toml((project.folder / "cache.toml").read_text())["pretrain"][NAME]["added"]
     assert [each["files"] for each in added] == [["more/*"], ["again/*"]]
-    assert "waiting" in capsys.readouterr().err
+    assert "waiting" in "".join(said)
     assert not list(project.folder.glob(".*"))
 
 

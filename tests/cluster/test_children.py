@@ -13,6 +13,7 @@ import pytest
 from niels_cache_assets.parts.lease_files import latest
 from tests.cluster.servers import processes_of, sshd
 from tests.cluster.walk import LONG, ROOT, Walk, build_all, running
+from tests.faults.children import here
 
 pytestmark = pytest.mark.cluster
 
@@ -26,7 +27,7 @@ def killed_and_resumed(walk: Walk) -> None:
     output = build_all(walk)
     with running(output):
         killed = walk.kill_in_mid_part()
-        assert output.find(AGAIN) - killed < NOTICED_SECONDS
+        assert output.find(AGAIN) - killed < here(NOTICED_SECONDS)
         output.find(RESUMED)
         output.wait()
     walk.check()
@@ -70,7 +71,7 @@ def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, da
         assert len(clients) == 1
         os.kill(clients[0], signal.SIGKILL)
         killed = time.monotonic()
-        assert output.find(AGAIN) - killed < NOTICED_SECONDS
+        assert output.find(AGAIN) - killed < here(NOTICED_SECONDS)
         assert Path(f"/proc/{worker}").exists() or (walk.long / "meta.json").exists()
         output.wait()
     last = latest(walk.long)

@@ -60,6 +60,7 @@ class Workshop:
     def run(self, name: str, root: Path, *, shard_bytes: int, record_every: int, at: int | None = None, **settings: object) -> int:
         """Return the exit code of a child that builds."""
         env = {key: value for key, value in self.hub.env.items() if key.startswith(("HF_", "NIELS_CACHE_NETWORK"))}
+        env["NIELS_CACHE_NETWORK_PATIENCE"] = "60"  # on busy cores, an answer may come late
         work = partial(builds.build, self.project, name, root, shard_bytes=shard_bytes, record_every=record_every, at=at, env=env)
         return children.run(work, **settings)  # type: ignore[arg-type]
 

@@ -203,10 +203,9 @@ class Person:
         return self.page.locator(".bp5-dialog").last
 
     def pictures(self) -> int:
-        """Return the number of pictures in the open dialog. All of them must be drawn."""
+        """Return the number of pictures that are drawn in the open dialog."""
         images = self.dialog().locator("img")
-        assert all(images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count()))
-        return images.count()
+        return sum(images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count()))
 
     def close(self) -> None:
         self.press("Close")

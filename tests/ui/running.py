@@ -20,7 +20,7 @@ from tests.dagster_tools import Project
 
 Process = subprocess.Popen[bytes] | programs.Program
 
-START_SECONDS = 120
+START_SECONDS = 300
 DAGSTER_YAML = resources.files("niels_cache_assets.defs.home").joinpath("dagster.yaml").read_text(encoding="utf-8")
 QUICKLY = "run_queue: {dequeue_interval_seconds: 1}\n"  # 5 as Dagster has it
 SETTINGS = """

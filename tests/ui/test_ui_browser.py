@@ -109,7 +109,7 @@ def a_partition_is_built_with_the_budget_of_the_launchpad(person: Person) -> Non
 def a_materialization_shows_its_plots_and_tables(person: Person) -> None:
     person.open_partition(META, "notes")
     person.show("plots")
-    assert person.pictures() == 3
+    wait_until(lambda: person.pictures() == 3, seconds=60, what="a picture is not drawn")
     person.look("07_plots")
     person.close()
     person.look("08_partition")

@@ -119,7 +119,7 @@ def serve(listener, *, read_only, ready):
     async def run():
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, os.kill, os.getpid(), signal.SIGHUP)
-        loop.call_later(5, os._exit, 3)
+        loop.call_later(45, os._exit, 3)
         await uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="critical")).serve(sockets=[listener])
     asyncio.run(run())
 

@@ -18,6 +18,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.disk.staging import work_on
+from tests.faults.children import here
 from tests.messages import missing
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
@@ -108,7 +109,7 @@ def test_a_part_adds_little_to_the_database(ui: RunningUi) -> None:
         *(("build_parts", f"pages/part-{number:05d}") for number in range(3)),
     ):
         run = ui.launch(name, job=job)
-        wait_until(lambda: ui.status_of(run) not in RUNNING, seconds=120, what=f"{name} is not built")  # noqa: B023
+        wait_until(lambda: ui.status_of(run) not in RUNNING, seconds=300, what=f"{name} is not built")  # noqa: B023
         assert ui.status_of(run) == "SUCCESS"
         sizes.append(sum(path.stat().st_size for path in (ui.home / "history").rglob("*.db")))
         with closing(sqlite3.connect(ui.home / "history/runs" / f"{run}.db")) as events:
@@ -149,7 +150,7 @@ def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: R
     assert len(services) >= 4  # the code server and its child, the daemon, the run
     begin = time.monotonic()
     os.killpg(ui.process.pid, signal.SIGINT)  # as a terminal does it
-    assert ui.process.wait(timeout=STOP_SECONDS) == 0
+    assert ui.process.wait(timeout=here(STOP_SECONDS)) == 0
     seconds = time.monotonic() - begin
     # A killed process may take a moment to end, and only its parent can wait for it.
     wait_until(lambda: not any(map(is_alive, services)), seconds=60, what="what the UI started still runs")
