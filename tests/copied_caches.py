@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,16 @@ class Published:
 
     def remote(self, **settings: Any) -> TokenLoader:
         return TokenLoader(f"{ADDRESS}/train", **SETTINGS | {"local_dir": self.copy, "limit_bytes": room(3)} | settings)
+
+    def wait_until_unread(self) -> None:
+        """Free the loaders that no code refers to, and wait until the copy has no reader. A thread of it may hold a loader for a moment."""
+
+        def is_unread() -> bool:
+            gc.collect()
+            with Ledger(self.copy).changing() as state:
+                return state.readers == {}
+
+        wait_until(is_unread)
 
     def shards_sent(self) -> Counter[str]:
         """Count the requests for whole shards and for ranges of them, by name."""
@@ -129,11 +142,10 @@ def rows(batches: Iterable[Batch], count: int | None = None) -> list[list[int]]:
 def bytes_of(folder: Path) -> int:
     """Return the bytes of all files below a folder."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # removed meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # it leaves out a folder that is removed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from tests import programs
+from tests.cluster.servers import free_port
 
 WORLD_SIZE = 2
 _REPOSITORY = Path(__file__).parent.parent
@@ -22,10 +22,7 @@ def run(function: Callable[..., None], **settings: Any) -> None:
 
     An optimizer imports torch._dynamo at its first step. Here, the program imports this module once.
     """
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD_SIZE)}
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
     arguments = (function.__module__, function.__name__, json.dumps(settings))
     done = programs.run("-m", "tests.ranks", *arguments, cwd=_REPOSITORY, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr

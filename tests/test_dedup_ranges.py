@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -186,9 +187,12 @@ def test_a_window_takes_memory_for_its_own_documents_only(tmp_path: Path, monkey
         slots = np.stack([rows] * 4, axis=1)
         buckets = linked([Signatures(digests=digests, slots=slots)], bands=2, rows=2, folder=folder, count=4)
         greedy.drop_later(buckets, verify=None)  # compiles
-        tracemalloc.start()
-        dropped = greedy.drop_later(buckets, verify=None)
-        peaks.append(tracemalloc.get_traced_memory()[1] - 21 * len(dropped) * 2)
-        tracemalloc.stop()
-        assert len(dropped) == count // 2
+        peak = sys.maxsize
+        for _ in range(2):  # in one of them, Python may make its table of strings larger
+            tracemalloc.start()
+            dropped = greedy.drop_later(buckets, verify=None)
+            peak = min(peak, tracemalloc.get_traced_memory()[1] - 21 * len(dropped) * 2)
+            tracemalloc.stop()
+            assert len(dropped) == count // 2
+        peaks.append(peak)
     assert peaks[1] < 1.5 * peaks[0]

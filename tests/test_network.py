@@ -123,7 +123,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
     builds["parquet without ranges"] = Build(plain_table("parquet", [f"{hub.url}/files/solid/train-0.parquet?signature={TOKEN}"]))
     builds["no such file"] = Build(plain_table("json", [f"{hub.url}/files/fine/nothing.jsonl?signature={TOKEN}"]))
     builds |= {owner: Build(hub_table(f"{owner}/json")) for owner in ("second", "hour", "gated", *REFUSED)}
-    builds["down"] = Build(hub_table("down/json"), patience=0.5)
+    builds["down"] = Build(hub_table("down/json"), patience=3)
     budgets = {"val_frac": None, "val_tokens": 100, "train_tokens": 10_000_000, "shuffle_buffer": 0}
     builds["never late"] = Build(hub_table("fine/long", **budgets))
     builds |= {f"late {number}": Build(hub_table("later/long", **budgets), name="late", patience=0) for number in range(2)}

@@ -178,14 +178,25 @@ def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monke
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
     copies = [LocalCopy(published.copy, limit_bytes=room(9)) for _ in range(2)]
     builds = [copy.open(address)[0] for copy, address in zip(copies, (ADDRESS, OTHER), strict=True)]
-    both, found = threading.Barrier(2), list[str]()
+    both, found, are_waiting = threading.Barrier(2), list[str](), threading.Event()
+
+    def decide(method: str, key: str) -> str | None:
+        if "/train/shard_" in key:
+            are_waiting.wait(60)  # otherwise both may have some shards, and then neither gets the others
+        return None
 
     def fetch(copy: LocalCopy, build: CopiedBuild) -> None:
         require = copy.require
         monkeypatch.setattr(copy, "require", lambda *given, **named: (require(*given, **named), both.wait(20)))
         found.append(said(lambda: copy.fetch_build(build, "train")))
 
-    join(threading.Thread(target=fetch, args=given, daemon=True) for given in zip(copies, builds, strict=True))
+    published.s3.decide = decide
+    threads = [threading.Thread(target=fetch, args=given, daemon=True) for given in zip(copies, builds, strict=True)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: demands(published) == 2)
+    are_waiting.set()
+    join(threads)
     assert sorted("limit_bytes" in each for each in found) == [False, True]
     assert "" in found
 
@@ -200,16 +211,18 @@ def test_a_run_survives_another_one_that_brings_a_smaller_limit(published: Publi
         ends.append(said(lambda: rows(published.remote(T=T, seed=1, epochs=1, limit_bytes=room(3)))))
         gc.collect()  # as at the end of its process: its limit goes
 
-    def is_joined() -> bool:
-        with Ledger(published.copy).changing() as state:
-            return any(reader.demand for reader in state.readers.values())
-
     other = threading.Thread(target=join_in, daemon=True)
     other.start()
-    wait_until(is_joined)
+    wait_until(lambda: demands(published) > 0)
     join([threading.Thread(target=lambda: found.extend(rows(batches)), daemon=True), other])
     assert found == expected
     assert not ends[0] or "limit_bytes" in ends[0]
+
+
+def demands(published: Published) -> int:
+    """Return how many readers wait for files."""
+    with Ledger(published.copy).changing() as state:
+        return sum(bool(reader.demand) for reader in state.readers.values())
 
 
 def said(call: Callable[[], object]) -> str:
@@ -227,7 +240,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
         if not thread.is_alive():
             thread.start()
     for thread in started:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

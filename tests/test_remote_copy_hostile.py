@@ -218,7 +218,7 @@ def test_a_record_that_a_full_disk_cuts_is_an_error(published: Published, monkey
 def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
-    gc.collect()
+    published.wait_until_unread()
     damaged = shard_of(published, 5)
     damaged.write_bytes(bytes(damaged.stat().st_size))
     monkeypatch.setattr(ledger, "boot", lambda: "another")
@@ -238,7 +238,7 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
 def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the hash of a file and its record, another process may remove it."""
     assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
-    gc.collect()
+    published.wait_until_unread()
     monkeypatch.setattr(ledger, "boot", lambda: "another")
     victim, hash_file = shard_of(published, 5), upkeep.sha256_file
     place = str(victim.relative_to(published.copy))

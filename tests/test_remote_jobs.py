@@ -6,6 +6,7 @@ import gc
 import pickle
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch
 
     monkeypatch.setattr("niels_cache_runtime.remote.local_copy.open_store", removed)
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-    gc.collect()
+    published.wait_until_unread()
     published.s3.decide = lambda method, key: "expired"
     with pytest.warns(RuntimeWarning, match="expired"), pytest.raises(NielsCacheError, match=r"meta\.json.*run again"):
         published.remote(epochs=1)
@@ -163,10 +164,12 @@ def test_no_download_goes_on_without_a_reader(published: Published) -> None:
         return None
 
     published.s3.decide = decide
-    remote = published.remote()
-    give_up(remote)
-    assert began.is_set()
-    del remote
+    with ThreadPoolExecutor(1) as executor:
+        gives_up = executor.submit(give_up, published)
+        assert began.wait(60)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_copy, "GIVE_UP_SECONDS", 0.1)
+            gives_up.result(60)
     gc.collect()
     wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
     assert list(published.copy.rglob("*.part")) == []
@@ -176,11 +179,9 @@ def test_no_download_goes_on_without_a_reader(published: Published) -> None:
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
 
 
-def give_up(loader: TokenLoader) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_copy, "GIVE_UP_SECONDS", 1.0)
-        with pytest.raises(NielsCacheError, match="nothing has changed"):
-            rows(loader, 1)
+def give_up(published: Published) -> None:
+    with pytest.raises(NielsCacheError, match="nothing has changed"):
+        rows(published.remote(), 1)
 
 
 def windows(published: Published) -> TokenLoader:
