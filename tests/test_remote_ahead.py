@@ -6,8 +6,8 @@ import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -122,33 +122,95 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     assert found == [expected[start : start + 16] for start in (8, 4, 0)]
 
 
-def test_who_gave_its_room_to_a_slower_process_takes_nothing_before_that_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+class Racing:
+    """Two processes of a run, of which one is slower. Nothing is downloaded before `fetch`. here, missing: shards."""
+
+    def __init__(self, published: Published, patch: pytest.MonkeyPatch) -> None:
+        first, self.slow, self.fast = (LocalCopy(published.copy, limit_bytes=room(3)) for _ in range(3))
+        build, _ = first.open(ADDRESS)
+        self.here, *self.missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(3))
+        first.hold([self.here])
+        first.close()
+        wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
+        self._context, self._executor = patch.context(), ThreadPoolExecutor(2)
+        self._context.__enter__().setattr(local_copy, "start_fetcher", lambda ledger, group: None)
+        self.taken: dict[LocalCopy, list[str]] = {self.slow: [], self.fast: []}
+        for position, copy in enumerate(self.taken):
+            copy.open(ADDRESS)
+            copy.need("a run", position, [])
+
+    def take(self, copy: LocalCopy, path: str) -> Future[bool]:
+        """Let a process wait for a shard. The result is the one of `LocalCopy.take`."""
+        mapped = self.taken[copy]
+        return self._executor.submit(lambda: copy.take([path], mapped.append, mine={*mapped}, is_fed=True))
+
+    def fetch(self) -> None:
+        self._context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def racing(published: Published, monkeypatch: pytest.MonkeyPatch) -> Iterator[Racing]:
+    found = Racing(published, monkeypatch)
+    yield found
+    found.fetch()
+
+
+def test_who_is_in_the_way_of_a_slower_process_takes_nothing_before_that_one(racing: Racing) -> None:
     """Otherwise it would map the same files again, before the fetcher has removed them."""
-    first, slow, fast = (LocalCopy(published.copy, limit_bytes=room(3)) for _ in range(3))
-    build, _ = first.open(ADDRESS)
-    here, missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(2))
-    first.hold([here])
-    taken: dict[LocalCopy, list[str]] = {slow: [], fast: []}
+    ends = [racing.take(racing.slow, racing.missing[0])]
+    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
+    ends.append(racing.take(racing.fast, racing.here))
+    time.sleep(3 * local_copy._LOOK_SECONDS)
+    assert racing.taken == {racing.slow: [], racing.fast: []}
+    racing.fetch()
+    assert [end.result(20) for end in ends] == [True, True]
+    assert racing.taken == {racing.slow: racing.missing[:1], racing.fast: [racing.here]}
 
-    def take(copy: LocalCopy, path: str) -> None:
-        assert copy.take([path], taken[copy].append, mine=set(taken[copy]), is_fed=True)
 
-    first.close()
-    wait_until(lambda: not any(thread.name.endswith("(run)") for thread in threading.enumerate()))  # the fetcher has no reader any more
-    with ThreadPoolExecutor(2) as executor:
-        with monkeypatch.context() as patch:
-            patch.setattr(local_copy, "start_fetcher", lambda ledger, group: None)
-            for position, copy in enumerate((slow, fast)):
-                copy.open(ADDRESS)
-                copy.need("a run", position, [])
-            ends = [executor.submit(take, slow, missing)]
-            wait_until(lambda: slow._reader.demand == [missing])
-            ends.append(executor.submit(take, fast, here))
-            time.sleep(3 * local_copy._LOOK_SECONDS)
-            assert taken == {slow: [], fast: []}
-        for end in ends:
-            end.result(20)
-    assert taken == {slow: [missing], fast: [here]}
+def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Racing) -> None:
+    """A file for which a process waits stays in the copy."""
+    ends = [racing.take(racing.fast, racing.missing[1])]
+    wait_until(lambda: racing.fast._reader.demand == racing.missing[1:])
+    ends.append(racing.take(racing.slow, racing.missing[0]))
+    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
+    wait_until(lambda: racing.fast._reader.demand == [])
+    racing.fetch()
+    assert [end.result(20) for end in ends] == [True, True]
+
+
+def test_all_sources_of_a_process_in_the_way_leave(racing: Racing) -> None:
+    """Not only the source that waits for a file."""
+
+    class Source:
+        def leave_all(self) -> list[str]:
+            left = [*racing.taken[racing.fast]]
+            racing.taken[racing.fast].clear()
+            return left
+
+    source = Source()
+    racing.fast.add_owner(source)  # type: ignore[arg-type]
+    assert racing.take(racing.fast, racing.here).result(20)
+    assert racing.here in racing.fast._reader.maps
+    ends = [racing.take(racing.slow, racing.missing[0]), racing.take(racing.fast, racing.missing[1])]
+    assert ends[1].result(20) is False
+    assert racing.taken[racing.fast] == racing.fast._reader.demand == []
+    assert racing.here not in racing.fast._reader.maps
+    racing.fetch()
+    assert ends[0].result(20)
+
+
+def test_a_slower_process_that_stands_still_is_waited_for_once(racing: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_copy, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(room_of_copy, "_IMPATIENCE_SECONDS", 0.0)
+    end = racing.take(racing.slow, racing.missing[0])
+    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
+    for least, most in ((3.0, 20.0), (0.0, 2.5)):
+        began = time.monotonic()
+        assert racing.take(racing.fast, racing.here).result(20)
+        assert least <= time.monotonic() - began < most
+        racing.fast.give_back([racing.here], racing.taken[racing.fast].remove)
+    racing.fetch()
+    assert end.result(20)
 
 
 @pytest.mark.parametrize("B", [6, 600])
@@ -237,7 +299,7 @@ def said(call: Callable[[], object]) -> str:
 def join(threads: Iterable[threading.Thread]) -> None:
     started = [*threads]
     for thread in started:
-        if not thread.is_alive():
+        if thread.ident is None:
             thread.start()
     for thread in started:
         thread.join(300)

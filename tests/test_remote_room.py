@@ -13,7 +13,7 @@ from niels_cache_runtime.remote import fetcher, room
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Entry, State, failure_key
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
-from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, make_room, may_keep, stuck_bytes, surplus
+from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, may_keep, stuck_bytes, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"
 
@@ -235,3 +235,16 @@ def test_what_is_chosen_is_enough_and_never_too_much(limit: int) -> None:
         assert after <= limit
         assert not gone or after + copy.entries[gone[-1]].size > limit
     assert tried == 24
+
+
+def test_who_is_in_the_way_of_a_slower_reader() -> None:
+    fast = reader(position=5)
+    slower = [reader(position=4, demand=[shard(7)]), reader(position=4, demand=[shard(1)]), reader(position=4)]
+    assert [is_in_the_way(state([1], fast, each), fast) for each in slower] == [True, False, False]
+    for other in (reader(position=5, demand=[shard(7)]), reader(position=4, demand=[shard(7)], run="another")):
+        assert not is_in_the_way(state([1], fast, other), fast)
+    beside = reader(position=5, run="")
+    assert not is_in_the_way(state([1], beside, reader(position=4, demand=[shard(7)], run="")), beside)
+    failed = state([1], fast, slower[0])
+    failed.failed[failure_key("g", shard(7))] = "it ends"
+    assert not is_in_the_way(failed, fast)

@@ -21,10 +21,19 @@ _RECORD_SECONDS = 30.0  # the position in the record is not older
 
 
 class Owner(Protocol):
-    """An object that maps files of the copy, such as a source of a loader. Its methods are called while `LocalCopy.reading` is held."""
+    """An object that maps files of the copy, such as a source of a loader.
+
+    Its methods are called while `LocalCopy.reading` is held, or in a forked child.
+    """
 
     def leave(self, is_kept: bool) -> Collection[str]:
         """Unmap what is not in use, and return it. is_kept: whether shards may stay mapped."""
+
+    def leave_all(self) -> Collection[str]:
+        """Unmap everything, and return it."""
+
+    def forget(self) -> None:
+        """Unmap everything, and read without a feed. The copy need not know."""
 
     def map_kept(self) -> Collection[str]:
         """Map all shards that are not mapped yet, and return them. The copy keeps them all."""

@@ -63,8 +63,7 @@ class LocalCopy:
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
-        self._patience = Patience()
-        self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._patience, self._owners = Patience(), weakref.WeakSet[Owner]()
         self._keeper = Keeper(self._give_way)
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._addresses: dict[str, str] = {}  # of the builds that this object has opened
@@ -136,8 +135,8 @@ class LocalCopy:
         """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
 
         mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy. is_fed: whether a feed reads
-        them for a batch, or somebody beside a run (`Reader.aside`). None: they are held. Return False if the feed must give all its files
-        back and ask again, because a slower process of its run has no room.
+        them for a batch, or somebody beside a run (`Reader.aside`). None: they are held. Return False if all files of the feed had to go,
+        because a slower process of its run has no room. Then ask again.
         Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
         """
         began = changed = time.monotonic()
@@ -154,14 +153,18 @@ class LocalCopy:
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
                     is_asked, self._reader.aside, waited = True, is_fed is False, looked - began
-                    gives_way = is_fed and is_in_the_way(state, self._reader, waited=waited)
-                    if mine or not gives_way:  # what is taken while another process needs its room would not leave again
+                    has_mapped = len(self._taken) > len(self._held)
+                    gives_way = is_fed and is_in_the_way(state, self._reader) and not self._patience.is_over(state, self._reader, waited)
+                    if has_mapped or not gives_way:
                         missing = self._take_ready(state, paths, use, also, mine, waited=waited)
                         if not missing:
                             return True
-                        if gives_way and waited > _LOOK_SECONDS:
-                            self._reader.demand = []
-                            self._write()
+                    if gives_way and (waited > _LOOK_SECONDS or not has_mapped):  # demanded and mapped files stay in the copy
+                        for owner in self._owners:
+                            self._untake(owner.leave_all())
+                        self._reader.demand, self._reader.starved = [], False
+                        self._write()
+                        if has_mapped:
                             return False
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
                 self._ledger.wake()
@@ -291,9 +294,9 @@ class LocalCopy:
         with self._lock, self._ledger.changing() as state:
             return dict(state.counts)
 
-    def on_fork(self, forget: Callable[[], None]) -> None:
-        """Let forked children call the method `forget`. It must unmap all taken files, except the held ones."""
-        self._on_fork.append(weakref.WeakMethod(forget))
+    def add_owner(self, owner: Owner) -> None:
+        """Let an object give back all its files when a slower process needs their room, and forget them in a forked child."""
+        self._owners.add(owner)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"local_dir": self.folder, "limit_bytes": None if self.limit == sys.maxsize else self.limit, "addresses": self._addresses}
@@ -332,10 +335,9 @@ class LocalCopy:
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
         place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
-        listed = record.beside[META_NAME]
         with self._lock, self._ledger.changing() as state:
             content = (self.folder / place).read_bytes() if self._is_whole(state, place) else b""
-        if not (is_there := hashlib.sha256(content).hexdigest() == listed["sha256"]):
+        if not (is_there := hashlib.sha256(content).hexdigest() == record.beside[META_NAME]["sha256"]):
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
@@ -354,8 +356,7 @@ class LocalCopy:
         return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)
 
     def _untake(self, paths: Iterable[str]) -> None:
-        self._taken.subtract(paths)
-        self._taken = +self._taken  # without the files that no owner has any more
+        self._taken -= Counter(paths)  # this drops the files that no owner has any more
 
     def _write(self) -> None:
         """Record this reader. The caller holds the lock of the ledger."""
@@ -383,9 +384,8 @@ class LocalCopy:
             presence.forget()
         self._presence.clear()
         self._lock, self.reading = threading.RLock(), threading.RLock()  # another thread of the parent may have held them
-        for method in self._on_fork:
-            if (forget := method()) is not None:
-                forget()
+        for owner in self._owners:
+            owner.forget()
         self._taken = Counter(self._held)
         self._reader = self._new_reader()
         self._keeper = Keeper(self._give_way)

@@ -7,7 +7,7 @@
        each file is downloaded once. Files of another run stay if it is reading them now.
        A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
        A reader that has mapped files and needs no file of them now unmaps them within about a second if a slower reader of its run waits.
-       If it waits for a file itself, it takes no file again before the slower reader has its room, or a minute is over.
+       If it waits for a file itself, it unmaps everything too, and then takes no file before the download for the slower reader begins.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
        waits for a second only while a reader of its run stands where it stood then.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
@@ -77,13 +77,8 @@ def held_bytes(state: State, files: Collection[str]) -> int:
     return _bytes(state, set[str]().union(*(reader.held() for reader in state.readers.values())).difference(files))
 
 
-def is_in_the_way(state: State, reader: Reader, *, waited: float = 0.0) -> bool:
-    """Return whether a slower reader of the same run waits for a file that has no room. It may need what `reader` has mapped.
-
-    waited: the seconds for which `reader` itself waits. After a minute, it need not care for a reader that stopped.
-    """
-    if waited > PATIENCE_SECONDS:
-        return False
+def is_in_the_way(state: State, reader: Reader) -> bool:
+    """Return whether a slower reader of the same run waits for a file whose download has not begun. It may need the room of `reader`."""
     slower = [each for each in state.readers.values() if each.run == reader.run != "" and each.position < reader.position]
     return any(path not in state.entries and failure_key(each.group, path) not in state.failed for each in slower for path in each.demand)
 

@@ -65,8 +65,8 @@ class CopiedWindows(PretrainWindows):
         # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
         last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
         self._needs = np.where(last >= self._stream_starts, np.maximum(last + T + 1 - self._stream_ends, 0), 0)
-        self._forget()
-        copy.on_fork(self._forget)
+        self.forget()
+        copy.add_owner(self)
 
     def _open_doc_ends(self, split: Split) -> NDArray[np.uint64] | None:
         if not self.build.has_doc_ends(split):
@@ -76,7 +76,7 @@ class CopiedWindows(PretrainWindows):
         total = int(self._slots.shard_lengths.sum())
         return map_doc_ends(self.copy.folder / place, token_count=total, is_joined="parts" in self.build.published.meta)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Empty all slots, in this process only."""
         self._slots.clear_all()
         self._complete = np.zeros(len(self._places), dtype=np.bool_)  # whether every window that begins in a shard can be read
@@ -143,7 +143,13 @@ class CopiedWindows(PretrainWindows):
     def leave(self, is_kept: bool) -> list[str]:
         """Unmap what no visit in use needs, and return it. is_kept: whether shards may stay mapped. The caller holds `copy.reading`."""
         needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
-        gone = [path for path in self._in_use - needed if not is_kept or path not in self._kept]
+        return self._leave([path for path in self._in_use - needed if not is_kept or path not in self._kept])
+
+    def leave_all(self) -> list[str]:
+        """Unmap everything, and return it. The caller holds `copy.reading`."""
+        return self._leave([*self._in_use])
+
+    def _leave(self, gone: list[str]) -> list[str]:
         try:
             for path in gone:
                 self._unmap(path)
@@ -211,7 +217,7 @@ class CopiedWindows(PretrainWindows):
             tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
             self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})
         while (paths := missing()) and not self.copy.take(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
-            self._give_back(set(self._in_use))
+            pass
         self._refill()
         if (
             any(held[shard] < lengths[shard] for shard in whole)
