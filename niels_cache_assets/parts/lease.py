@@ -36,7 +36,7 @@ from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer
 Log = Callable[[str], None]
 
 _MOST_POLL_SECONDS = 1.0
-_WRITE_SECONDS = 1.0  # at least so long does the end wait for a renewal in progress
+_WRITE_SECONDS = 1.0  # the end of a lease waits at least this long for a renewal in progress
 
 
 class LeaseLost(NielsCacheError):

@@ -9,7 +9,7 @@ A text that the reference cannot encode has no ids to compare with, so it is not
 reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
-more than it gains. Then the first batch of the engine is compared whole. If this process has proven the engine before, it is used at once.
+more than it gains. Then the first batch of the engine is compared whole. If the engine of this model is still loaded, it is used at once.
 """
 
 from __future__ import annotations

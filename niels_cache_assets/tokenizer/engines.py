@@ -43,7 +43,7 @@ _CL100K_PATTERN = (
 )
 
 _LOCK = Lock()
-_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model, by model
+_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model; None if no engine is used
 _RESULTS: dict[tuple[Any, ...], bool] = {}  # whether an engine gives the ids of the reference, by model, name and version
 
 
@@ -137,7 +137,7 @@ def reference_of(tokenizer: Any) -> str | None:
 
 
 def is_proven(tokenizer: TextTokenizer) -> bool:
-    """Return whether this process has already proven or refused the engines of a model."""
+    """Return whether the engine of this model is loaded, or none is used: the model is the last one that this process has proven."""
     return _key(tokenizer) in _PROVEN
 
 
@@ -149,7 +149,7 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
     """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
 
-    A process proves the engine of a model once, and `refuse_engine` takes it away. `log` is called for each engine that gives other ids.
+    A process proves the engine of a model once, and `refuse_engine` takes it away. `log` is called if the proof finds other ids.
     A process that builds with several models in turns loads their engines again, because an engine takes a hundred megabytes.
     """
     with _LOCK:

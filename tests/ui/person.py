@@ -203,9 +203,10 @@ class Person:
         return self.page.locator(".bp5-dialog").last
 
     def pictures(self) -> int:
-        """Return the number of pictures that are drawn in the open dialog."""
+        """Return the number of pictures in the open dialog, or 0 while one of them is not drawn."""
         images = self.dialog().locator("img")
-        return sum(images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count()))
+        drawn = [images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count())]
+        return len(drawn) if all(drawn) else 0
 
     def close(self) -> None:
         self.press("Close")
