@@ -4,8 +4,7 @@
     without it:     LocalCopy.open reads what the copy knows             LocalCopy.take finds all files there
 
 A process that needs files takes them, and waits until they are there. A taken file stays until the process gives it back or ends. `ledger`
-records this on the disk, `room` decides what goes, and `fetcher` downloads. Opening costs two requests, or one if the copy has this
-meta.json. Taking files that are there costs a few milliseconds.
+records this on the disk, `room` decides what goes, and `fetcher` downloads. Opening costs two requests, or one with this meta.json.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class LocalCopy:
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
-        self._patience, self._owners = Patience(), weakref.WeakSet[Owner]()
+        self._patience, self._owners, self._gave_way = Patience(), weakref.WeakSet[Owner](), False
         self._keeper = Keeper(self._give_way)
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._addresses: dict[str, str] = {}  # of the builds that this object has opened
@@ -140,12 +139,11 @@ class LocalCopy:
         Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
         """
         began = changed = time.monotonic()
-        looked, seen, pause = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0]
+        looked, seen, pause, free_at = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0], began
         also, missing, is_asked = list(also), list(paths), False
         while True:
             now = self._ledger.changed()
-            if now != seen:
-                changed = time.monotonic()
+            changed = changed if now == seen else time.monotonic()
             if now != seen or time.monotonic() - looked >= _LOOK_SECONDS:
                 looked, seen = time.monotonic(), now
                 with self._lock, self._ledger.changing() as state:
@@ -155,15 +153,18 @@ class LocalCopy:
                     is_asked, self._reader.aside, waited = True, is_fed is False, looked - began
                     has_mapped = len(self._taken) > len(self._held)
                     gives_way = is_fed and is_in_the_way(state, self._reader) and not self._patience.is_over(state, self._reader, waited)
+                    if not gives_way:
+                        free_at, self._gave_way = looked, False
+                    gives_way = gives_way and (self._gave_way or looked - free_at > _LOOK_SECONDS)
                     if has_mapped or not gives_way:
                         missing = self._take_ready(state, paths, use, also, mine, waited=waited)
                         if not missing:
                             return True
-                    if gives_way and (waited > _LOOK_SECONDS or not has_mapped):  # demanded and mapped files stay in the copy
+                    if gives_way:  # demanded and mapped files stay in the copy
                         for owner in self._owners:
                             self._untake(owner.leave_all())
-                        self._reader.demand, self._reader.starved = [], False
-                        self._write()
+                        self._gave_way = True
+                        self._demand_nothing()
                         if has_mapped:
                             return False
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
@@ -171,7 +172,9 @@ class LocalCopy:
                 if not is_served:
                     start_fetcher(self._ledger, self._reader.group)
             if time.monotonic() - changed > GIVE_UP_SECONDS:
-                self._stop_waiting()
+                with self._lock, self._ledger.changing() as state:
+                    self._enter(state)
+                    self._demand_nothing()
                 raise nothing_changed(self.folder, missing[0], GIVE_UP_SECONDS)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
@@ -212,18 +215,15 @@ class LocalCopy:
             self._ledger.remove(state, path)
         return False
 
-    def _stop_waiting(self) -> None:
-        with self._lock, self._ledger.changing() as state:
-            self._enter(state)
-            self._reader.demand = []
-            self._write()
+    def _demand_nothing(self) -> None:
+        self._reader.demand, self._reader.starved = [], False
+        self._write()
 
     def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
         """Call `unuse` for each of the files, which an owner has taken. If no other owner has a file, the copy may remove it then."""
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
-            chosen = list(paths)
-            for path in chosen:
+            for path in (chosen := list(paths)):
                 unuse(path)
             self._untake(chosen)
             self._write()

@@ -7,7 +7,8 @@
        each file is downloaded once. Files of another run stay if it is reading them now.
        A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
        A reader that has mapped files and needs no file of them now unmaps them within about a second if a slower reader of its run waits.
-       If it waits for a file itself, it unmaps everything too, and then takes no file before the download for the slower reader begins.
+       If it waits for a file itself, and is in the way for half a second, it unmaps everything too. Then it takes no file before the
+       download for the slower reader begins, or rule 5 applies.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
        waits for a second only while a reader of its run stands where it stood then.
     6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
