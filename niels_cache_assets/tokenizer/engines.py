@@ -180,26 +180,30 @@ def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | No
     loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
         result = (*_key(tokenizer), engine.name, engine.version)
-        if result in _RESULTS:
-            if _RESULTS[result]:
-                return engine
-            continue
-        proof = prove(tokenizer, engine)
-        _RESULTS[result] = not proof.differing and not proof.unencodable
+        if result not in _RESULTS:
+            _RESULTS[result] = _gives_same_ids(tokenizer, engine, log)
         if _RESULTS[result]:
             return engine
-        reference = reference_of(tokenizer)
-        found = [
-            *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
-            *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
-        ]
-        log(
-            f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: {', and '.join(found)} of {proof.texts:,} difficult "
-            "texts (niels-cache tokenizer prove shows them)"
-        )
     if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
     return None
+
+
+def _gives_same_ids(tokenizer: TextTokenizer, engine: Engine, log: Callable[[str], None]) -> bool:
+    """Prove an engine. If it does not give the ids of the reference, log why it is not used."""
+    proof = prove(tokenizer, engine)
+    if not proof.differing and not proof.unencodable:
+        return True
+    reference = reference_of(tokenizer)
+    found = [
+        *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
+        *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
+    ]
+    log(
+        f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: {', and '.join(found)} of {proof.texts:,} difficult "
+        "texts (niels-cache tokenizer prove shows them)"
+    )
+    return False
 
 
 def _free_memory() -> None:
