@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.cache import gather
 from tests.hand_made import write_meta_of, write_pair, write_stream
 
 N, T = 1001, 10  # 100 windows
@@ -302,6 +304,42 @@ def test_cuda_batches_equal_those_of_the_cpu(notes: str, web: str, prefetch: int
         for on_cpu, on_cuda in zip(expected.tensors(), found.tensors(), strict=True):
             assert on_cuda.device.type == "cuda"
             assert torch.equal(on_cpu, on_cuda.cpu())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("is_late", ["step", "copy"])
+def test_a_step_on_cuda_reads_its_own_batch(monkeypatch: pytest.MonkeyPatch, notes: str, web: str, is_late: str, prefetch: int) -> None:
+    """A late step must not find the memory of its batch in use again, and must wait for a late copy."""
+    settings = {"T": T, "B": 16, "seed": 0, "weights": {"notes": 1, "web": 2}, "epochs": 2, "fields": ("position_ids",)}
+    weights, send = torch.arange(1, 16 * T + 1), gather.send
+
+    def send_late(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        if device.type == "cuda":
+            torch.cuda._sleep(20_000_000)  # about 10 ms, on the stream that copies
+        return send(array, device)
+
+    def sums(device: str, **more: int) -> torch.Tensor:
+        of_device, found = weights.to(device), []
+        for batch in TokenLoader({"notes": notes, "web": web}, device=device, **settings, **more):
+            if device == "cuda" and is_late == "step":
+                torch.cuda._sleep(20_000_000)
+            found += [(tensor.flatten() * of_device[: tensor.numel()]).sum() for tensor in batch.tensors()]
+        return torch.stack(found).cpu()
+
+    if is_late == "copy":
+        monkeypatch.setattr(gather, "send", send_late)
+    assert torch.equal(sums("cpu"), sums("cuda", prefetch=prefetch))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_of_workers_reach_cuda_through_pinned_memory(notes: str) -> None:
+    settings = {"T": T, "B": 16, "seed": 0, "epochs": 1, "fields": ("document_ids", "cu_seqlens")}
+    pinned = DataLoader(TokenLoader(notes, **settings), batch_size=None, num_workers=2, pin_memory=True)
+    for expected, batch in zip(TokenLoader(notes, **settings), pinned, strict=True):
+        assert all(tensor.is_pinned() for tensor in batch.tensors())
+        for here, there in zip(expected.tensors(), batch.to("cuda", non_blocking=True).tensors(), strict=True):
+            assert torch.equal(here, there.cpu())
 
 
 @pytest.mark.parametrize(
