@@ -27,7 +27,7 @@ from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
 from niels_cache_runtime.format.safe_open import name_problem
 
 SCHEMES = ("s3", "gs", "az", "file")
-PIECE_BYTES = 4 << 20  # of a download
+PIECE_BYTES = 1 << 20  # of a download: larger pieces leave the processor's cache before they are hashed
 SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _LEAST_PART_BYTES = 16 << 20
