@@ -14,8 +14,9 @@ file backs, which the system cannot drop. Shards have the same size in all cache
 
 --train has three parts, with blocks of 4 shards and batches of 16 x 2048:
     cold start  a new copy: requests, bytes and seconds until the first batch
-    streaming   epochs with room for three blocks, from the first batch on, in turns with the plain loop to fetch; also with the plain loop
-                while a loader delivers as many batches from a folder, until both end
+    streaming   epochs with room for three blocks, from the first batch on, in turns with the plain loop to fetch, which removes its oldest
+                file when it has as many; also with the plain loop while a loader delivers as many batches from a folder, until both end.
+                Each of the three comes first in a third of the rounds
     local       batches with all shards in the copy, in turns with batches from a folder; also with all shards in one block, because a
                 block of this small cache ends after a few hundred batches
 """
@@ -35,6 +36,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -168,8 +170,8 @@ def plain_push(cache: Path, prefix: str, threads: int) -> None:
         list(pool.map(send, sorted(path for path in cache.rglob("*") if path.is_file())))
 
 
-def plain_pull(prefix: str, out: Path, threads: int) -> None:
-    """Stream each object, hash it and write it."""
+def plain_pull(prefix: str, out: Path, threads: int, *, most: int | None = None) -> None:
+    """Stream each object, hash it and write it. most: remove the oldest file when there are more than so many."""
     import obstore
     from obstore.store import from_url
 
@@ -183,7 +185,11 @@ def plain_pull(prefix: str, out: Path, threads: int) -> None:
             for piece in obstore.get(store, key).stream(min_chunk_size=4 << 20):
                 digest.update(piece)
                 file.write(piece)
+        done.append(out / key)
+        if most is not None and len(done) > most:
+            done.popleft().unlink()
 
+    done: deque[Path] = deque()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fetch, keys))
 
@@ -270,7 +276,8 @@ def compare_training(root: Path, settings: argparse.Namespace) -> None:
     places = [root / f"copy{turn}" for turn in range(2 * settings.rounds)]
     print(f"  cold start: {_median(_start(address, place, few) for place in places[::2])}")
     prefix = f"train/random/{build.record.content_sha256}/train"
-    print(f"  streaming: {_median(_stream(address, place, few, prefix, folder / 'train') for place in places[1::2])}")
+    streamed = (_stream(address, place, few, prefix, folder / "train", turn=turn) for turn, place in enumerate(places[1::2]))
+    print(f"  streaming: {_median(streamed)}")
     for block_shards in (BLOCK_SHARDS, settings.shards):
         found = _local(str(folder / "train"), address, root / "local", 4 * size, 4 * settings.rounds, block_shards)
         print(f"  local, blocks of {block_shards}: {_median(found)}")
@@ -292,41 +299,44 @@ def _start(address: str, copy: Path, limit: int) -> dict[str, float]:
     return {"s": seconds, "requests": requests, "MB": (counts["bytes"] + counts["tail_bytes"]) / 1e6}
 
 
-def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path) -> dict[str, float]:
+def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path, *, turn: int) -> dict[str, float]:
     from niels_cache_runtime import TokenLoader
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
-    batches = iter(TokenLoader(address, **SETTINGS, epochs=EPOCHS, local_dir=copy, limit_bytes=limit))
-    take(batches, 1)
-    before = LocalCopy(copy).counts()["bytes"]
-    seconds, cpu = timed(lambda: take(batches, sys.maxsize))
-    fetched = LocalCopy(copy).counts()["bytes"] - before
-    ours = fetched / seconds
-    seconds, plain_cpu = timed(lambda: plain_pull(prefix, copy / "plain", STREAMS))
-    size = sum(path.stat().st_size for path in (copy / "plain").iterdir())
-    plain = size / seconds
-    shutil.rmtree(copy / "plain")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+
+    def plain() -> None:
+        plain_pull(prefix, copy / "plain", STREAMS, most=3 * BLOCK_SHARDS)
 
     def plain_with_batches() -> None:
         epoch = iter(TokenLoader(str(folder), **SETTINGS, epochs=1))
         with ThreadPoolExecutor(1) as pool:
-            loop = pool.submit(plain_pull, prefix, copy / "plain", STREAMS)
+            loop = pool.submit(plain)
             take(epoch, sys.maxsize)
             loop.result()
 
-    seconds, both_cpu = timed(plain_with_batches)
-    both = size / seconds
-    gc.collect()  # the loader gives its files back
-    shutil.rmtree(copy, ignore_errors=True)
+    def ours() -> float:
+        batches = iter(TokenLoader(address, **SETTINGS, epochs=EPOCHS, local_dir=copy, limit_bytes=limit))
+        take(batches, 1)
+        before = LocalCopy(copy).counts()["bytes"]
+        seconds, _ = timed(lambda: take(batches, sys.maxsize))
+        return (LocalCopy(copy).counts()["bytes"] - before) / seconds
+
+    jobs = [
+        ("MB/s", ours),
+        ("MB/s of the plain loop", lambda: size / timed(plain)[0]),
+        ("MB/s of the plain loop with batches", lambda: size / timed(plain_with_batches)[0]),
+    ]
+    first, speeds = turn % len(jobs), {}
+    for name, job in jobs[first:] + jobs[:first]:
+        speeds[name] = job()
+        gc.collect()  # the loader gives its files back
+        shutil.rmtree(copy, ignore_errors=True)
+    of_ours, of_plain, of_both = (speeds[name] for name, _ in jobs)
     return {
-        "MB/s": ours / 1e6,
-        "MB/s of the plain loop": plain / 1e6,
-        f"of it (wanted: {WANTED})": ours / plain,
-        "MB/s of the plain loop with batches": both / 1e6,
-        "of that": ours / both,
-        "processor seconds a GB": cpu / fetched * 1e9,
-        "of the plain loop": plain_cpu / size * 1e9,
-        "of it with batches": both_cpu / size * 1e9,
+        **{name: speeds[name] / 1e6 for name, _ in jobs},
+        f"of the plain loop (wanted: {WANTED})": of_ours / of_plain,
+        "of the plain loop with batches": of_ours / of_both,
     }
 
 
