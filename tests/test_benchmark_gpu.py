@@ -20,5 +20,5 @@ def test_a_quick_run_prints_a_row_for_each_way_to_get_a_batch(monkeypatch: pytes
     ways = [row[1] for row in rows_of(capsys.readouterr().out)]
     assert ways.count("least") == 3
     assert ways.count("fixed") == 1
-    for way in ("usual", "get_batch", "loader, prefetch=0", "loader, prefetch=1"):
+    for way in ("usual", "get_batch", *(f"loader, prefetch={ahead}" for ahead in (0, 1, 2)), "loader, document fields, prefetch=1"):
         assert ways.count(way) == 4

@@ -315,8 +315,7 @@ def test_a_step_on_cuda_reads_its_own_batch(monkeypatch: pytest.MonkeyPatch, not
     weights, send = torch.arange(1, 16 * T + 1), gather.send
 
     def send_late(array: np.ndarray, device: torch.device) -> torch.Tensor:
-        if device.type == "cuda":
-            torch.cuda._sleep(20_000_000)  # about 10 ms, on the stream that copies
+        torch.cuda._sleep(20_000_000)  # about 10 ms, on the stream that copies
         return send(array, device)
 
     def sums(device: str, **more: int) -> torch.Tensor:
@@ -336,7 +335,9 @@ def test_a_step_on_cuda_reads_its_own_batch(monkeypatch: pytest.MonkeyPatch, not
 def test_batches_of_workers_reach_cuda_through_pinned_memory(notes: str) -> None:
     settings = {"T": T, "B": 16, "seed": 0, "epochs": 1, "fields": ("document_ids", "cu_seqlens")}
     pinned = DataLoader(TokenLoader(notes, **settings), batch_size=None, num_workers=2, pin_memory=True)
-    for expected, batch in zip(TokenLoader(notes, **settings), pinned, strict=True):
+    pairs = list(zip(TokenLoader(notes, **settings), pinned, strict=True))
+    assert len(pairs) == 7
+    for expected, batch in pairs:
         assert all(tensor.is_pinned() for tensor in batch.tensors())
         for here, there in zip(expected.tensors(), batch.to("cuda", non_blocking=True).tensors(), strict=True):
             assert torch.equal(here, there.cpu())
