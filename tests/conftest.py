@@ -2,11 +2,14 @@
 
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.proof import torture_texts
 from tests import depth  # noqa: F401  (it sets the profile of Hypothesis)
 from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub
@@ -28,6 +31,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def short_proofs() -> Iterator[None]:
+    """Prove engines on a fortieth of the difficult texts. A whole proof takes two seconds for each model (tests/test_engines.py has it)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "torture_texts", lambda **of: islice(torture_texts(**of), 0, None, 40))
+        patch.setattr(engines, "_PROVEN", {})  # other files need whole proofs
+        patch.setattr(engines, "_RESULTS", {})
+        yield
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """Helpers for the tests of former module paths."""
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,5 +23,5 @@ def require_pickles_load(saved: Mapping[tuple[str, str], str]) -> None:
     """Assert that pickles of these classes, by former module and name, load in a new process; to each, the module it is in now."""
     pickles = [f"c{module}\n{name}\n.".encode() for module, name in saved]
     script = f"import pickle\nfor found in map(pickle.loads, {pickles!r}): print(found.__module__, found.__name__)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = programs.run("-c", script, cwd=ROOT)
     assert done.stdout.splitlines() == [f"{home} {name}" for (_, name), home in saved.items()], done.stderr

@@ -30,6 +30,7 @@ from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir, ranges_dir
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
+from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.lease import Times, leased
@@ -52,6 +53,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 5)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 3_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 9_000)
+    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
 
 
 def write_texts(folder: Path, files: Mapping[int, Sequence[str]] | None = None) -> None:

@@ -1,8 +1,8 @@
 """The Dagster home. It is made once, even by two processes at the same time, and then belongs to the user."""
 
 import os
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from niels_cache_assets.defs.home import instance as instance_module
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_runtime.errors import NielsCacheError
+from tests import programs
 from tests.messages import missing
 
 REPOSITORY = Path(__file__).parent.parent
@@ -164,11 +165,9 @@ def test_a_dagster_yaml_that_is_not_valid_is_said_in_one_line(home: Path, text: 
 def test_first_starts_at_once_leave_one_working_home(home: Path) -> None:
     """Two processes that create the databases together can leave them broken for good (dagster-io/dagster#27390)."""
     environment = {**os.environ, "DAGSTER_HOME": str(home)}
-    starts = [
-        subprocess.Popen(COMMAND, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(2)
-    ]
-    outputs = [start.communicate(timeout=120)[0] for start in starts]
+    with ThreadPoolExecutor(2) as threads:
+        starts = list(threads.map(lambda _: programs.run(*COMMAND[1:], cwd=REPOSITORY, env=environment), range(2)))
+    outputs = [start.stdout + start.stderr for start in starts]
     assert [start.returncode for start in starts] == [0, 0], outputs
     assert outputs == [f"Dagster home: {home}\n"] * 2
     with ensure_instance() as instance:

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset
+from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs import turns
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
@@ -29,6 +30,8 @@ prepare = ["dedup"]
 source = "text"
 files = ["books/*.txt"]
 enabled = false
+[build]
+threads = 1
 """
 
 
@@ -36,6 +39,7 @@ enabled = false
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(turns, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
     return tmp_path / "home"
 
 
@@ -125,7 +129,7 @@ def test_no_op_is_in_a_pool_that_is_asked_before_the_op_can_look(project: Projec
 
 @pytest.mark.usefixtures("instance")
 def test_a_build_waits_for_a_place_and_says_for_whose(project: Project, home: Path) -> None:
-    project.configure(extra='val_frac = 0.2\nprepare = ["dedup"]')
+    project.configure(extra='val_frac = 0.2\nprepare = ["dedup"]\n[build]\nthreads = 1')
     with ExitStack() as places:
         places.enter_context(taken(home, 0))
         listener = Freeing(places)

@@ -106,7 +106,7 @@ def registry_of(folder: Path, news: str = "", web: str = "") -> Registry:
         for name, share, lines in (("news", 0.1, news), ("web", 0.25, web))
     ]
     config = folder / "niels_cache.toml"
-    config.write_text('[tokenizer]\nmodel = "spm.model"\n' + "\n".join(tables), encoding="utf-8")
+    config.write_text('[tokenizer]\nmodel = "spm.model"\n[build]\nthreads = 1\n' + "\n".join(tables), encoding="utf-8")
     return load_registry(profile="quickstart", config=str(config))
 
 

@@ -252,7 +252,7 @@ def test_only_the_part_of_a_corpus_that_holds_the_ids_is_built_again(tmp_path: P
         (tmp_path / "ids.txt").write_text("\n".join(ids))
         config.write_text(
             '[cleaning]\nskip = ["not_english", "language_error"]\n[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts/*.jsonl"]\n'
-            f'prepare = ["clean", "dedup"]\nparts = 4\nval_frac = 0.1\n{LIST if ids else ""}\n'
+            f'prepare = ["clean", "dedup"]\nparts = 4\nval_frac = 0.1\n{LIST if ids else ""}\n[build]\nthreads = 1\n'
         )
         return graph(load_registry(profile="quickstart", config=str(config)), tmp_path / root)
 

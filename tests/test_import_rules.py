@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import niels_cache_runtime
+from tests import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
@@ -81,7 +82,7 @@ before = "numba" in sys.modules
 build_blending_indices([0.25, 0.75], 500_000)
 print(before, "numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = programs.run("-c", script, cwd=ROOT)
     assert done.stdout.strip() == f"False {find_spec('numba') is not None}", done.stderr
 
 

@@ -23,6 +23,7 @@ from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, described, needs_real, pieces, write_json, write_ranks
 
+pytestmark = pytest.mark.usefixtures("short_proofs")
 TEXTS = [*sentences(40), "naïve café 中文 😀 \x00\t\n\n  x", "", "\n", "a" * 5_000, f"before {EOT} after"]
 DEEPSEEK_EOT = "<｜end▁of▁sentence｜>"
 SETTINGS: dict[str, Any] = {"max_val_tokens": 0, "shard_bytes": 1 << 12, "seed": 1, "shuffle_buffer": None}

@@ -20,8 +20,10 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import open_model, open_model_at
+from niels_cache_assets.tokenizer.proof import torture_texts
 from niels_cache_runtime import TokenLoader, open_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -39,6 +41,7 @@ KINDS = {
     "tiktoken": f"model = \"x.tiktoken\"\npattern = '''{WORDS_PATTERN}'''\n{NAMED}",
     "other name": f'model = "x.bin"\nkind = "tokenizer.json"\n{NAMED}',
 }
+pytestmark = pytest.mark.usefixtures("short_proofs")
 CHATS = '[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\nval_frac = 0\n'
 
 
@@ -302,7 +305,8 @@ def test_compare_and_import_take_every_kind(tmp_path: Path, capsys: pytest.Captu
     assert (meta["tokenizer_sha256"], meta["special_token_ids"]["eot"]) == (sha256_file(str(other)), len(pieces()))
 
 
-def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "torture_texts", torture_texts)  # `tokenizer prove` proves whole
     (tmp_path / "tokenizer.model").write_bytes(b"of another kind")
     registry = project(tmp_path, KINDS["tiktoken"])
     other = write_ranks(tmp_path / "other.tiktoken")

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from niels_cache_assets.cli.parser import parse_arguments
+from tests import programs
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "cache.yml").read_text(encoding="utf-8")
@@ -85,5 +85,5 @@ def test_the_home_that_is_kept_is_the_one_that_is_used(tmp_path: Path) -> None:
     (prepare,) = [command for command in COMMANDS if command[0].endswith("/python")]
     home = tmp_path / ".dagster"
     environment = {"DAGSTER_HOME": str(home), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    subprocess.run([sys.executable, *prepare[1:]], cwd=tmp_path, env=environment, check=True, timeout=120)
+    programs.run(*prepare[1:], cwd=tmp_path, env=environment, check=True)
     assert (home / "dagster.yaml").exists()
