@@ -284,20 +284,6 @@ def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monk
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
 
 
-def test_shards_that_go_for_shards_are_removed_without_the_lock(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes milliseconds, for which no reader should wait. A shard that goes for a tail is larger, so it is removed with the lock."""
-    unlink, locked = Path.unlink, []
-
-    def watched(path: Path, *, missing_ok: bool = False) -> None:
-        if path.name.startswith("shard_") and path.suffix == ".bin" and path.exists():
-            locked.append(ledger._thread.later is not None)
-        unlink(path, missing_ok=missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", watched)
-    assert rows(published.remote(epochs=3)) == rows(published.local(epochs=3))
-    assert locked.count(False) > 5
-
-
 def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected

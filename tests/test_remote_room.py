@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_runtime.remote import fetcher, room
 from niels_cache_runtime.remote.fetcher import Fetcher
-from niels_cache_runtime.remote.ledger import Entry, Ledger, State, failure_key
+from niels_cache_runtime.remote.ledger import Entry, State, failure_key
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
 from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, may_keep, stuck_bytes, surplus
 
@@ -43,7 +43,7 @@ def state(shards: Sequence[int], *readers: Reader, sizes: dict[int, int] | None 
         addresses={},
         failed={},
         etags={},
-        counts={"removed": 0},
+        counts={},
         tick=0,
         readers={str(number): each for number, each in enumerate(readers)},
         overhead=5,
@@ -218,39 +218,6 @@ def test_of_readers_that_hold_and_wait_one_fails(monkeypatch: pytest.MonkeyPatch
     running.demand = [shard(10)]
     assert fails_at(100) == fails_at(104) == []  # the limit is smaller only because of the third reader
     assert fails_at(106) == [] != fails_at(170)
-
-
-def test_files_that_go_for_a_download_count_as_parts_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Fetcher, "_expected", lambda self, state, path: (10, ""))
-    first = reader(maps=[shard(2)], demand=[shard(3)], limit=25)
-    copy, serving = state([1, 2], first), Fetcher(tmp_path, "g")
-    assert serving._choose(copy, [first]) == [(shard(3), True)]
-    assert (copy.entries[shard(1)].owner, copy.is_ready(shard(1)), copy.used_bytes()) == ("g", False, 25)
-    first.demand = [shard(1)]  # it cannot come before it is gone
-    assert serving._choose(copy, [first]) == []
-    assert copy.entries.keys() == {shard(1), shard(2), shard(3)}
-
-
-def test_a_larger_file_goes_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another fetcher may take the rest of its room."""
-    monkeypatch.setattr(Fetcher, "_expected", lambda self, state, path: (10, ""))
-    first = reader(maps=[shard(2)], demand=[shard(3)], limit=36)
-    copy, serving = state([1, 2], first, sizes={1: 20}), Fetcher(tmp_path, "g")
-    assert serving._choose(copy, [first]) == [(shard(3), True)]
-    assert copy.entries.keys() == {shard(2), shard(3)}
-
-
-def test_after_a_crash_files_that_were_leaving_are_removed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.make()
-    place = tmp_path / shard(1)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(bytes(10))
-    with ledger.changing() as state:
-        state.entries[shard(1)] = Entry(0, "", owner="g")  # no fetcher of this group lives
-    with ledger.changing() as state:
-        assert state.entries == {}
-    assert not place.exists()
 
 
 @pytest.mark.parametrize("limit", range(0, 80, 7))

@@ -8,8 +8,7 @@ readers with the same credentials in their environment. It is a process of its o
 in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
 
 A file that a reader waits for comes first, then the files of the block in use, then those of the next blocks. Room for the whole file is
-reserved before its download begins. It takes milliseconds to remove a file, and no reader should wait for that. So the thread of the
-download removes those that go for it, without the lock; until then they count as parts of it. Memory: a piece of 1 MiB for each stream.
+reserved before its download begins. Memory: a piece of 4 MiB for each stream.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Fetcher:
         self._builds: dict[tuple[str, str], CopiedBuild] = {}  # by name and address
         self._stores: dict[str, Store] = {}
         self._active: set[str] = set()
-        self._leaving: dict[str, list[str]] = {}  # the files that go for a download, until they are removed
         self._failed_at: dict[str, float] = {}
         self._disk_limit: tuple[int, float] | None = None
         self._hopeless: dict[str, float] = {}  # files that readers wait for and that can have no room, and since when
@@ -111,8 +109,7 @@ class Fetcher:
 
     def _choose(self, state: State, mine: list[Reader]) -> list[tuple[str, bool]]:
         """Make room for the next downloads, reserve it, and return their files with True. Unchecked files come with False."""
-        busy = self._active.union(*self._leaving.values())
-        for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in busy]:
+        for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
             self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
@@ -146,12 +143,7 @@ class Fetcher:
                 stuck = stuck_bytes(state) if stuck is None else stuck
                 self._tell_if_hopeless(state, path, size, limit, stuck=stuck, since=before.get(path))
                 continue
-            if sum(state.entries[each].size for each in gone) > size:
-                self._remove(state, gone)
-            elif gone:
-                self._leaving[path] = gone
-                state.entries.update(dict.fromkeys(gone, Entry(0, "", owner=self._group)))
-                state.counts["removed"] += len(gone)
+            self._remove(state, gone)
             state.entries[path] = Entry(size, sha256, owner=self._group)
             self._active.add(path)
             chosen.append((path, True))
@@ -226,7 +218,6 @@ class Fetcher:
             if is_reserved or not self._check(path):
                 self._fetch(path)
         finally:
-            self._leaving.pop(path, None)
             self._active.discard(path)
             self._finished.set()
 
@@ -254,11 +245,7 @@ class Fetcher:
         place = self._ledger.folder / path
         part = place.with_name(place.name + PART)
         try:
-            for each in (gone := self._leaving.get(path, [])):
-                (self._ledger.folder / each).unlink(missing_ok=True)
             with self._ledger.changing() as state:
-                for each in gone:
-                    self._ledger.remove(state, each)
                 build = self._build(state, path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 part.touch()  # `Ledger.remove` also removes empty folders, and this one must stay
