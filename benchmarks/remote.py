@@ -182,7 +182,7 @@ def plain_pull(prefix: str, out: Path, threads: int, *, most: int | None = None)
         (out / key).parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
         with open(out / key, "wb") as file:
-            for piece in obstore.get(store, key).stream(min_chunk_size=4 << 20):
+            for piece in obstore.get(store, key).stream(min_chunk_size=1 << 20):
                 digest.update(piece)
                 file.write(piece)
         done.append(out / key)

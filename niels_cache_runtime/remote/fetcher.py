@@ -8,7 +8,7 @@ readers with the same credentials in their environment. It is a process of its o
 in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
 
 A file that a reader waits for comes first, then the files of the block in use, then those of the next blocks. Room for the whole file is
-reserved before its download begins. Memory: a piece of 4 MiB for each stream.
+reserved before its download begins. Memory: a piece of 1 MiB for each stream.
 """
 
 from __future__ import annotations
