@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import dagster as dg
 import pytest
 
-from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.show.progress import HowFar
+from tests.corpora import draw_no_plots
 from tests.dagster_tools import Project
 
 
@@ -47,5 +47,5 @@ def launch_in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> dg.Da
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: nullcontext(project.instance))
-    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    draw_no_plots(monkeypatch)
     return project.instance

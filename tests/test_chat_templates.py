@@ -136,14 +136,14 @@ def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list
     for name in COMPARED:
         text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
         template = Template(name=name, text=text, variables={"bos_token": BOS, "eos_token": EOS}, where=name)
-        rendered_rows, wanted_rows = [], []
+        chats, wanted_rows = [], []
         for row, given, tools in ((with_tools, WITH_TOOLS, TOOLS), (without, WITH_TOOLS, None), (null, with_null, TOOLS)):
             settings: dict[str, Any] = {"chat_template": text, "return_dict": True, "return_assistant_tokens_mask": True}
             with suppress(Exception):  # a template that knows no tools
                 wanted_rows.append(theirs.apply_chat_template(given, tools=tools, **settings))
-                rendered_rows.append(Chat(row.messages, "row", row.tools))
+                chats.append(Chat(row.messages, "row", row.tools))
         with ChatEncoder(template, ours) as encoder:
-            found_rows = encoder.encode(rendered_rows)
+            found_rows = encoder.encode(chats)
         for found, wanted in zip(found_rows, wanted_rows, strict=True):
             if isinstance(found, Refusal):
                 assert not any(wanted["assistant_masks"]) or found.reason == "special_token_collision", (name, found)

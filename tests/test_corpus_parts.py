@@ -30,7 +30,6 @@ from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir, corpus_parts_dir, ranges_dir
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
-from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.lease import Times, leased
@@ -40,7 +39,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.verify import notes, verify_cache
-from tests.corpora import articles, nearly, write_jsonl
+from tests.corpora import articles, draw_no_plots, nearly, write_jsonl
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, stream_of
 from tests.test_corpus_resume import contents, stop_after
@@ -53,7 +52,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 5)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 3_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 9_000)
-    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    draw_no_plots(monkeypatch)
 
 
 def write_texts(folder: Path, files: Mapping[int, Sequence[str]] | None = None) -> None:
@@ -172,7 +171,7 @@ def test_the_command_makes_one_part(tmp_path: Path, capsys: pytest.CaptureFixtur
     where = ["--config", str(tmp_path / "3.toml"), "--cache-dir", str(tmp_path / "cache"), "--profile", "quickstart"]
     results = []
     for _ in range(2):
-        assert main(["part", "notes", "1", "--corpus", "--threads", "1", *where]) == 0
+        assert main(["part", "notes", "1", "--corpus", "--threads", "2", *where]) == 0  # no other test makes a part on worker processes
         (said,) = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if line["event"] == "result"]
         results.append(said)
     assert [said["state"] for said in results] == ["built", "cache_hit"]

@@ -12,7 +12,6 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import corpus as parts_corpus
 from niels_cache_assets.corpus.layout import corpus_parts_dir, ranges_dir
-from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets import parts as assets_parts
@@ -22,6 +21,7 @@ from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.verify import verify_cache
+from tests.corpora import draw_no_plots
 from tests.launches import Recorder, states
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, stream_of
@@ -38,7 +38,7 @@ STEPS = [f"plan/{NAME}", *PARTS, f"corpus/{NAME}", "hashes", "range/range-00000"
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    draw_no_plots(monkeypatch)
     project = PartsProject(tmp_path, tiny_model)
     project.write([30, 12, 30, 14])
     return project

@@ -1,7 +1,6 @@
 """The Dagster home. It is made once, even by two processes at the same time, and then belongs to the user."""
 
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests import programs
 from tests.messages import missing
 
 REPOSITORY = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "niels_cache_assets.defs.home.instance"]
+COMMAND = ["-m", "niels_cache_assets.defs.home.instance"]
 
 
 @pytest.fixture
@@ -166,7 +165,7 @@ def test_first_starts_at_once_leave_one_working_home(home: Path) -> None:
     """Two processes that create the databases together can leave them broken for good (dagster-io/dagster#27390)."""
     environment = {**os.environ, "DAGSTER_HOME": str(home)}
     with ThreadPoolExecutor(2) as threads:
-        starts = list(threads.map(lambda _: programs.run(*COMMAND[1:], cwd=REPOSITORY, env=environment), range(2)))
+        starts = list(threads.map(lambda _: programs.run(*COMMAND, cwd=REPOSITORY, env=environment), range(2)))
     outputs = [start.stdout + start.stderr for start in starts]
     assert [start.returncode for start in starts] == [0, 0], outputs
     assert outputs == [f"Dagster home: {home}\n"] * 2

@@ -11,13 +11,13 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs import turns
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
+from tests.corpora import draw_no_plots
 from tests.dagster_tools import Project
 from tests.messages import missing
 from tests.test_dagster_launcher import Recorder, states
@@ -39,7 +39,7 @@ threads = 1
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(turns, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    draw_no_plots(monkeypatch)
     return tmp_path / "home"
 
 

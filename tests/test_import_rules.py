@@ -82,7 +82,7 @@ before = "numba" in sys.modules
 build_blending_indices([0.25, 0.75], 500_000)
 print(before, "numba" in sys.modules)
 """
-    done = programs.run("-c", script, cwd=ROOT)
+    done = programs.run("-c", script, cwd=ROOT)  # a fork will do: if its server had imported numba, this would fail
     assert done.stdout.strip() == f"False {find_spec('numba') is not None}", done.stderr
 
 

@@ -85,5 +85,6 @@ def test_the_home_that_is_kept_is_the_one_that_is_used(tmp_path: Path) -> None:
     (prepare,) = [command for command in COMMANDS if command[0].endswith("/python")]
     home = tmp_path / ".dagster"
     environment = {"DAGSTER_HOME": str(home), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    programs.run(*prepare[1:], cwd=tmp_path, env=environment, check=True)
+    done = programs.run(*prepare[1:], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
     assert (home / "dagster.yaml").exists()
