@@ -74,8 +74,7 @@ remote: $(DEV)  ## training from a bucket through a local copy, with kills and f
 
 # Tests here take minutes. A dump of the stacks of a test that still runs may crash it, so there is none in the first hour.
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
-	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -o faulthandler_timeout=3600 \
-	  -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+	@$(RUN_TESTS) -m "torture or hypothesis" --hypothesis-profile torture -o faulthandler_timeout=3600 $(TEST_ARGS)
 
 mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their tests fail (an hour of two cores)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)

@@ -1,5 +1,6 @@
 """Fixtures that more than one file of tests needs."""
 
+import re
 import signal
 from collections.abc import Iterator
 from itertools import islice
@@ -99,10 +100,27 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# The same for `make torture`, where a file takes minutes.
+LONGEST_TORTURE = (
+    "faults/test_hub.py",
+    "faults/test_fuzz_states.py",
+    "faults/test_fuzz_binary.py",
+    "faults/test_disk.py",
+    "faults/test_materialize.py",
+    "faults/test_corpus.py",
+    "faults/test_builds.py",
+    "test_hostile_config.py",
+    "faults/test_fuzz_text.py",
+    "faults/test_bit_flips.py",
+    "faults/test_concurrency_ui.py",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put long files first, then other files with slow tests. `make test` gives whole files to its processes, and a long file at the end
     would run alone.
     """
+    longest = LONGEST_TORTURE if "torture" in re.findall(r"\w+", config.option.markexpr.replace("not torture", "")) else LONGEST
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
-    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    places = {TESTS / name: place for place, name in enumerate(longest)}
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))

@@ -49,13 +49,17 @@ class Draws:
 
 
 def fuzz(cases: int, make: Callable[[Draws], T], check: Callable[[T], None]) -> None:
-    """Run `check` on so many values of `make`. The values are the same each time. A failing value is printed in a form that can be run
-    again.
+    """Run `check` on so many values of `make`, on each different one once. The values are the same each time. A failing value is printed in
+    a form that can be run again.
     """
     with bounded_memory():
         if cases > _MOST_OF_HYPOTHESIS:
+            checked = set[int]()
             for case in range(cases):
                 value = make(seeded(case))
+                if (key := hash(repr(value))) in checked:
+                    continue
+                checked.add(key)
                 try:
                     with watched():
                         check(value)

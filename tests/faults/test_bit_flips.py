@@ -58,6 +58,7 @@ def test_each_bit_of_every_meta_is_found(project: SmallProject) -> None:
     for path in metas:
         for bit in range(path.stat().st_size * 8):
             flip(path, bit)
-            found = {Path(finding.folder) / finding.path for finding in verify_cache(path.parent, threads=1)}
+            is_quick = bit % 8 != 0  # hash the other files for one bit of each byte only
+            found = {Path(finding.folder) / finding.path for finding in verify_cache(path.parent, threads=1, quick=is_quick)}
             assert found == {path}, f"bit {bit} of {path.relative_to(project.root)} gave {found}"
             flip(path, bit)
