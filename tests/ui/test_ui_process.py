@@ -120,10 +120,17 @@ def test_a_part_adds_little_to_the_database(ui: RunningUi) -> None:
 def work_until(ui: RunningUi, share: float) -> int:
     """Wait until so much of the notes is done and recorded. Return the id of the process that builds."""
     target = ui.project.root / "pretrain/notes"
-    wait_until(lambda: (work_on(target).share or 0.0) > share, seconds=BUILD_SECONDS, what=f"not at {share:.0%}")
-    writer = work_on(target).writer
-    assert writer is not None
-    return writer.pid
+    writers: list[int] = []
+
+    def is_at_work() -> bool:
+        """One look says both: at the next one, the build may have ended."""
+        work = work_on(target)
+        if work.writer is not None and (work.share or 0.0) > share:
+            writers.append(work.writer.pid)
+        return bool(writers)
+
+    wait_until(is_at_work, seconds=BUILD_SECONDS, what=f"not at {share:.0%}")
+    return writers[0]
 
 
 def test_runs_that_lose_a_process_or_are_terminated_end_and_the_next_one_goes_on(ui: RunningUi) -> None:
