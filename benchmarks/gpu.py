@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loader import Pair, usual_way, write_cache
-from niels_cache_runtime import PretrainTokenStreamDataset
+from loader import Pair, get_batch_way, usual_way, write_cache
 from niels_cache_runtime.loader.loader import TokenLoader
 
 VOCABULARY = 50_304  # of the model; tokens of `write_cache` are below 50,000
@@ -134,15 +133,10 @@ def loader_way(device: torch.device, split: Path, *, B: int, T: int, prefetch: i
     return take
 
 
-def get_batch_way(device: torch.device, split: Path, *, B: int, T: int) -> Callable[[], Pair]:
-    dataset, generator = PretrainTokenStreamDataset(str(split), T=T, device=device), torch.Generator().manual_seed(0)
-    return lambda: dataset.get_batch(B=B, generator=generator)
-
-
 def ways_of(device: torch.device, split: Path, *, B: int, T: int) -> dict[str, Callable[[], Pair]]:
     return {
         "usual": usual_way_to(device, split, B=B, T=T),
-        "get_batch": get_batch_way(device, split, B=B, T=T),
+        "get_batch": get_batch_way(split, B=B, T=T, device=device),
         "loader, prefetch=0": loader_way(device, split, B=B, T=T, prefetch=0),
         "loader, prefetch=1": loader_way(device, split, B=B, T=T, prefetch=1),
         "loader, prefetch=2": loader_way(device, split, B=B, T=T, prefetch=2),

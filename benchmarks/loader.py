@@ -213,8 +213,8 @@ def usual_way(split: Path, *, B: int, T: int) -> Callable[[], Pair]:
     return get_batch
 
 
-def get_batch_way(split: Path, *, B: int, T: int) -> Callable[[], Pair]:
-    dataset = PretrainTokenStreamDataset(str(split), T=T, device="cpu")
+def get_batch_way(split: Path, *, B: int, T: int, device: str | torch.device = "cpu") -> Callable[[], Pair]:
+    dataset = PretrainTokenStreamDataset(str(split), T=T, device=device)
     generator = torch.Generator().manual_seed(0)
     return lambda: dataset.get_batch(B=B, generator=generator)
 

@@ -177,6 +177,7 @@ def plain_pull(prefix: str, out: Path, threads: int, *, most: int | None = None)
 
     store = from_url(f"s3://{BUCKET}/{prefix}")
     keys = [each["path"] for chunk in obstore.list(store) for each in chunk]
+    done: deque[Path] = deque()
 
     def fetch(key: str) -> None:
         (out / key).parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +190,6 @@ def plain_pull(prefix: str, out: Path, threads: int, *, most: int | None = None)
         if most is not None and len(done) > most:
             done.popleft().unlink()
 
-    done: deque[Path] = deque()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fetch, keys))
 

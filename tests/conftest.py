@@ -1,6 +1,5 @@
 """Fixtures that more than one file of tests needs."""
 
-import re
 import signal
 from collections.abc import Iterator
 from itertools import islice
@@ -120,7 +119,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put long files first, then other files with slow tests. `make test` gives whole files to its processes, and a long file at the end
     would run alone.
     """
-    longest = LONGEST_TORTURE if "torture" in re.findall(r"\w+", config.option.markexpr.replace("not torture", "")) else LONGEST
+    chosen: str = config.option.markexpr  # with "not torture", unless long tests are asked for (tests/left_out.py)
+    longest = LONGEST_TORTURE if "torture" in chosen and "not torture" not in chosen else LONGEST
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     places = {TESTS / name: place for place, name in enumerate(longest)}
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))
