@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.corpus.order import ArrayRows
@@ -15,6 +15,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 @given(st.lists(st.integers(0, 49), max_size=80), st.sampled_from(["|u1", "<u4"]))
+@example([40, 40, 42], "|u1")  # three rows from 40 to 42, and not 40, 41, 42
 def test_rows_are_those_of_the_array_in_the_order_asked_for(tmp_path_factory: pytest.TempPathFactory, rows: list[int], dtype: str) -> None:
     array = torch.arange(50 * 7).reshape(50, 7).numpy().astype(dtype)
     path = tmp_path_factory.mktemp("rows") / "array.npy"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +77,14 @@ class ArrayRows:
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()
+        wanted = rows.astype(np.int64)
+        steps = np.diff(wanted)
+        if len(steps) and int(steps.min()) < 1:
+            ascending, places = np.unique(wanted, return_inverse=True)
+            return cast(NDArray[Any], self[ascending][places])
         out = np.empty((len(rows), self._width), dtype=self._dtype)
         row_bytes = self._width * self._dtype.itemsize
-        wanted = rows.astype(np.int64)
-        steps, megabytes = np.diff(wanted), wanted * row_bytes >> 20
-        if len(steps) and int(steps.min()) < 0:
-            ascending = np.argsort(wanted)
-            out[ascending] = self[wanted[ascending]]
-            return out
+        megabytes = wanted * row_bytes >> 20
         apart = ((steps - 1) * row_bytes > _SKIPPED_BYTES) | (megabytes[1:] != megabytes[:-1])
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)] if len(wanted) else []
         for start, end in pairwise(bounds):
