@@ -158,6 +158,26 @@ def test_a_run_resumed_at_its_end_has_ended_and_then_goes_on(sources: dict[str, 
     assert second == straight[100:]
 
 
+@pytest.mark.parametrize("taken", [0, 10])
+def test_a_state_after_a_pass_with_too_few_samples_for_a_batch_is_read_again(sources: dict[str, str], taken: int) -> None:
+    settings = {"weights": None, "epochs": 1, "drop_last": True}
+    notes = {"notes": sources["notes"]}
+    one = loader(notes, **settings, B=4)
+    assert len(list(islice(one, taken))) == taken
+    large = loader(notes, **settings, B=128 if taken == 0 else 64)
+    large.load_state_dict(saved(one))
+    assert list(large) == []
+    for B in (64, 8):
+        resumed = loader(notes, **settings, B=B)
+        resumed.load_state_dict(saved(large))
+        next(iter(resumed))
+        assert resumed.samples == 100 + B
+        again = loader(notes, **settings, B=B)
+        again.load_state_dict(saved(resumed))
+        assert again.state_dict() == resumed.state_dict()
+        assert np.array_equal(again.trace(taken).tokens, resumed.trace(taken).tokens)
+
+
 def test_state_after_steps_is_the_state_that_these_steps_lead_to(sources: dict[str, str]) -> None:
     notes = {"notes": sources["notes"]}
     for changes in ({}, {"epochs": 1}, {"epochs": 1, "drop_last": True}, {"epochs": 2, "world_size": 3, "rank": 1, "B": 7}):

@@ -39,7 +39,7 @@ class Position:
 
     samples, step: the numbers of samples and steps taken so far. pass_start: the first sample of this pass.
     batches: one entry for the start, for every change of batch size, and for every pass that ended within a step. These entries are enough
-        to find any step again.
+        to find any step again. Several entries have the same step if a pass had too few samples for a batch.
     """
 
     samples: int
@@ -56,7 +56,7 @@ class Position:
         last = self.batches[-1]
         if last[2:] == (B, world_size, machines):
             return self
-        earlier = self.batches[:-1] if last.step == self.step else self.batches
+        earlier = self.batches[:-1] if last[:2] == (self.step, self.samples) else self.batches
         return replace(self, batches=(*earlier, BatchSizes(self.step, self.samples, B, world_size, machines)))
 
 
@@ -119,8 +119,7 @@ class Steps:
         last = moved.batches[-1]
         if moved.samples - last.samples == (moved.step - last.step) * last.B * last.world_size:
             return moved
-        earlier = moved.batches[:-1] if last.step == moved.step else moved.batches
-        return replace(moved, batches=(*earlier, BatchSizes(moved.step, moved.samples, self.B, self.world_size, self.machines)))
+        return replace(moved, batches=(*moved.batches, BatchSizes(moved.step, moved.samples, self.B, self.world_size, self.machines)))
 
     def advance(self, position: Position, steps: int) -> Position:
         """Return the position after `steps` more batches of this rank, across any number of passes."""
