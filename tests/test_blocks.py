@@ -139,6 +139,15 @@ def test_what_is_outside_the_epoch_is_one_clear_line() -> None:
 WEIGHTS = {"a": 5, "b": 2, "c": 0.5}
 
 
+def test_weights_of_less_than_a_round_have_no_samples() -> None:
+    blend = BlendInRounds("ab", [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1}), (11, {"a": 1, "b": 0})], lanes=8)
+    sources, numbers = blend.at(np.arange(40))
+    assert not sources.any()
+    assert numbers.tolist() == list(range(40))
+    assert blend.counts(37).tolist() == [37, 0]
+    assert blend.position(1, 0) is None
+
+
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_a_round_has_one_source_and_a_lane_of_the_run_is_a_lane_of_each_source(lanes: int) -> None:
     blend = BlendInRounds("abc", [(0, WEIGHTS), (1000, {"a": 1, "b": 1, "c": 1})], lanes=lanes)

@@ -54,8 +54,18 @@ class Blend:
     """
 
     def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        self.weights = _whole_schedule(list(names), list(schedule))
-        self._sources = len(names)
+        self._begin(_whole_schedule(list(names), list(schedule)))
+
+    @classmethod
+    def of_whole_weights(cls, weights: tuple[tuple[int, tuple[int, ...]], ...]) -> "Blend":
+        """Return the blend of a schedule that is checked already, like `weights`. A source may be in no segment."""
+        blend = cls.__new__(cls)
+        blend._begin(weights)
+        return blend
+
+    def _begin(self, whole: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        self.weights = whole
+        self._sources = len(whole[0][1])
         self._segments: list[_Segment] = []
         ends: list[int | None] = [first for first, _ in self.weights[1:]]
         before = np.zeros(self._sources, dtype=np.int64)
@@ -112,7 +122,7 @@ class BlendInRounds:
     def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]], *, lanes: int) -> None:
         self.weights = _whole_schedule(list(names), list(schedule))
         of_rounds = {-(-first // lanes): shares for first, shares in self.weights}  # of two segments in one round, the later one counts
-        self._blend = Blend(names, [(first, dict(zip(names, shares, strict=True))) for first, shares in of_rounds.items()])
+        self._blend = Blend.of_whole_weights(tuple(of_rounds.items()))
         self._lanes = lanes
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
