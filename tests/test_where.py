@@ -131,6 +131,31 @@ def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
     assert condition.mask(batch, "a.parquet").tolist() == [condition.problem(row) is None for row in values]
 
 
+@pytest.mark.parametrize(
+    ("where", "kind", "values"),
+    [
+        ("n > 3", pa.uint64(), [2**63 + 1, 3, None]),
+        ("n in [3, 0.5]", pa.uint64(), [2**63 + 1, 3]),
+        ("n > 0.5", pa.uint64(), [2**64 - 1, 0]),
+        ("n > 9007199254740992.0", pa.int64(), [2**53 + 1, 2**53, -1]),
+        ("n == m or n is None", pa.uint64(), [2**63, 7, None]),
+    ],
+)
+def test_large_integers_are_judged_as_in_rows(where: str, kind: pa.DataType, values: list[int | None]) -> None:
+    condition = reading_where.parsed(where)
+    rows = [{"n": value, "m": -1} for value in values]
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("n", kind), ("m", pa.int64())]))
+    assert condition.mask(batch, "a.parquet").tolist() == [condition.problem(row) is None for row in rows]
+
+
+def test_a_column_with_the_name_of_a_field_hides_no_row_group() -> None:
+    condition = reading_where.parsed("a.b > 3")
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [{"b": 5}], "a.b": [1]}), written)
+    parquet = ParquetTable(pa.BufferReader(written.getvalue()), "a")  # type: ignore[arg-type]
+    assert [condition.mask(batch, "a").tolist() for _, batch in parquet.batches(most_rows=3, wanted=condition.may_match)] == [[True]]
+
+
 @given(where=_CONDITION, size=st.integers(1, 9), data=st.data())
 def test_no_row_that_stays_is_in_a_row_group_that_is_not_read(where: str, size: int, data: Any) -> None:
     condition = reading_where.parsed(where)

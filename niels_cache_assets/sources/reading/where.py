@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
@@ -112,23 +113,31 @@ class Where:
     def mask(self, batch: pa.RecordBatch, place: str) -> NDArray[np.bool_]:
         """Return whether each row of a batch stays, (rows,) bool. Raises NielsCacheError for a column of the wrong type."""
         import pyarrow as pa
-        import pyarrow.compute as compute
 
         try:
-            found = self._arrow(self._tree, batch)
-            stays = compute.fill_null(found, False)
+            return self._mask(batch)
         except (pa.ArrowException, WrongType) as error:
             types = ", ".join(f"{name} is {batch.schema.field(name).type}" for name in self.columns)
             raise NielsCacheError(f"{place}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
+
+    def _mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        try:
+            stays = compute.fill_null(self._arrow(self._tree, batch), False)
+        except pa.ArrowInvalid:  # Arrow has no type for both sides, for example for 2^63 and -1
+            return np.array([bool(self._judge(row)) for row in batch.select(self.columns).to_pylist()], dtype=bool)
         return np.asarray(stays.to_numpy(zero_copy_only=False), dtype=bool)
 
     def may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group show that no row stays. group: a pyarrow.parquet.RowGroupMetaData."""
         limits: dict[Path, tuple[Any, Any]] = {}
-        for index in range(group.num_columns):
-            column = group.column(index)
+        columns = [group.column(index) for index in range(group.num_columns)]
+        named = Counter(column.path_in_schema for column in columns)  # a column may have the name of a field, such as `metadata.lang`
+        for column in columns:
             path = tuple(column.path_in_schema.split("."))
-            if path in self._paths:
+            if path in self._paths and named[column.path_in_schema] == 1:
                 try:
                     statistics = column.statistics
                     if statistics is not None and statistics.has_min_max:
