@@ -211,7 +211,9 @@ class _Found:
             ("resized", 0, resized),
         ):
             self.counts[what] += int(counts.sum())
-            chosen = rows[(counts > 0)[number] & (rows["side"] == side)]
+            mine = rows["side"] == side
+            earlier = np.cumsum(mine) - mine
+            chosen = rows[mine & (earlier - earlier[starts][number] < counts[number])]
             places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
             self._first[what] = heapq.nsmallest(self._shown, chain(self._first[what], places))
 
