@@ -241,6 +241,11 @@ def test_a_bin_of_another_length_and_missing_files_are_named(tmp_path: Path) -> 
         (tmp_path / "data.bin").write_bytes(other)
         with pytest.raises(NielsCacheError, match=r"data\.bin: has \d+ bytes"):
             IndexedDataset(tmp_path / "data")
+    index = (tmp_path / "data.idx").read_bytes()
+    (tmp_path / "data.idx").write_bytes(broken(bytearray(index), HEADER.size + 4 * 4 + 3 * 8, "<q", 25))
+    (tmp_path / "data.bin").write_bytes(content + b"\0")
+    with pytest.raises(NielsCacheError, match=r"data\.bin: has 27 bytes, .*uint16"):
+        IndexedDataset(tmp_path / "data")
     os.unlink(tmp_path / "data.bin")
     with pytest.raises(NielsCacheError, match=r"data\.bin: no such"):
         IndexedDataset(tmp_path / "data")

@@ -98,6 +98,10 @@ class IndexedDataset:
                 f"{self.bin_path}: has {len(content)} bytes, the last pointer and length in {self.idx_path} end at {tokens}; "
                 "one of the two is cut short or of another data set"
             )
+        if tokens % self.dtype.itemsize:
+            raise NielsCacheError(
+                f"{self.bin_path}: has {tokens} bytes, not a whole number of {self.dtype} tokens; it is damaged, or of another data set"
+            )
         self.tokens: NDArray[Any] = np.frombuffer(content, dtype=self.dtype)
 
     def _check(self) -> None:
