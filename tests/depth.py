@@ -3,7 +3,12 @@
 `make test` draws the same examples each time, so that it fails where the code changed and nowhere else.
 """
 
+from typing import TypeVar
+
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+T = TypeVar("T")
 
 _PROFILES = {"test": 25, "torture": 500}
 
@@ -18,6 +23,11 @@ for _name, _examples in _PROFILES.items():
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 settings.load_profile("test")
+
+
+def sized(items: st.SearchStrategy[T], most: int) -> st.SearchStrategy[list[T]]:
+    """Draw lists of every length up to `most` alike. The lists of Hypothesis have 5 items on average, however long they may be."""
+    return st.integers(0, most).flatmap(lambda count: st.lists(items, min_size=count, max_size=count))
 
 
 def cases(number: int) -> settings:

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning.chain import Cleaner
@@ -27,7 +27,7 @@ from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from tests import naive_cleaning
-from tests.depth import cases
+from tests.depth import cases, sized
 
 PROSE = (
     "The river rises in the hills to the north of the town and flows past several villages before it reaches the sea. "
@@ -109,7 +109,12 @@ def test_a_long_document_takes_a_few_times_its_memory(compiled: bool) -> None:
     assert peak < 6 * len(text)
 
 
-@given(text=st.text(alphabet=st.characters(), max_size=400), title=st.none() | st.text(alphabet=st.characters()), redirect=st.booleans())
+WORDS = st.sampled_from([*PROSE.split(), "\n\n", "* ", "#", "{{a|", "}}", "&amp;", "\ud800", "\0"]) | st.text(max_size=3)
+TEXTS = sized(WORDS, 120).map(" ".join) | st.text(alphabet=st.characters(), max_size=400)
+
+
+@given(text=TEXTS, title=st.none() | st.text(alphabet=st.characters()), redirect=st.booleans())
+@example(text=PROSE, title=None, redirect=False)
 def test_no_document_crashes_the_chain_and_each_is_counted_once(text: str, title: str | None, redirect: bool) -> None:
     report = CleaningReport(1)
     result = Cleaner(CleaningSettings(skip=("too_short",))).clean(Document(text, title=title, redirect=redirect), report)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -481,6 +481,7 @@ texts = st.lists(words, max_size=30).map(" ".join)
 
 
 @given(left=texts, right=texts)
+@example(left="a " * 13 + "b", right="a " * 13 + "ab")
 def test_marks_are_all_that_is_added_and_unmarked_words_are_shared(left: str, right: str) -> None:
     ours, theirs = mark_differences(left, right, characters=1_000, styled=False)
     for shown, text in ((ours.plain, left), (theirs.plain, right)):

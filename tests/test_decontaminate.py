@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
@@ -21,6 +21,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
+from tests.depth import sized
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -67,7 +68,8 @@ def find(texts: list[str], val: list[str], folder: Path, *, threshold: float, ki
 
 
 word = st.sampled_from(["a", "B", "to", "Tokens!", "shard,", "é", "...", "x" * 30, "\n\n", "  "])
-text = st.lists(word, max_size=40).map(" ".join)
+text = sized(word, 40).map(" ".join)
+WIDE = "\u3000".join(f"v{number}" for number in range(60))  # longer than the first part of a text, which is compared first
 
 
 @given(
@@ -76,6 +78,7 @@ text = st.lists(word, max_size=40).map(" ".join)
     cut=st.integers(0, 12),
     threshold=st.sampled_from([0.2, 0.5, 0.8, 0.95]),
 )
+@example(val=[WIDE], others=[" ".join(f"q{number}" for number in range(12)) + " " + WIDE], cut=0, threshold=0.5)
 def test_what_is_found_is_what_comparing_with_all_of_val_finds(
     tmp_path_factory: pytest.TempPathFactory, val: list[str], others: list[str], cut: int, threshold: float
 ) -> None:

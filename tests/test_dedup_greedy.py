@@ -11,13 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import bands, greedy
+from niels_cache_assets.dedup import bands, buckets, greedy
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dedup_steps import recorded_steps
+from tests.depth import sized
 
 Triple = tuple[int, int, bool]
 
@@ -75,7 +76,7 @@ def made_up(rows: list[tuple[int, list[int]]]) -> Signatures:
     """Signatures of given digests and slots."""
     digests = np.zeros((len(rows), 20), dtype=np.uint8)
     for digest, (number, _) in zip(digests, rows, strict=True):
-        digest[0] = number
+        digest[0], digest[7] = number, number * 25 % 256  # byte 7 decides the range
     return Signatures(digests=digests, slots=np.array([slots for _, slots in rows], dtype=np.uint32).reshape(len(rows), -1 if rows else 4))
 
 
@@ -97,10 +98,16 @@ def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows:
     assert dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True)) == gone
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), max_size=30), st.integers(1, 30))
+@given(sized(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), 30), st.integers(1, 30))
 def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "_AT_ONCE", 7)
+        _compare_with_insertion(tmp_path_factory, rows, block)
+
+
+def _compare_with_insertion(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int) -> None:
     signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])  # one text has one signature
     dropped = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"))
     assert triples(dropped) == insert_one_by_one(signatures, 2, 2)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import greedy, ranges
+from niels_cache_assets.dedup import buckets, greedy, ranges
 from niels_cache_assets.dedup.buckets import MAX_BUCKETS, RANGES_OF_MANY, fitting_ranges
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer
+from tests.depth import sized
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
@@ -60,7 +61,7 @@ WAYS = pytest.mark.parametrize("verify", [None, VERIFY], ids=["bands", "verified
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), max_size=40),
+    rows=sized(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), 40),
     count=st.sampled_from(COUNTS),
     block=st.integers(1, 40),
 )
@@ -68,19 +69,16 @@ def test_any_documents_give_what_one_range_gives(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], count: int, block: int
 ) -> None:
     signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])
-    for verify in (None, VERIFY):
-        found = [
-            search(
-                in_blocks(signatures, block),
-                bands=2,
-                rows=2,
-                ranges=each,
-                scratch=tmp_path_factory.mktemp("scratch"),
-                verify=verify,
-            )
-            for each in (1, count)
-        ]
-        assert values(found[0]) == values(found[1])
+
+    def found(ranges: int, verify: Verify | None) -> list[Any]:
+        folder = tmp_path_factory.mktemp("scratch")
+        return values(search(in_blocks(signatures, block), bands=2, rows=2, ranges=ranges, scratch=folder, verify=verify))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "_AT_ONCE", 5)
+        patch.setattr(buckets, "_AT_ONCE", 7)
+        for verify in (None, VERIFY):
+            assert found(1, verify) == found(count, verify)
 
 
 @WAYS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.exchange import formats, megatron
@@ -213,6 +213,9 @@ def _stand_in_for_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(0, 10**15))
+@example(9_995)
+@example(999_500)
+@example(10**15)
 def test_datatroves_tokens_for_people_are_what_it_prints(tokens: int) -> None:
     humanize = pytest.importorskip("humanize", reason=DATATROVE)
     assert human_tokens(tokens) == humanize.metric(tokens, unit="T")

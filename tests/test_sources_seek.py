@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
@@ -417,6 +417,7 @@ def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str
 
 
 @given(st.lists(st.text(alphabet="ab é\n\r\t\x00\u2028", max_size=60).map(str.encode) | st.binary(max_size=30), min_size=1, max_size=3))
+@example([b"a\n\nb\n \r\nc\n\nd", b"", b"\n\ne"])
 def test_any_text_starts_at_every_place(tmp_path: Path, contents: list[bytes]) -> None:
     folder = tmp_path / "texts"
     folder.mkdir(exist_ok=True)
