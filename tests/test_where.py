@@ -138,7 +138,7 @@ def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
         ("n in [3, 0.5]", pa.uint64(), [2**63 + 1, 3]),
         ("n > 0.5", pa.uint64(), [2**64 - 1, 0]),
         ("n > 9007199254740992.0", pa.int64(), [2**53 + 1, 2**53, -1]),
-        ("n == m or n is None", pa.uint64(), [2**63, 7, None]),
+        ("n == m", pa.uint64(), [2**63, 7, None]),
     ],
 )
 def test_large_integers_are_judged_as_in_rows(where: str, kind: pa.DataType, values: list[int | None]) -> None:
