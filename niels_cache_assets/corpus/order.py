@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class ArrayRows:
         steps = np.diff(wanted)
         if len(steps) and int(steps.min()) < 1:
             ascending, places = np.unique(wanted, return_inverse=True)
-            return cast(NDArray[Any], self[ascending][places])
+            return self[ascending][places]
         out = np.empty((len(rows), self._width), dtype=self._dtype)
         row_bytes = self._width * self._dtype.itemsize
         megabytes = wanted * row_bytes >> 20
