@@ -122,7 +122,7 @@ def test_canonical_text_is_lower_case_without_punctuation_and_with_single_blanks
 
 @given(texts | wordy)
 def test_canonical_text_of_canonical_text_is_itself(text: str) -> None:
-    """Except where Korean letters stand alone, such as in `ㅋㅠㅠ`: composing a syllable comes before these letters become combining ones."""
+    """Except for Korean letters that stand alone, such as `ㅋㅠㅠ`: syllables are composed before these become combining letters."""
     canonical = canonical_text(text)
     assert canonical_text(canonical) == canonical
     assert canonical == " ".join(canonical.split(" ")).strip(" ")

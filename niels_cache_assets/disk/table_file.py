@@ -141,7 +141,8 @@ def rows_of(
 ) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
     """Yield (ordinals, rows) for each row group that contains some of `ordinals`.
 
-    `ordinals` must be strictly ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the end of the file are left out.
+    `ordinals` must be strictly ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the end of the file are left
+    out.
     """
     for group in range(parquet.num_row_groups):
         end = first + parquet.metadata.row_group(group).num_rows
