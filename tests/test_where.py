@@ -134,6 +134,7 @@ def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("where", "kind", "values"),
     [
+        ("n > 3 and d > 1", pa.uint64(), [2**63 + 1, 2, None]),
         ("n > 3", pa.uint64(), [2**63 + 1, 3, None]),
         ("n in [3, 0.5]", pa.uint64(), [2**63 + 1, 3]),
         ("n > 0.5", pa.uint64(), [2**64 - 1, 0]),
@@ -143,8 +144,8 @@ def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
 )
 def test_large_integers_are_judged_as_in_rows(where: str, kind: pa.DataType, values: list[int | None]) -> None:
     condition = reading_where.parsed(where)
-    rows = [{"n": value, "m": -1} for value in values]
-    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("n", kind), ("m", pa.int64())]))
+    rows = [{"n": value, "m": -1, "d": 2} for value in values]
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("n", kind), ("m", pa.int64()), ("d", pa.decimal128(9, 2))]))
     assert condition.mask(batch, "a.parquet").tolist() == [condition.problem(row) is None for row in rows]
 
 

@@ -3,7 +3,8 @@
 The grammar is a small part of Python's: `and`, `or`, `not`, comparisons, `in`, `is None`, columns and constants. Python's parser reads the
 text, and nothing in it is ever called. Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows for which
 the condition is true stay. Arrow's kernels judge the columns of a Parquet file at a few nanoseconds a row. Rows of other files are judged
-one by one, at about a microsecond. Both give the same result. Row groups whose statistics show that no row can stay are not read.
+one by one, at about a microsecond, and so are large integers that Arrow cannot compare. All give the same result. Row groups whose
+statistics show that no row can stay are not read.
 """
 
 from __future__ import annotations
@@ -113,21 +114,13 @@ class Where:
     def mask(self, batch: pa.RecordBatch, place: str) -> NDArray[np.bool_]:
         """Return whether each row of a batch stays, (rows,) bool. Raises NielsCacheError for a column of the wrong type."""
         import pyarrow as pa
-
-        try:
-            return self._mask(batch)
-        except (pa.ArrowException, WrongType) as error:
-            types = ", ".join(f"{name} is {batch.schema.field(name).type}" for name in self.columns)
-            raise NielsCacheError(f"{place}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
-
-    def _mask(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        import pyarrow as pa
         import pyarrow.compute as compute
 
         try:
             stays = compute.fill_null(self._arrow(self._tree, batch), False)
-        except pa.ArrowInvalid:  # Arrow has no type for both sides, for example for 2^63 and -1
-            return np.array([bool(self._judge(row)) for row in batch.select(self.columns).to_pylist()], dtype=bool)
+        except (pa.ArrowException, WrongType) as error:
+            types = ", ".join(f"{name} is {batch.schema.field(name).type}" for name in self.columns)
+            raise NielsCacheError(f"{place}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
         return np.asarray(stays.to_numpy(zero_copy_only=False), dtype=bool)
 
     def may_match(self, group: Any) -> bool:
@@ -259,9 +252,9 @@ def _arrow_pair(left: ast.expr, kind: ast.cmpop, right: ast.expr, batch: pa.Reco
     if isinstance(kind, ast.Is | ast.IsNot):
         return compute.is_null(one) if isinstance(kind, ast.Is) else compute.is_valid(one)
     if isinstance(kind, ast.In | ast.NotIn):
-        found = reduce(compute.or_kleene, (_arrow_compared("equal", one, choice) for choice in choices_of(right)))
+        found = reduce(compute.or_kleene, (_arrow_compared(ast.Eq, one, choice) for choice in choices_of(right)))
         return found if isinstance(kind, ast.In) else compute.invert(found)
-    return _arrow_compared(_ARROW[type(kind)], one, _arrow_value(operand_of(right), batch))
+    return _arrow_compared(type(kind), one, _arrow_value(operand_of(right), batch))
 
 
 def _arrow_value(operand: Any, batch: pa.RecordBatch) -> Any:
@@ -286,7 +279,7 @@ def _arrow_value(operand: Any, batch: pa.RecordBatch) -> Any:
     return found.cast(pa.float64()) if types.is_floating(found.type) else found
 
 
-def _arrow_compared(function: str, one: Any, other: Any) -> Any:
+def _arrow_compared(comparison: type[ast.cmpop], one: Any, other: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as compute
     import pyarrow.types as types
@@ -303,7 +296,20 @@ def _arrow_compared(function: str, one: Any, other: Any) -> Any:
             return pa.nulls(len(value), pa.bool_())
     if kind(one) != kind(other):
         raise WrongType
-    return compute.call_function(function, [one, other])
+    try:
+        return compute.call_function(_ARROW[comparison], [one, other])
+    except pa.ArrowInvalid:
+        if kind(one) is not float:
+            raise
+        return _compared_in_python(_PYTHON[comparison], one, other)  # no type holds both sides, for example 2^63 and -1
+
+
+def _compared_in_python(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> pa.Array:
+    import pyarrow as pa
+
+    rows = len(one if isinstance(one, pa.Array) else other)
+    pairs = zip(*(side.to_pylist() if isinstance(side, pa.Array) else [side] * rows for side in (one, other)), strict=True)
+    return pa.array([None if None in pair else compare(*pair) for pair in pairs], pa.bool_())
 
 
 def _may_be_true(node: ast.expr, limits: Mapping[Path, tuple[Any, Any]]) -> bool:
