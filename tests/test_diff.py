@@ -211,7 +211,14 @@ def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
     assert found.moved == (whole[0] & whole[1]).total() - same_split
     tokens = [sum((Counter({row[:3]: row[3]}) for split in SPLITS for row in side[split]), Counter()) for side in sides]
     assert found.resized == sum(tokens[0][row] != tokens[1][row] for row in whole[0] if whole[0][row] == whole[1][row])
-    assert Counter(tuple(listed.lineage)[1:4] for listed in found.first["a"]) == whole[0] - whole[1]
+    alone = [{split: here[split][side] - here[split][1 - side] for split in SPLITS} for side in (0, 1)]
+    for what, side in (("a", 0), ("b", 1), ("moved", 0)):
+        for split in SPLITS:
+            listed = Counter(tuple(each.lineage)[1:4] for each in found.first[what] if each.split == split)
+            assert listed <= alone[side][split], what
+    for what, side in (("a", 0), ("b", 1)):
+        assert Counter(tuple(each.lineage)[1:4] for each in found.first[what]) == whole[side] - whole[1 - side]
+    assert len(found.first["moved"]) == found.moved
 
 
 def test_a_full_disk_for_what_is_compared_is_said_with_what_to_do(

@@ -100,7 +100,7 @@ def compare_documents(
         only={"a": found.counts["a"], "b": found.counts["b"]},
         moved=found.counts["moved"],
         resized=found.counts["resized"],
-        first={what: _named(paths[what], found.first(what)) for what in paths},
+        first={what: _named(paths[what], found.first[what]) for what in paths},
     )
 
 
@@ -187,13 +187,13 @@ class _Found:
     def __init__(self, shown: int) -> None:
         self._shown = shown
         self.counts = {"a": 0, "b": 0, "moved": 0, "resized": 0}
-        self._first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
+        self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
 
     def add(self, rows: NDArray[Any]) -> None:
         """Count all rows of a part."""
         if not len(rows):
             return
-        rows = rows[np.lexsort((rows["low"], rows["high"]))]
+        rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]
         is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
         starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
         held = np.zeros((len(starts), 2, len(SPLITS)), dtype=np.int64)
@@ -204,6 +204,8 @@ class _Found:
         common = total.min(axis=1)
         moved = common - held.min(axis=1).sum(axis=1)
         resized = ((total[:, 0] == total[:, 1]) & (tokens[:, 0] != tokens[:, 1])).astype(np.int64)
+        copies = _earlier_equals((number * 2 + rows["side"]) * len(SPLITS) + rows["split"])
+        is_alone = copies >= held.min(axis=1)[number, rows["split"]]  # the other side has no such document left in this split
         for what, side, counts in (
             ("a", 0, total[:, 0] - common),
             ("b", 1, total[:, 1] - common),
@@ -211,14 +213,17 @@ class _Found:
             ("resized", 0, resized),
         ):
             self.counts[what] += int(counts.sum())
-            mine = rows["side"] == side
-            earlier = np.cumsum(mine) - mine
-            chosen = rows[mine & (earlier - earlier[starts][number] < counts[number])]
+            mine = np.flatnonzero((rows["side"] == side) & (is_alone | (what == "resized")))
+            chosen = rows[mine[_earlier_equals(number[mine]) < counts[number[mine]]]]
             places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
-            self._first[what] = heapq.nsmallest(self._shown, chain(self._first[what], places))
+            self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], places))
 
-    def first(self, what: str) -> list[tuple[int, int]]:
-        return self._first[what][: self.counts[what]]
+
+def _earlier_equals(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each number how many equal numbers come before it, (n,). Equal numbers are neighbours."""
+    places = np.arange(len(numbers))
+    is_first = np.diff(numbers, prepend=-1) != 0
+    return places - np.maximum.accumulate(np.where(is_first, places, 0))
 
 
 def _named(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[Listed]:
