@@ -70,9 +70,9 @@ def test_any_documents_give_what_one_range_gives(
 ) -> None:
     signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])
 
-    def found(ranges: int, verify: Verify | None) -> list[Any]:
+    def found(number: int, verify: Verify | None) -> list[Any]:
         folder = tmp_path_factory.mktemp("scratch")
-        return values(search(in_blocks(signatures, block), bands=2, rows=2, ranges=ranges, scratch=folder, verify=verify))
+        return values(search(in_blocks(signatures, block), bands=2, rows=2, ranges=number, scratch=folder, verify=verify))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges, "_AT_ONCE", 5)

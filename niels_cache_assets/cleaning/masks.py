@@ -90,8 +90,8 @@ class Masked(NamedTuple):
 def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
     """Return the text with `[kind]` at each place that a kind finds, and these places in order. kinds: names of config.tables.MASKS.
 
-    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. Of two places that touch
-    or have a hyphen between them, the second may stay. Without such places, masking a masked text changes nothing.
+    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. Of two places with at most
+    one character between them, one may stay, whole or in part. Without such places, masking a masked text changes nothing.
     """
     every = (Masked(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
     found = sorted(every, key=lambda each: (each.start, -each.end, each.kind))

@@ -38,8 +38,8 @@ class ArrayRows:
     """The (n, width) array of a .npy file, open for reading rows. It is a context manager.
 
     The file stays open, so it can be read even if a new file replaces it. The file is not memory-mapped. Reading scattered rows of a memory
-    map would keep the pages around each row in memory, and soon the whole file. The returned rows take memory, and up to two megabytes.
-    Rows that are close to each other cost one system call for a megabyte of the file.
+    map would keep the pages around each row in memory, and soon the whole file. The returned rows take memory (twice, unless they are
+    strictly ascending), and up to two megabytes. Rows that are close to each other cost one system call for a megabyte of the file.
     """
 
     def __init__(self, path: Path) -> None:

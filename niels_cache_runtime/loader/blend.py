@@ -58,7 +58,7 @@ class Blend:
 
     @classmethod
     def of_whole_weights(cls, weights: tuple[tuple[int, tuple[int, ...]], ...]) -> "Blend":
-        """Return the blend of a schedule that is checked already, like `weights`. A source may be in no segment."""
+        """Return the blend of a checked schedule, in the form of the attribute `weights`. A source may be in no segment."""
         blend = cls.__new__(cls)
         blend._begin(weights)
         return blend
