@@ -367,6 +367,12 @@ def test_templates_that_are_prose_show_their_text(wikitext: str, text: str) -> N
     assert plain_text(wikitext) == text
 
 
+def test_a_month_of_thousands_of_digits_ends_no_build() -> None:
+    number = "1" * 5_000
+    assert number in plain_text(f"{{{{as of|2020|{number}}}}} oak")
+    assert number in plain_text(f"{{{{birth date|2000|{number}|3}}}} oak")
+
+
 @pytest.mark.parametrize(
     ("calls", "texts"),
     [

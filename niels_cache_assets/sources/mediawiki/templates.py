@@ -26,6 +26,7 @@ _UNITS |= {"C": "°C", "F": "°F", "C-change": "°C", "F-change": "°F", "usgal"
 _BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
 _BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+_MOST_DIGITS = 100  # of the number of a month; Python refuses thousands
 _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs usat usrc ss rms ms mv mt ps ts sms css mf rv ins orp fs"
 
 
@@ -186,8 +187,8 @@ def _as_of(arguments: Arguments) -> str:
     values = [value for value in _in_order(arguments) if value][:3]
     if not values:
         return ""
-    if len(values) > 1 and values[1].isdecimal() and 1 <= int(values[1]) <= 12:
-        values[1] = _MONTHS[int(values[1]) - 1]
+    if len(values) > 1:
+        values[1] = _month(values[1])
     word = "since" if arguments.get("since") else "as of"
     if arguments.get("lc", arguments.get("lcase", "n")).lower() not in ("y", "yes", "1"):
         word = word.capitalize()
@@ -238,11 +239,16 @@ def _ordinal(arguments: Arguments) -> str:
     return number + ending if number[-1:].isdecimal() else number
 
 
+def _month(given: str) -> str:
+    """Return the name of a month that is a number. Return anything else as it is."""
+    number = int(given) if given.isdecimal() and len(given) <= _MOST_DIGITS else 0
+    return _MONTHS[number - 1] if 1 <= number <= 12 else given
+
+
 def _date(arguments: Arguments) -> str:
     """Return the date of year, month and day, in the order of the United States unless `df` is given."""
     year, month, day = (*_in_order(arguments), "", "", "")[:3]
-    if month.isdecimal() and 1 <= int(month) <= 12:
-        month = _MONTHS[int(month) - 1]
+    month = _month(month)
     if not (month and day):
         return f"{month} {year}".strip()
     day = day.lstrip("0")
