@@ -132,6 +132,12 @@ def test_chats_are_read_from_parquet_too(tmp_path: Path) -> None:
     assert [(conversation.messages, conversation.row) for conversation in conversations] == [([USER, ASSISTANT], row) for row in range(3)]
 
 
+def test_a_category_that_is_no_string_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dolly.jsonl").write_bytes(json_lines([{**row, "category": 5} for row in dolly_rows(2)]))
+    with pytest.raises(NielsCacheError, match=r"dolly\.jsonl: row 0: category is 5"):
+        read(Dolly15k(files=[str(tmp_path / "dolly.jsonl")]))
+
+
 def test_dolly_rows_take_their_context_along(tmp_path: Path) -> None:
     rows = [*dolly_rows(4), {"instruction": "Why?", "context": None, "response": " ", "category": "open_qa"}]
     (tmp_path / "dolly.jsonl").write_bytes(json_lines(rows))

@@ -41,6 +41,8 @@ class Dolly15k(HubData, SftSource):
                     user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
                     messages = instruction_messages(self.system_message, user, response)
                     file, row = files[index], rows[index]
+                    if not isinstance(category, str | None):
+                        raise NielsCacheError(f"{file}: row {row}: category is {category!r:.40}; write a string, or null")
                     yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
         for field in held.values():
             field.tell(context, {}, key=None)
