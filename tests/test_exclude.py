@@ -16,6 +16,7 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.defs.metadata.corpora import report_metadata
 from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -38,6 +39,11 @@ def test_the_rest_equals_a_plain_loop(tmp_path: Path) -> None:
     assert stay == [f"books-{row}" for row in range(60) if f"books-{row}" not in GONE]
     assert context.report.dropped == {"excluded": 3}
     assert context.report.facts["excluded"] == dict.fromkeys(GONE, 1)
+
+
+def test_an_id_may_have_other_ends_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_bytes("a\u2028b\r\nc\x85d\rlast".encode())
+    assert excluded_ids(str(tmp_path / "ids.txt")) == {"a\u2028b", "c\x85d", "last"}
 
 
 def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:

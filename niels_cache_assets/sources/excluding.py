@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
@@ -80,7 +81,7 @@ def _read(path: str, stamp: tuple[int, int] | None) -> frozenset[str]:
     file = SourceFile(path, os.path.basename(path))
     with reading(file), open_bytes(file) as stream:
         try:
-            lines = stream.read().decode("utf-8-sig").splitlines()
+            lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may have other ends of lines, such as U+2028
         except UnicodeDecodeError as error:
             raise NielsCacheError(f"{path}: exclude is not UTF-8 at byte {error.start}; write one id a line in UTF-8") from error
     ids = frozenset(filter(None, map(str.strip, lines)))
