@@ -165,6 +165,18 @@ def test_a_path_with_a_typo_gets_the_nearest_that_is_there(pattern: str) -> None
     assert missing(problem, repr(pattern), f"did you mean '{near}'?", "(relative") == []
 
 
+def test_a_file_of_train_that_is_also_of_val_is_named() -> None:
+    Path("text").mkdir()
+    for name in ("a", "val"):
+        Path(f"text/{name}.jsonl").write_text('{"text": "words"}\n')
+    table = '[pretrain.books]\nsource = "huggingface"\ndataset = "local/books"\nval_files = ["text/val.jsonl"]\n'
+    Path("niels_cache.toml").write_text(table + 'files = ["text/*.jsonl"]\n')
+    (problem,) = input_problems(load_registry(), offline=True)
+    assert missing(problem, "val.jsonl", "val_files") == []
+    Path("niels_cache.toml").write_text(table + 'files = ["text/a.jsonl"]\n')
+    assert [*input_problems(load_registry(), offline=True)] == []
+
+
 def test_a_path_like_no_other_gets_no_guess() -> None:
     Path("text").mkdir()
     with pytest.raises(NielsCacheError, match=r"check the path \(relative"):
