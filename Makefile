@@ -73,7 +73,7 @@ remote: $(DEV)  ## training from a bucket through a local copy, with kills and f
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 2 --dist loadfile $(call MARKED,remote) $(TEST_ARGS)
 
 # Tests here take minutes. A dump of the stacks of a test that still runs may crash it, so there is none in the first hour.
-torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
+torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (an hour of two cores)
 	@$(RUN_TESTS) -m "torture or hypothesis" --hypothesis-profile torture -o faulthandler_timeout=3600 $(TEST_ARGS)
 
 mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their tests fail (an hour of two cores)
