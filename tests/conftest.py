@@ -103,9 +103,10 @@ LONGEST = (
 
 # The same for `make torture`, where a file takes minutes.
 LONGEST_TORTURE = (
-    "faults/test_hub.py",
     "faults/test_fuzz_states.py",
     "faults/test_fuzz_binary.py",
+    "faults/test_hub.py",
+    "faults/test_parts.py",
     "faults/test_disk.py",
     "faults/test_materialize.py",
     "faults/test_corpus.py",
@@ -114,6 +115,8 @@ LONGEST_TORTURE = (
     "faults/test_fuzz_text.py",
     "faults/test_bit_flips.py",
     "faults/test_concurrency_ui.py",
+    "test_loader_blocks.py",
+    "test_loader_resume.py",
 )
 
 
