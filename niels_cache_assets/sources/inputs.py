@@ -73,7 +73,8 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             continue
         try:
             with briefly(seconds=ONE_TRY):
-                _refuse_files_of_both_splits(source)
+                if isinstance(source, HubData) and source.val_files:
+                    _refuse_files_of_both_splits(source)
                 source.check_input(registry.pretrain)
         except NielsCacheError as error:
             yield InputProblem(table, str(error), isinstance(error, SourceUnavailable), isinstance(error, BrokenRowError))
@@ -81,7 +82,7 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             continue
 
 
-def _refuse_files_of_both_splits(source: Source) -> None:
+def _refuse_files_of_both_splits(source: HubData) -> None:
     for url, count in Counter(file.url for file in source.input_files()).most_common(1):
         if count > 1:
             raise NielsCacheError(f"{shown(url)}: files and val_files both match it, so it would be in train and in val; let them differ")

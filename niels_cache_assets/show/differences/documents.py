@@ -202,10 +202,11 @@ class _Found:
         np.add.at(tokens, (number, rows["side"]), rows["tokens"])
         total = held.sum(axis=2)
         common = total.min(axis=1)
-        moved = common - held.min(axis=1).sum(axis=1)
+        common_here = held.min(axis=1)  # in the same split
+        moved = common - common_here.sum(axis=1)
         resized = ((total[:, 0] == total[:, 1]) & (tokens[:, 0] != tokens[:, 1])).astype(np.int64)
         copies = _earlier_equals((number * 2 + rows["side"]) * len(SPLITS) + rows["split"])
-        is_alone = copies >= held.min(axis=1)[number, rows["split"]]  # the other side has no such document left in this split
+        is_alone = copies >= common_here[number, rows["split"]]  # the other side has no such document left in this split
         for what, side, counts in (
             ("a", 0, total[:, 0] - common),
             ("b", 1, total[:, 1] - common),
