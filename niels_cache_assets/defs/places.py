@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 import dagster as dg
+from sqlalchemy.exc import IntegrityError
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
@@ -28,7 +29,10 @@ def limit_parts(instance: dg.DagsterInstance, registry: Registry) -> None:
         limit = registry.cluster.parts_at_once(available_threads())
         info = storage.get_concurrency_info(PARTS_POOL)
         if info.limit != limit or info.using_default_limit:
-            storage.set_concurrency_slots(PARTS_POOL, limit)
+            try:
+                storage.set_concurrency_slots(PARTS_POOL, limit)
+            except IntegrityError:  # another home with the same database has made the pool since Dagster looked for it
+                storage.set_concurrency_slots(PARTS_POOL, limit)
 
 
 class HostPlace:

@@ -3,14 +3,19 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log.schema import ConcurrencyLimitsTable
 
 from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.defs.keys import PARTS_POOL
+from niels_cache_assets.defs.places import limit_parts
 from tests.cluster.servers import made_postgres
-from tests.cluster.walk import Walk, build_all, running
+from tests.cluster.walk import Walk, build_all, running, wait_until
 from tests.parts_project import NAME, build
 
 pytestmark = pytest.mark.cluster
@@ -48,6 +53,27 @@ def test_nobody_ends_the_runs_of_another_home(tmp_path: Path, tiny_model: Path, 
     assert set(ended.values()) == {dg.DagsterRunStatus.SUCCESS.value}
     assert len(ended) > 4
     walk.check()
+
+
+def test_two_homes_make_the_pool_at_the_same_time(tmp_path: Path, tiny_model: Path, database: str) -> None:
+    """The second home looks for the pool before the first one has made it. Postgres lets it wait, and then refuses a second pool."""
+    walk = Walk(tmp_path, tiny_model, database, parts=4, cluster="at_once = 3")
+    with ensure_instance(walk.home) as first, ensure_instance(walk.add_home("other")) as second, ThreadPoolExecutor() as pool:
+        with first.event_log_storage.index_transaction() as transaction:
+            transaction.execute(ConcurrencyLimitsTable.insert().values(concurrency_key=PARTS_POOL, limit=1, using_default_limit=False))
+            waiting = pool.submit(limit_parts, second, walk.graph.registry)
+            wait_until(lambda: is_waiting(database), 60.0)
+        waiting.result(60.0)
+        assert {instance.event_log_storage.get_concurrency_info(PARTS_POOL).limit for instance in (first, second)} == {3}
+
+
+def is_waiting(database: str) -> bool:
+    """Tell whether a session of this database waits for another one."""
+    import psycopg2
+
+    with closing(psycopg2.connect(database.replace("+psycopg2", ""))) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+        return cursor.fetchone() is not None
 
 
 def test_postgres_is_gone_while_a_part_is_built(tmp_path: Path, tiny_model: Path) -> None:
