@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_assets.publish.push import Pushed, local_build, push
-from niels_cache_assets.publish.transfer import Progress
 from niels_cache_runtime.format.layout import Family, dataset_dir
 
 
@@ -28,7 +27,7 @@ class PublishedCache:
         """Return the key of the cache that is published."""
         return [f"{self.family}/{self.name}"]
 
-    def publish(self, *, progress: Progress | None = None) -> Pushed:
+    def publish(self) -> Pushed:
         """Push the cache in the root. Another build of this data set at the address is exchanged. Raises the errors of `push`."""
         build = local_build(dataset_dir(self.root, self.family, self.name))
-        return push(build, self.address, replace_other=True, progress=progress)
+        return push(build, self.address, replace_other=True)

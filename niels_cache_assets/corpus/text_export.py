@@ -21,6 +21,7 @@ from typing import IO, Any, Literal, Protocol
 
 from niels_cache_assets.corpus.kept_types import Kinds, as_kind, kinds_of_kept, stored_as
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
+from niels_cache_assets.disk.journal import write_whole
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import arrow_schema
@@ -306,13 +307,7 @@ def _ends(sources: Sequence[Path]) -> list[int]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    spare = path.with_name(f".{path.name}.new")
-    with open(spare, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(spare, path)
+    write_whole(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
 
 
 def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ their runs follow some seconds later.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import dagster as dg
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
     artifact: Artifact
 
 
-def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor. Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}}.
 
     A stamp is the inode and the time of a record. pending: parts that were new at the last look.
@@ -74,9 +74,9 @@ def finished_parts_sensor(registry: Registry, *, clock: Callable[[], float] = ti
         ids = [found.id for found in every]
         first = ids.index(state["next"]) if state.get("next") in ids else 0
         events: list[dg.AssetMaterialization] = []
-        began, count = clock(), 0
+        began, count = time.monotonic(), 0
         for found in every[first:] + every[:first]:
-            if count and clock() - began >= _LOOKING_SECONDS:
+            if count and time.monotonic() - began >= _LOOKING_SECONDS:
                 break
             count += 1
             stamp = _stamp(found.artifact)

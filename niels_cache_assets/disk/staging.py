@@ -107,7 +107,7 @@ def work_on(target: str | Path) -> Work:
 
 
 @contextmanager
-def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, resumable: bool = False) -> Iterator[Path]:
+def atomic_directory(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
     """Yield an empty directory. If the block succeeds, this directory replaces `target`. If the block fails, the directory is removed.
 
     `resumable`: if the block fails and leaves a JOURNAL_NAME in the directory, the directory is kept, and the next call yields it
@@ -116,10 +116,9 @@ def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_
     repeated.
 
     Raises Busy if another build of `target` is running. Raises NielsCacheError if the file system has no locks, if the parent of `target`
-    is not writable, and for errors of the disk. Also raises it if `target` is a directory that is not ours. A directory is ours if
-    `is_ours` returns True for all names in it.
+    is not writable, and for errors of the disk. Also raises it if `target` is a directory with a name that caches do not have.
     """
-    with locked(target, is_ours=is_ours), staged(target, resumable=resumable) as partial:
+    with locked(target), staged(target, resumable=resumable) as partial:
         yield partial
 
 
@@ -129,7 +128,8 @@ def locked(
 ) -> Iterator[bool]:
     """Hold the lock of `target`, and yield whether this function had to wait for the lock.
 
-    `wait`: log and wait until another build ends, instead of raising Busy. Raises the errors that `atomic_directory` names.
+    `is_ours` returns whether a directory of ours may have a name: a target with other names is refused. `wait`: log and wait until another
+    build ends, instead of raising Busy. Raises the errors that `atomic_directory` names.
     """
     target, waited = real_path(target), False
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_whole
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta, locked, staged
 from niels_cache_assets.publish.one_split import only_split
@@ -175,9 +175,7 @@ def _begin(folder: Path, meta: Meta) -> None:
         return
     for path in folder.iterdir():
         remove(path)
-    temporary = folder / f"{JOURNAL_NAME}.new"
-    temporary.write_text(canonical_json({"pulled": own}), encoding="utf-8")
-    os.replace(temporary, journal)
+    write_whole(journal, canonical_json({"pulled": own}).encode())
 
 
 class _Fetch:

@@ -47,7 +47,6 @@ State = Literal["published", "replaced", "already there"]
 Compared = Literal["size", "hash", "content"]  # of an object with a local file
 UNFINISHED = timedelta(days=1)  # how long a build without a record counts as one that somebody still pushes
 _BLOCK_BYTES = 1 << 22
-_MOST_LOOKS = 5
 _BUILD = re.compile(r"([0-9a-f]{64})/")
 _DELETED_AT_ONCE = 1000
 

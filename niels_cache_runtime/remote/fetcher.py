@@ -212,7 +212,7 @@ class Fetcher:
     def _readers(self, state: State) -> list[Reader]:
         return [reader for reader in state.readers.values() if reader.group == self._group]
 
-    def _work(self, path: str, *, is_reserved: bool = False) -> None:
+    def _work(self, path: str, *, is_reserved: bool) -> None:
         """Check or download one file, on a thread of the pool. is_reserved: whether its download is certain, because it has its room."""
         try:
             if is_reserved or not self._check(path):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -72,10 +72,8 @@ class DocumentDifferences:
         return bool(self.only["a"] or self.only["b"] or self.moved or self.resized)
 
 
-def compare_documents(
-    a: LineagePaths, b: LineagePaths, *, shown: int, progress: Callable[[int], None] = lambda rows: None
-) -> DocumentDifferences:
-    """Compare the lineage files of each split. `shown`: how many documents of each kind to list. `progress` gets the number of rows read.
+def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> DocumentDifferences:
+    """Compare the lineage files of each split. `shown`: how many documents of each kind to list.
 
     Raise NielsCacheError for a file that is missing or unreadable, or that lacks a column.
     """
@@ -86,7 +84,7 @@ def compare_documents(
         files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
         try:
             for split in SPLITS:
-                _spread(a[split], b[split], SPLITS.index(split), files, progress)
+                _spread(a[split], b[split], SPLITS.index(split), files)
             for file in files:
                 file.flush()
         except OSError as error:
@@ -151,7 +149,7 @@ def _batches_of_file(table: Table) -> Iterator[pa.RecordBatch]:
         yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
 
 
-def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:
+def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO]) -> None:
     """Compare two lineage files batch by batch. If two batches differ, write the digest of each of their rows to the file of its part."""
     first = 0
     for ours, theirs in zip_longest(_batches(a), _batches(b)):
@@ -159,7 +157,6 @@ def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: C
             for side, table in enumerate((ours, theirs)):
                 if table is not None:
                     _write(_digested(table, first, side, split), files)
-        progress(sum(len(table) for table in (ours, theirs) if table is not None))
         first += _ROWS_AT_ONCE
 
 
