@@ -1,5 +1,6 @@
 """Parts that a child process builds. A small program takes the place of `niels-cache part`, so that it can fail in every way."""
 
+import errno
 import json
 import shlex
 import sys
@@ -15,8 +16,9 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import TRIES, LostChildError, Reported, build_apart
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.command import Apart, PartCommand
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
@@ -335,6 +337,18 @@ def test_parts_are_built_side_by_side(project: PartsProject, tmp_path: Path) -> 
     again = build_part_apart(worker.part(), home=tmp_path, on_progress=lambda progress: None, log=worker.log.append)
     assert again.state == "cache_hit"
     assert len(worker.calls) == 2
+
+
+def test_a_lease_that_cannot_be_read_ends_the_build(project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread looks at the leases before it chooses a part."""
+    worker = Worker(project, _SLOW)
+
+    def take(turns: FreeFirst[Apart]) -> None:
+        raise OSError(errno.EIO, "a failing disk")
+
+    monkeypatch.setattr(FreeFirst, "take", take)
+    with pytest.raises(OSError, match="failing disk"):
+        next(build_side_by_side([worker.part(number) for number in range(2)], at_once=2, home=tmp_path))
 
 
 def test_a_reader_that_stops_ends_all_children(project: PartsProject, tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.execution.retries import RetryMode
 from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._daemon.monitoring import concurrency
 
 from niels_cache_assets import processes
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
@@ -326,7 +326,7 @@ def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(
     warned: list[str] = []
     context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=warned.append))
     monkeypatch.setattr(MultiprocessExecutor, "execute", lambda self, plan_context, execution_plan: iter(["executed"]))
-    executor: Any = _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=1)
+    executor: Any = _RecordedExecutor(load_registry(profile="quickstart"))
     assert list(executor.execute(context, steps(None))) == ["executed"]
     assert (is_held(record_of(home, "0123")), warned) == (True, [])
     shutil.rmtree(home / ".runs")
@@ -351,7 +351,7 @@ def test_only_the_step_that_attends_a_child_needs_no_process(
     context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=print))
     for executor, name in ((MultiprocessExecutor, "apart"), (InProcessExecutor, "here")):
         monkeypatch.setattr(executor, "execute", lambda self, plan_context, execution_plan, name=name: iter([name]))
-    chosen: Any = _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=1)
+    chosen: Any = _RecordedExecutor(load_registry(profile="quickstart"))
     assert list(chosen.execute(context, steps(*pools))) == [where]
 
 

@@ -3,10 +3,17 @@
 import json
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.executor.in_process import InProcessExecutor
+from dagster._core.test_utils import create_run_for_test
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import Graph
@@ -15,9 +22,9 @@ from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.parts import RunEnding
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.places import PatientClaims, limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
 from tests.dagster_tools import metadata
 from tests.parts_project import NAME, PartsProject, build, parts_of
 
@@ -206,6 +213,68 @@ def test_the_pool_has_as_many_places_as_the_table_says(
         limit_parts(instance, found.registry)
         limit_parts(instance, found.registry)
         assert instance.event_log_storage.get_concurrency_info(keys.PARTS_POOL).limit == places
+
+
+def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(
+    project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcessExecutor, "execute", lambda self, context, plan: iter(["executed"]))
+    plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=keys.PARTS_POOL)])
+    executor = _RecordedExecutor(project.graph(2, build="[cluster]\nat_once = 3").registry)
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        context: Any = SimpleNamespace(instance=instance, run_id="0123")
+        pool = instance.event_log_storage
+        for places in (3, 7):
+            assert list(executor.execute(context, plan)) == ["executed"]
+            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
+            pool.set_concurrency_slots(keys.PARTS_POOL, 7)
+
+
+def test_a_waiting_run_sleeps_and_gets_the_place_that_was_given_back_as_it_began_to_wait(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        pool, run = instance.event_log_storage, create_run_for_test(instance)
+        pool.set_concurrency_slots(keys.PARTS_POOL, 1)
+        assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
+        # The step finds no free place. Then the other run gives its place back, before the step is in the list of steps that wait.
+        pool.free_concurrency_slot_for_step("other", "step")
+        pool.add_pending_step(keys.PARTS_POOL, run.run_id, "waiting", should_assign=False)
+        with PatientClaims(instance, run) as claims:
+            assert not claims.claim(keys.PARTS_POOL, "waiting")
+            assert 0 < claims.interval_to_next_pending_claim_check() <= 1
+            assert any(claims.claim(keys.PARTS_POOL, "waiting") for _ in sleeping(5))
+
+
+def sleeping(seconds: float) -> Iterator[None]:
+    """Yield ten times a second, for some seconds."""
+    for _ in range(round(10 * seconds)):
+        time.sleep(0.1)
+        yield
+
+
+def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run holds the only place, and gives it back when this one is about to sleep."""
+    home = Home(project.graph(2), builds_parts_here=True)
+    build(home.graph, ["tokenizer", f"plan/{NAME}"])
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:
+        pool, pauses, pause_of = home.instance.event_log_storage, [], PatientClaims.interval_to_next_pending_claim_check
+        pool.set_concurrency_slots(keys.PARTS_POOL, 1)
+        assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
+
+        def give_back(claims: PatientClaims) -> float:
+            pauses.append(pause_of(claims))
+            pool.free_concurrency_slots_for_run("other")
+            return pauses[-1]
+
+        monkeypatch.setattr(PatientClaims, "interval_to_next_pending_claim_check", give_back)
+        late = threading.Timer(30, pool.free_concurrency_slots_for_run, ["other"])  # for a run that never sleeps
+        late.start()
+        assert home.run(0).success
+        late.cancel()
+        assert 0 < pauses[0] <= 1
+        assert len(pauses) < 10
 
 
 def test_the_default_grows_with_the_cores() -> None:

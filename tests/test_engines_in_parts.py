@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assets.parts import part_metadata
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.parts.engines import refuse
+from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import engines_file, refusals_dir
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
@@ -173,6 +174,22 @@ def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011  the name of the file decides
         refuse(tmp_path / "file", EngineUse(name="hasty", version="1.2"), model_sha256=None, found_in="pretrain/a")
     assert caught.value.filename == str(tmp_path / "file")
+
+
+def test_two_processes_record_the_same_difference_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one writes its whole record while the first one has written its own, and not yet moved it to its place."""
+    use = EngineUse(name="hasty", version="1.2", differed=True)
+    replace = os.replace
+
+    def other_first(*paths: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        refuse(tmp_path, use, model_sha256=None, found_in="pretrain/a")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", other_first)
+    refuse(tmp_path, use, model_sha256=None, found_in="pretrain/a")
+    assert refused(tmp_path, model_sha256=None) == [use]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_part_without_a_record_of_its_engines_counts_as_encoded_by_the_one_that_differed(

@@ -41,7 +41,7 @@ def build_defs(
     resources: Mapping[str, Any] | None = None,
     *,
     registry: Registry | None = None,
-    executor: dg.ExecutorDefinition = recorded_executor,
+    executor: dg.ExecutorDefinition | None = None,
 ) -> dg.Definitions:
     """Return all definitions for a registry. By default, load the registry from the environment and the working directory.
 
@@ -78,7 +78,7 @@ def build_defs(
         sensors=[*build_sensors(registry), build_automation()],
         schedules=build_schedules(registry),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
-        executor=executor,
+        executor=executor or recorded_executor(registry),
     )
 
 

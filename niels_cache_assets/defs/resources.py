@@ -16,11 +16,14 @@ from dagster._core.definitions.definition_config_schema import DefinitionConfigS
 from dagster._core.execution.context.system import PlanOrchestrationContext
 from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.retries import RetryMode
-from dagster._core.executor.in_process import InProcessExecutor  # Dagster's own executors, which have no public names
+from dagster._core.executor import in_process  # Dagster's own executors, which have no public names
+from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
+from niels_cache_assets.defs.places import PatientClaims, limit_parts
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -69,14 +72,25 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
 
 
 MAX_STEPS_AT_ONCE = 2  # steps of one run: a build, then its checks in parallel
+in_process.InstanceConcurrencyContext = PatientClaims  # type: ignore[misc]
 
 
 class _RecordedExecutor(MultiprocessExecutor):
+    """Executes one run. If no launch has set the limit of the pool `parts`, the executor sets it. Otherwise Dagster would set its default
+    limit, and two runs that do this at the same time fail in Postgres.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(retries=RetryMode.ENABLED, max_concurrent=MAX_STEPS_AT_ONCE)
+        self._registry = registry
+
     def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[dg.DagsterEvent]:
         try:
             record_run(plan_context.instance, plan_context.run_id)
         except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
             plan_context.log.warning(f"this run is not recorded, so it would still show as running if its process were killed: {error}")
+        if any(step.pool == keys.PARTS_POOL for step in execution_plan.get_steps_to_execute_in_topo_order()):
+            limit_parts(plan_context.instance, self._registry, if_new=True)
         here = InProcessExecutor(self.retries, self.step_dependency_config)
         execute = here.execute if _only_attends(execution_plan) else super().execute
         with ending_abandoned_runs(plan_context.instance):
@@ -91,7 +105,11 @@ def _only_attends(plan: ExecutionPlan) -> bool:
     return len(steps) == 1 and steps[0].pool == keys.PARTS_POOL
 
 
-@dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
-def recorded_executor(context: dg.InitExecutorContext) -> dg.Executor:
-    """Return the executor of one run."""
-    return _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=MAX_STEPS_AT_ONCE)
+def recorded_executor(registry: Registry) -> dg.ExecutorDefinition:
+    """Return the executor of runs."""
+
+    @dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
+    def of_one_run(context: dg.InitExecutorContext) -> dg.Executor:
+        return _RecordedExecutor(registry)
+
+    return of_one_run

@@ -81,13 +81,16 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
 
     The order is that of FreeFirst. If the caller stops to read, all children are stopped.
     """
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
     stopping = threading.Event()
     turns = FreeFirst(parts)
 
     def work() -> None:
-        while not stopping.is_set() and (turn := turns.take()) is not None:
-            build(*turn)
+        try:
+            while not stopping.is_set() and (turn := turns.take()) is not None:
+                build(*turn)
+        except Exception as error:  # of the folder of leases, in which `take` looks
+            events.put(error)
 
     def build(part: Apart, waits: bool) -> None:
         end: Outcome | NielsCacheError
@@ -118,6 +121,8 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
             left = {part.key for part in parts}
             while left:
                 event = events.get()
+                if isinstance(event, Exception):
+                    raise event
                 if event.end is not None:
                     left.remove(event.key)
                 yield event

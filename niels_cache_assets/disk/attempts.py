@@ -49,7 +49,9 @@ def recorded_attempts(target: Path) -> list[int]:
     """Return the numbers of all attempts that have a file in the folder of the lease, in order."""
     try:
         names = os.listdir(lease_path(target))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):  # ESTALE: of NFS, if another machine has just removed the folder
+            raise
         return []
     return sorted(int(found[1]) for found in map(_RECORD.fullmatch, names) if found)
 

@@ -220,14 +220,18 @@ def _read(directory: Path) -> Recorded | str:
     return _decode(content)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step, also over an existing one. After a kill or a power loss, either the old or the new file is there."""
-    spare = path.with_name(f"{path.name}.new")
-    with open(spare, "wb") as file:
+def write_whole(path: Path, content: bytes, *, spare: str = "new") -> None:
+    """Write a file in one step, also over an existing one. After a kill or a power loss, either the old or the new file is there.
+
+    spare: how the name of the new file ends, until it has the name of the old one. Processes that may write at the same time need
+    different ones.
+    """
+    new = path.with_name(f"{path.name}.{spare}")
+    with open(new, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(spare, path)
+    os.replace(new, path)
     sync(path.parent)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def refuse(folder: Path, use: EngineUse, *, model_sha256: str | None, found_in: 
     """Record in `folder` that an engine differed for a model. found_in: the key of the data set whose text showed it."""
     refusal = {"name": use.name, "version": use.version, "model_sha256": model_sha256, "found_in": found_in}
     digest = hashlib.sha256(json.dumps(refusal).encode()).hexdigest()[:16]
-    _write(folder / f"{digest}.json", refusal)  # the same refusal of another process has the same file
+    # The same refusal of another process has the same file, and processes that begin together find it at the same moment.
+    _write(folder / f"{digest}.json", refusal, spare=f"{secrets.token_hex(4)}.new")
 
 
 def refused(folder: Path, *, model_sha256: str | None, found_in: str | None = None) -> list[EngineUse]:
@@ -57,7 +59,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, content: Mapping[str, Any], **how: str) -> None:
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content).encode())
+        write_whole(path, json.dumps(content).encode(), **how)

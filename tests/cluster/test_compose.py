@@ -69,6 +69,8 @@ def test_the_services_of_compose_build_a_data_set(tmp_path: Path, tiny_model: Pa
     monkeypatch.setenv("POSTGRES_PASSWORD", "unused")  # the database trusts everybody
     walk = Walk(tmp_path, tiny_model, database, parts=COUNT, copies=1)
     services = Services(walk, database)
+    with ensure_instance(walk.home):
+        pass  # makes the tables: two services that make them at the same time may fail, and only Docker starts them again
     servers = []
     try:
         servers.append(code := services.start("code"))

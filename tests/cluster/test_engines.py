@@ -118,11 +118,14 @@ def dask(walk: Walk) -> Iterator[Output]:
 
 
 @contextmanager
-def celery(walk: Walk, folder: Path) -> Iterator[list[Output]]:
-    """Run a broker and two workers, and yield the outputs of the workers. They are stopped after the block."""
+def celery(walk: Walk, folder: Path, visibility_seconds: float = VISIBILITY_SECONDS) -> Iterator[list[Output]]:
+    """Run a broker and two workers, and yield the outputs of the workers. They are stopped after the block.
+
+    visibility_seconds: after these, redis gives the task of a worker that has not ended it to the other worker too.
+    """
     pytest.importorskip("dagster_celery")
     with redis(folder) as broker:
-        walk.env |= {"NIELS_CACHE_BROKER": broker, "NIELS_CACHE_VISIBILITY_SECONDS": str(int(VISIBILITY_SECONDS))}
+        walk.env |= {"NIELS_CACHE_BROKER": broker, "NIELS_CACHE_VISIBILITY_SECONDS": str(int(visibility_seconds))}
         walk.env["PYTHONPATH"] += os.pathsep + str(CELERY.parent)
         command = ["-m", "celery", "-A", "worker", "worker", "--concurrency", "1", "--loglevel", "info", "-Q", "dagster"]
         workers = [walk.start(*command, "-n", f"worker{number}@%h") for number in range(2)]
@@ -167,7 +170,8 @@ def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pyte
     """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""
     with open(walk.home / "dagster.yaml", "a") as settings:
         settings.write(DAEMON)
-    with {"dask": dask, "celery": partial(celery, folder=tmp_path_factory.mktemp("redis")), "local": nullcontext}[engine](walk):
+    of_celery = partial(celery, folder=tmp_path_factory.mktemp("redis"), visibility_seconds=3_600)
+    with {"dask": dask, "celery": of_celery, "local": nullcontext}[engine](walk):
         definitions, port = {"dask": DASK, "celery": CELERY, "local": LOCAL}[engine], free_port()
         server = walk.start("-m", "dagster", "dev", "-f", str(definitions), "-h", "127.0.0.1", "-p", str(port))
         with running(server):

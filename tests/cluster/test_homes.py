@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -16,6 +18,7 @@ from niels_cache_assets.defs.keys import PARTS_POOL
 from niels_cache_assets.defs.places import limit_parts
 from tests.cluster.servers import made_postgres
 from tests.cluster.walk import Walk, build_all, running, wait_until
+from tests.messages import missing
 from tests.parts_project import NAME, build
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +43,8 @@ def test_nobody_ends_the_runs_of_another_home(tmp_path: Path, tiny_model: Path, 
         pid = walk.worker()
         killed, other = sorted(outputs, key=lambda home: outputs[home].process.pid != pid)
         assert outputs[killed].process.pid == pid
+        os.kill(pid, signal.SIGSTOP)  # so that the part does not end meanwhile
+        assert not (walk.long / "meta.json").exists(), "the part was too short"
         os.killpg(pid, signal.SIGKILL)
         [lost] = [path.name for path in (killed / ".runs").glob("*") if runs(walk, other)[path.name] == dg.DagsterRunStatus.STARTED.value]
         outputs[other].find("continuing its work")
@@ -67,11 +72,31 @@ def test_two_homes_make_the_pool_at_the_same_time(tmp_path: Path, tiny_model: Pa
         assert {instance.event_log_storage.get_concurrency_info(PARTS_POOL).limit for instance in (first, second)} == {3}
 
 
-def is_waiting(database: str) -> bool:
-    """Tell whether a session of this database waits for another one."""
+def test_a_database_without_some_tables_is_named(tmp_path: Path, tiny_model: Path, database: str) -> None:
+    """Dagster makes its tables one by one, and never looks again whether all are there."""
+    walk = Walk(tmp_path, tiny_model, database, parts=4)
+    with ensure_instance(walk.home):
+        pass
+    with opened(database) as cursor:
+        cursor.execute("DROP TABLE asset_keys")
+    output = walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME)
+    with running(output):
+        output.wait(code=1)
+    assert missing(str(output), "asset_keys", "new, empty database", str(walk.home)) == []
+
+
+@contextmanager
+def opened(database: str) -> Iterator[Any]:
+    """Yield a cursor, whose changes are kept."""
     import psycopg2
 
-    with closing(psycopg2.connect(database.replace("+psycopg2", ""))) as connection, connection.cursor() as cursor:
+    with closing(psycopg2.connect(database.replace("+psycopg2", ""))) as connection, connection, connection.cursor() as cursor:
+        yield cursor
+
+
+def is_waiting(database: str) -> bool:
+    """Tell whether a session of this database waits for another one."""
+    with opened(database) as cursor:
         cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
         return cursor.fetchone() is not None
 

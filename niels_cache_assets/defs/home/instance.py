@@ -16,7 +16,6 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the documented way to open a home with overrides; there is no public name
-from sqlalchemy.exc import DBAPIError
 
 from niels_cache_assets.disk.journal import write_whole
 from niels_cache_runtime.errors import NielsCacheError
@@ -25,6 +24,7 @@ HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
 _TRIES, _WAIT_SECONDS = 6, 0.5
+_OF_NEW_TABLES = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
 
 
@@ -59,7 +59,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
 def _opened(ref: InstanceRef) -> dg.DagsterInstance:
     """Open an instance. If another home of a new database creates the same tables at this moment, try again.
 
-    Dagster also tries again, but not if Postgres has the type of a table and not yet the table.
+    Dagster also tries again, but not if Postgres has the type of a table and not yet the table, or only some of the tables.
     """
     failures = 0
     while True:
@@ -68,9 +68,9 @@ def _opened(ref: InstanceRef) -> dg.DagsterInstance:
             instance.get_runs_count()  # the storages create their tables on the first query
             instance.get_asset_keys(limit=1)
             return instance
-        except DBAPIError as error:
+        except Exception as error:  # of SQLAlchemy, and one of dagster-postgres that has no base class
             failures += 1
-            if "already exists" not in str(error) or failures == _TRIES:
+            if not any(text in str(error) for text in _OF_NEW_TABLES) or failures == _TRIES:
                 raise
             time.sleep(_WAIT_SECONDS)
 

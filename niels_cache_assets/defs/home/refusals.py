@@ -41,6 +41,7 @@ _OF_SQLITE = {
     "not a database": f"move the damaged home away (only its history is lost, no cache), or {_ELSEWHERE}",
 }
 _OF_A_SERVER = "check that the database in its dagster.yaml runs and has room, then try again"
+_OF_A_CUT_DATABASE = "its first start was cut; name a new, empty database in its dagster.yaml (the records in the old one are lost)"
 
 
 class _Refused(BaseException):
@@ -96,7 +97,8 @@ def _refusal(error: BaseException, home: Path) -> str | None:
         if isinstance(cause, sqlite3.Error):
             return _of_sqlite(str(cause), home)
         if isinstance(cause, DBAPIError) or type(cause).__module__.split(".")[0] in ("psycopg2", "psycopg", "pymysql", "MySQLdb"):
-            return _line(home, f"the database of the Dagster home: {' '.join(str(cause).split())}", _OF_A_SERVER)
+            advice = _OF_A_CUT_DATABASE if type(cause).__name__ == "UndefinedTable" else _OF_A_SERVER
+            return _line(home, f"the database of the Dagster home: {' '.join(str(cause).split())}", advice)
         if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK and not _is_a_wrong_home(error, cause):
             return _line(Path(cause.filename) if isinstance(cause.filename, str) else home, f"{cause.strerror}", _OF_THE_DISK[cause.errno])
         cause = cause.__cause__ or cause.__context__
