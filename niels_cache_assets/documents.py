@@ -52,6 +52,17 @@ class Document(NamedTuple):
     kept: str | None = None
 
 
+def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
+    """Yield non-empty texts until all texts had `characters` characters. Cut the last one there. None: yield all texts."""
+    for text in texts:
+        if text:
+            yield text[:characters]
+        if characters is not None:
+            characters -= len(text)
+            if characters <= 0:
+                return
+
+
 def object_array(values: Iterable[Any], count: int) -> Objects:
     """Return the values as an object array, (count,).
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
+from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -318,6 +320,23 @@ def open_documents(path: Path) -> Iterator[Any]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
+
+
+def document_rows(
+    paths: Sequence[Path], ordinals: NDArray[np.int64], columns: Sequence[str]
+) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+    """Yield (ordinals, rows) for each row group of these files that contains some of `ordinals`. No other row group is read.
+
+    `ordinals` must be strictly ascending. They count the rows of all files in order. Raises NielsCacheError if a row is missing.
+    """
+    first = 0
+    for path in paths:
+        with open_documents(path) as parquet:
+            yield from rows_of(parquet, ordinals, columns, first=first)
+            first += parquet.metadata.num_rows
+    if len(missing := ordinals[(ordinals < 0) | (ordinals >= first)]):
+        place = paths[0].parent if paths else "no file"
+        raise NielsCacheError(f"{place}: has {first:,} rows, so there is no row {missing[0]:,}; build it again with --force")
 
 
 @contextmanager

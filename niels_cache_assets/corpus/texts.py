@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.corpus.prepared import document_files, open_documents
+from niels_cache_assets.corpus.prepared import document_files, document_rows
 from niels_cache_assets.dedup.signatures import jaccard
-from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.streaming.in_flight import map_in_order
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
@@ -114,11 +112,5 @@ def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
     """Yield the texts of the documents with these ascending ordinals, one list for each row group. Row groups without such documents are
     not read.
     """
-    first = 0
-    for path in document_files(corpus.directory, corpus.meta):
-        with open_documents(path) as parquet:
-            for _, rows in rows_of(parquet, ordinals, ["text"], first=first):
-                yield rows["text"].to_pylist()
-            first += parquet.metadata.num_rows
-    if len(ordinals) and ordinals[-1] >= first:
-        raise NielsCacheError(f"{corpus.directory}: the corpus holds {first} documents, fewer than its meta.json says; prepare it again")
+    for _, rows in document_rows(document_files(corpus.directory, corpus.meta), ordinals, ["text"]):
+        yield rows["text"].to_pylist()

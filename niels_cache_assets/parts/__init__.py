@@ -1,12 +1,14 @@
-"""Data sets in parts: the plan that divides a data set, the stream of one part, and the seal that joins the parts.
+"""Data sets in parts: the plan that divides a data set, the lease of one part, and the seal that joins the parts.
 
     plan.py     files, parts, budgets: written once as plan.json, read by all others
     shares.py   division of files and budgets
-    stream.py   the documents of one part, and the rule that gives each document its split
     layout.py   names of folders and files
     lease.py    which process builds a part, on whichever machine; lease_files.py has its files
     attempts.py the staging directory of an attempt, and what it takes over from the attempt before
+    engines.py  which engines encoded a part, and which of them differed from the reference
+    excluded.py which documents of a finished part a list of ids names
     seal.py     the joined cache: hard links, shifted document ends, meta.json
 
-The classes in `artifacts/parts/` build these four.
+The classes in `artifacts/parts/` build the plan, the parts and the joined cache. `sources/reading/part_stream.py` yields the documents of a
+part.
 """

@@ -18,10 +18,9 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import unlisted_corpus_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.prepared import open_documents
+from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given, estimated_tokens
-from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.documents import Document
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
@@ -136,17 +135,8 @@ def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[s
     """Return the rows at these positions. Positions count the rows of all files in order. Raise NielsCacheError for a missing row."""
     wanted = np.unique(np.fromiter(positions, dtype=np.int64))
     found: dict[int, dict[str, Any]] = {}
-    first = 0
-    for path in paths:
-        with open_documents(path) as parquet:
-            for inside, rows in rows_of(parquet, wanted, columns, first=first):
-                found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
-            first += parquet.metadata.num_rows
-    missing = [position for position in wanted.tolist() if position not in found]
-    if missing:
-        raise NielsCacheError(
-            f"{paths[0].parent if paths else 'no file'}: has {first:,} rows, so there is no row {missing[0]:,}; build it again with --force"
-        )
+    for inside, rows in document_rows(paths, wanted, columns):
+        found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
     return found
 
 

@@ -97,8 +97,7 @@ def splits_disjoint(
 
     `tokenizer`: the tokenizer of this cache; its `decode` is used. `threshold`: documents are near each other if the Jaccard similarity of
     their word 5-grams is at least this number, above 0 and below 1. None: look only for equal documents. `scratch`: a folder for temporary
-    files, 8 bytes for each word of val (None: the system's folder). `progress` is called after every chunk of train. `other_vals`: the
-    folders of other data sets by name, made with the same tokenizer. Their val is compared with this train, too, for equal documents.
+    files, 8 bytes for each word of val (None: the system's folder). `progress` is called after every chunk of train.
 
     Raises NielsCacheError for an invalid threshold, and for a folder that is not a pretrain cache, was made with a different tokenizer, or
     has broken files.

@@ -7,13 +7,13 @@ files on this machine are sampled. Cost: some seconds for each source, and the m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.documents import Conversation, DocumentBatch, Documents
+from niels_cache_assets.documents import Conversation, DocumentBatch, Documents, beginning
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, StreamContext
@@ -128,7 +128,7 @@ def _sample(
         return None
     tokens_per_byte = encode_seconds = None
     if encoder is not None:
-        head = [*_head(texts)]
+        head = [*beginning(texts, SAMPLE_BYTES)]
         encoded = sum(map(_bytes, head))
         started = time.monotonic()
         ids = encode_texts(head, encoder, None).ids
@@ -147,14 +147,3 @@ def _sample(
 
 def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
-
-
-def _head(texts: Sequence[str]) -> Iterator[str]:
-    """Yield the texts up to SAMPLE_BYTES characters. The last one is cut there, so that a text of any length takes little time."""
-    left = SAMPLE_BYTES
-    for text in texts:
-        if text:
-            yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return

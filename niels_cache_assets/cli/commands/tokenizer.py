@@ -166,6 +166,7 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield the name of each source with its text, or the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
+    from niels_cache_assets.documents import beginning
     from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
@@ -177,10 +178,11 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
         places = [find_place(registry, root, name) for name, place in find_places(registry, root).items() if place.exists]
     for place in places:
         if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
-            yield place.name, _beginning(arguments.characters, _spelled_texts(place.directory, place.kind, open_tokenizer(root)))
+            texts = _spelled_texts(place.directory, place.kind, open_tokenizer(root))
+            yield place.name, beginning(texts, arguments.characters)
     if arguments.files:
         streams = (chain.from_iterable(source.unconverted(StreamContext(seed=0))) for source in sources_of(arguments.files))
-        yield "files", _beginning(arguments.characters, (document.text for document in chain.from_iterable(streams)))
+        yield "files", beginning((document.text for document in chain.from_iterable(streams)), arguments.characters)
 
 
 def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) -> Iterator[str]:
@@ -205,17 +207,6 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
                 rest, begin = [], end + 1
             rest += block[begin:].tolist()
     yield tokenizer.decode(rest)
-
-
-def _beginning(characters: int | None, texts: Iterator[str]) -> Iterator[str]:
-    """Yield non-empty texts until the texts have `characters` characters in all. Cut the last text to fit. None: yield all texts."""
-    for text in texts:
-        if text:
-            yield text[:characters]
-        if characters is not None:
-            characters -= len(text)
-            if characters <= 0:
-                return
 
 
 def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:

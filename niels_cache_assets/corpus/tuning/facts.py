@@ -18,9 +18,8 @@ from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME
-from niels_cache_assets.corpus.prepared import document_files, open_documents
+from niels_cache_assets.corpus.prepared import document_files, document_rows
 from niels_cache_assets.corpus.report import documents_given
-from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 
@@ -197,12 +196,9 @@ def _texts(root: Path, name: str, pairs: Sequence[Pair], corpora: Mapping[str, M
         wanted.setdefault(pair.because_dataset, set()).add(pair.because_ordinal)
     texts: dict[tuple[str, int], dict[str, Any]] = {}
     for dataset, chosen in wanted.items():
-        ordinals, first = np.array(sorted(chosen), dtype=np.int64), 0
-        for path in document_files(corpus_dir(root, dataset), corpora[dataset]):
-            with open_documents(path) as parquet:
-                for inside, rows in rows_of(parquet, ordinals, ["source_id", "file", "row", "title", "text"], first=first):
-                    for ordinal, row in zip(inside.tolist(), rows.to_pylist(), strict=True):
-                        text = row.pop("text")
-                        texts[dataset, ordinal] = {**row, "characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
-                first += parquet.metadata.num_rows
+        ordinals, files = np.array(sorted(chosen), dtype=np.int64), document_files(corpus_dir(root, dataset), corpora[dataset])
+        for inside, rows in document_rows(files, ordinals, ["source_id", "file", "row", "title", "text"]):
+            for ordinal, row in zip(inside.tolist(), rows.to_pylist(), strict=True):
+                text = row.pop("text")
+                texts[dataset, ordinal] = {**row, "characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
     return texts

@@ -1,6 +1,6 @@
 """The plots of a report. Each item has the same plots as in the UI, and each mixture has one plot.
 
-The pass of plots/measures.py over a cache takes at most a second or two. Each plot takes a tenth of a second.
+The pass of show/plots/measures.py over a cache takes at most a second or two. Each plot takes a tenth of a second.
 """
 
 from __future__ import annotations
