@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,8 +66,8 @@ def test_every_format_gives_tokens_of_32_bits_back(wide: Path, tmp_path: Path, f
 def test_the_usual_size_of_a_file_is_a_number_of_tokens_or_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for format in ("llmc", "npy"):
         monkeypatch.setattr(f"niels_cache_assets.exchange.{format}.SHARD_TOKENS", 1_000)
-        monkeypatch.setitem(formats._MAX_TOKENS, format, 1_000)
-    monkeypatch.setitem(formats._MAX_BYTES, "megatron", 2_000)
+        monkeypatch.setitem(formats._FORMATS, format, replace(formats._FORMATS[format], max_tokens=1_000))
+    monkeypatch.setitem(formats._FORMATS, "megatron", replace(formats._FORMATS["megatron"], max_bytes=2_000))
     most: dict[str, list[int]] = {}
     for name, fields in (("narrow", {}), ("wide", WIDE)):
         cache = write_documents_cache(tmp_path / name / "notes", DOCUMENTS, **fields)

@@ -1,7 +1,7 @@
 """The export formats, and the plan of an export. `writing` writes the files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,6 @@ from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
-
-FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy")
-
-# The default maximum size of a file of tokens, in bytes or in tokens. A format without a default has one file for each split.
-_MAX_BYTES = {"megatron": megatron.MAX_BYTES, "datatrove": datatrove.MAX_BYTES, "olmo": olmo.MAX_BYTES}
-_MAX_TOKENS = {"llmc": llmc.SHARD_TOKENS, "npy": npy.SHARD_TOKENS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,67 +34,114 @@ class ExportSettings:
     link: megatron.Link = "copy"
 
 
+def _listed(name: str, split: Split, settings: ExportSettings) -> Place:
+    return Place(list_name=f"{name}_{split}.{settings.format}.files")
+
+
+def _of_data_set(name: str, settings: ExportSettings) -> tuple[Path, str]:
+    return settings.out, f"{name}.{settings.format}"
+
+
+def _nothing(splits: Sequence[ExportSplit], settings: ExportSettings) -> tuple[list[str], list[str]]:
+    return [], []
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """The parts in which the export formats differ.
+
+    units: returns the files of a split, with at most so many bytes of tokens in each.
+    max_bytes, max_tokens: the default of this maximum. A format without a default has one file for each split.
+    place: returns the place of a split. It depends only on the settings, so an older export is replaced even if the split is empty now.
+    label: returns the folder of the files, and what separates exports to this folder.
+    told: returns notes for the user, and lines of code for the other project.
+    eot: where EOT is.
+    """
+
+    units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
+    max_bytes: int = 0
+    max_tokens: int = 0
+    place: Callable[[str, Split, ExportSettings], Place] = _listed
+    label: Callable[[str, ExportSettings], tuple[Path, str]] = _of_data_set
+    told: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _nothing
+    eot: str = "is after each document, as in the cache"
+
+
+_FORMATS = {
+    "megatron": _Format(
+        units=lambda split, most, settings: megatron.units(
+            split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
+        ),
+        max_bytes=megatron.MAX_BYTES,
+        place=lambda name, split, settings: Place(list_name=megatron.list_name(_stem(split, settings), settings.key)),
+        label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
+    ),
+    "nanogpt": _Format(
+        units=lambda split, most, settings: nanogpt.units(split),
+        place=lambda name, split, settings: Place(names=(nanogpt.file_name(split),)),
+        label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
+        told=lambda splits, settings: (
+            [nanogpt.vocabulary_note(_vocab_size(splits))],
+            nanogpt.lines(_vocab_size(splits), splits[0].dtype),
+        ),
+    ),
+    "llmc": _Format(
+        units=lambda split, most, settings: llmc.units(split, max_bytes=most),
+        max_tokens=llmc.SHARD_TOKENS,
+        told=lambda splits, settings: ([llmc.WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
+        eot="is before each document, as llm.c reads it; in the cache it is after each",
+    ),
+    "datatrove": _Format(units=lambda split, most, settings: datatrove.units(split, max_bytes=most), max_bytes=datatrove.MAX_BYTES),
+    "olmo": _Format(
+        units=lambda split, most, settings: olmo.units(split, max_bytes=most),
+        max_bytes=olmo.MAX_BYTES,
+        told=lambda splits, settings: (
+            olmo.notes(splits, _vocab_size(splits)),
+            olmo.lines(settings.out, splits, _vocab_size(splits)),
+        ),
+    ),
+    "npy": _Format(
+        units=lambda split, most, settings: npy.units(split, max_bytes=most),
+        max_tokens=npy.SHARD_TOKENS,
+        told=lambda splits, settings: ([npy.READERS_NOTE], []),
+    ),
+}
+FORMATS = tuple(_FORMATS)
+
+
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
     """Return the plan for exporting the pretrain cache `name` in `directory`: files, sizes, notes, and lines of code for the other project.
 
     Empty splits are left out with a note, if any split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
     nothing to export, or for a setting that the format does not have.
     """
-    opened = [open_export_split(name, directory, split) for split in settings.splits]
-    dtype = opened[0].dtype
-    max_bytes = _max_bytes(settings, dtype)
+    opened, format = [open_export_split(name, directory, split) for split in settings.splits], _FORMATS[settings.format]
+    max_bytes = _max_bytes(settings, opened[0].dtype)
     splits = [split for split in opened if split.tokens]
     if not splits:
         empty = ", ".join(split.split for split in opened)
         raise NielsCacheError(f"{directory}: nothing to export, {empty} is empty (0 tokens)")
-    notes = [_eot_note(settings.format, splits[0])]
-    notes += [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     units: list[Unit] = []
     for split in splits:
-        units += _units(split, settings, max_bytes)
-    vocab_size, lines = (splits[0].opened.meta or {}).get("vocab_size"), []
-    if settings.format == "nanogpt":
-        notes.append(nanogpt.vocabulary_note(vocab_size))
-        lines = nanogpt.lines(vocab_size, dtype)
-    elif settings.format == "olmo":
-        notes += olmo.notes(splits, vocab_size)
-        lines = olmo.lines(settings.out, splits, vocab_size)
-    elif settings.format == "npy":
-        notes.append(npy.READERS_NOTE)
-    elif settings.format == "llmc" and dtype != TOKEN_DTYPE:
-        notes.append(llmc.WIDE_NOTE)
-    places = tuple(_place(name, split.split, settings) for split in opened)
-    folder, label = settings.out, f"{name}.{settings.format}"
-    if settings.format == "megatron":
-        folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
-    elif settings.format == "nanogpt":
-        label = settings.format  # nanoGPT's files have the same names for each data set
+        files = format.units(split, max_bytes, settings)
+        list_name = format.place(name, split.split, settings).list_name
+        units += files if list_name is None else [*files, list_unit(list_name, files)]
+    is_empty = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
+    notes, lines = format.told(splits, settings)
+    folder, label = format.label(name, settings)
     return ExportPlan(
-        folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes), lines=tuple(lines)
+        folder=folder,
+        label=label,
+        splits=tuple(splits),
+        units=tuple(units),
+        places=tuple(format.place(name, split.split, settings) for split in opened),
+        notes=(_eot_note(format, splits[0]), *is_empty, *notes),
+        lines=tuple(lines),
     )
 
 
-def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list[Unit]:
-    if settings.format == "nanogpt":
-        return nanogpt.units(split)
-    if settings.format == "megatron":
-        stem = _stem(split.split, settings)
-        units = megatron.units(split, stem=stem, key=settings.key, max_bytes=max_bytes, link=settings.link)
-    else:
-        module = {"llmc": llmc, "datatrove": datatrove, "olmo": olmo, "npy": npy}[settings.format]
-        units = module.units(split, max_bytes=max_bytes)
-    list_name = _place(split.name, split.split, settings).list_name
-    assert list_name is not None
-    return [*units, list_unit(list_name, units)]
-
-
-def _place(name: str, split: Split, settings: ExportSettings) -> Place:
-    """Return the place of a split. It depends only on the settings, so an older export is replaced even if the split is empty now."""
-    if settings.format == "nanogpt":
-        return Place(names=(nanogpt.file_name(split),))
-    if settings.format == "megatron":
-        return Place(list_name=megatron.list_name(_stem(split, settings), settings.key))
-    return Place(list_name=f"{name}_{split}.{settings.format}.files")
+def _vocab_size(splits: Sequence[ExportSplit]) -> int | None:
+    return (splits[0].opened.meta or {}).get("vocab_size")
 
 
 def _stem(split: Split, settings: ExportSettings) -> str:
@@ -109,7 +150,8 @@ def _stem(split: Split, settings: ExportSettings) -> str:
 
 def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     """Return the size limit. Raises NielsCacheError for a limit that is too small for any file, and for options of a different format."""
-    default = _MAX_BYTES.get(settings.format, _MAX_TOKENS.get(settings.format, 0) * dtype.itemsize)
+    format = _FORMATS[settings.format]
+    default = format.max_bytes or format.max_tokens * dtype.itemsize
     if settings.max_bytes is not None and not default:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
     if settings.max_bytes is not None and settings.max_bytes < dtype.itemsize:
@@ -123,12 +165,10 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     return settings.max_bytes or default
 
 
-def _eot_note(format: str, split: ExportSplit) -> str:
+def _eot_note(format: _Format, split: ExportSplit) -> str:
     if split.eot is None:
         return "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
-    if format == "llmc":
-        return f"EOT ({split.eot}) is before each document, as llm.c reads it; in the cache it is after each"
-    return f"EOT ({split.eot}) is after each document, as in the cache"
+    return f"EOT ({split.eot}) {format.eot}"
 
 
 def split_choice(choice: str) -> Sequence[Split]:
