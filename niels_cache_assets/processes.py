@@ -121,7 +121,7 @@ def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
     at the same time, one of them gets True.
     """
     process = read_record(path)
-    descriptor = open_to_lock(path)
+    descriptor = None if process is None else open_to_lock(path)
     if process is None or descriptor is None:
         yield False
         return

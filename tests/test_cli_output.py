@@ -53,6 +53,26 @@ def completed(folder: Path, line: str) -> list[str]:
     return sorted(word.strip() for word in answer.read_text().split("\n") if word.strip())
 
 
+def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['list', '--profile', 'quickstart']))"
+        command = [sys.executable, "-c", code]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment, check=False)
+    assert ended.returncode == exit_codes.FAILED
+    assert len(ended.stderr.splitlines()) == 1
+    assert missing(ended.stderr, "output", "No space left") == []
+
+
+def test_a_log_on_a_full_disk_ends_no_build() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        with build_listener(Console(file=full, force_terminal=False)) as listener:
+            for _ in range(2):
+                listener.logged("notes", "a line")
+                full.flush()
+        assert os.readlink(f"/proc/self/fd/{full.fileno()}") == os.devnull
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -256,6 +256,16 @@ def test_a_record_is_judged_where_only_what_is_open_for_writing_can_be_locked_an
         assert not gone, "nobody can tell"
 
 
+def test_a_look_at_a_damaged_record_leaves_no_file_open(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("{")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with claimed_record(path, copies=False) as gone:
+            assert not gone
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_process_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
     with holding(tmp_path / "runs" / "x", name=b"\xff)") as process:
         assert Path(f"/proc/{process.pid}/comm").read_bytes() == b"\xff)\n"

@@ -18,7 +18,7 @@ from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_
 from niels_cache_assets.disk.staging import atomic_directory, sweep_leftovers
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
-from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of
+from niels_cache_runtime.format.commit import Busy, Writer, lock_path, remove, writer_lock, writer_of
 from tests.artifacts import Line
 from tests.faults import children
 from tests.faults.disk import Disk
@@ -428,3 +428,10 @@ def _leads_to(descriptor: str, path: Path) -> bool:
         return os.path.samefile(f"/proc/self/fd/{descriptor}", path)
     except OSError:
         return False
+
+
+def test_a_pipe_is_removed_without_a_wait_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    remove(tmp_path / "pipe")
+    remove(tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from niels_cache_assets.parts.lease import Lease, LeaseLost, Stopped, Times, bui
 from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
 from niels_cache_assets.processes import Process
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, writer_lock
+from niels_cache_runtime.format.commit import Busy, lock_path, writer_lock
 from tests.faults.disk import Disk
 
 TIMES = Times(renew_seconds=15, lease_seconds=120)
@@ -197,6 +197,8 @@ def test_without_locks_the_lease_alone_decides(target: Path, clock: Clock, monke
                 first.check()
         with held(target) as third:
             assert third.attempt == 3
+    assert lock_path(target).exists()
+    assert builder_of(target) is None
 
 
 @pytest.mark.parametrize("shift", [-3600, 3600])

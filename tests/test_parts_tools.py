@@ -20,7 +20,7 @@ from niels_cache_assets.parts.seal import Member, seal
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.cache.opening import open_split
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta, write_meta
@@ -29,6 +29,7 @@ from tests.exports import contents, export
 from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, json_lines, parquet
 from tests.loopback_hub import LoopbackHub
+from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
 from tests.test_parts import lineage
@@ -388,6 +389,21 @@ def test_prune_removes_what_killed_builds_left_beside_earlier_parts(
     with writer_lock(folder / "part-00050"), pytest.raises(NielsCacheError, match="another build"):
         prune_parts(found, NAME)
     assert (folder / ".part-00050.lock").exists()
+
+
+def test_a_part_that_cannot_be_removed_is_one_line(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(project.graph(4))
+    found = project.graph(3)
+    build(found)
+    leftover = found.root / f"pretrain/.parts/{NAME}/part-00003"
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("niels_cache_runtime.format.commit.shutil.rmtree", refused)
+    with pytest.raises(NotWrittenError) as caught:
+        prune_parts(found, NAME)
+    assert missing(caught.value, str(leftover), "cannot be removed", "Permission denied") == []
 
 
 def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:

@@ -120,6 +120,7 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ('[pretrain.wikitext]\n[sft.wikitext]\nsource = "dolly15k"\n', ["wikitext", "both"]),
         ("[pretrain\n", ["not valid TOML"]),
         ("pretrain = 3\n", ["pretrain", "a table"]),
+        ('[pretrain.duplicates]\nsource = "text"\nfiles = ["a"]\nprepare = ["clean"]', ["[pretrain.duplicates]", "reserved"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_and_the_nearest_choice(text: str, parts: list[str]) -> None:

@@ -147,6 +147,16 @@ def test_a_budget_larger_than_the_disk_only_warns_where_the_source_may_end_befor
     assert any(not missing(line, "may not fit", "1,000,000,000 tokens", " 2.0 GB", "1.0 MB are free") for line in told)
 
 
+def test_the_disk_of_a_link_is_that_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target need not be there yet: the first build makes it."""
+    looked: list[Path] = []
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: looked.append(path) or SimpleNamespace(free=7))
+    (tmp_path / "large").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "large/books")
+    assert space.free_bytes(tmp_path / "link") == 7
+    assert looked == [tmp_path / "large"]
+
+
 def test_a_refusal_names_the_file_what_is_free_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_free(monkeypatch, 12_300)
     path = tmp_path / "shard"

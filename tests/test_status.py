@@ -155,6 +155,23 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_folder_that_may_not_be_read_hides_no_other(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, stat = str(project / "cache/pretrain/notes"), os.stat
+
+    def refusing(path: Any, **settings: Any) -> os.stat_result:
+        if isinstance(path, (str, Path)) and os.path.abspath(path).startswith(f"{closed}/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **settings)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    code, rows = as_json(capsys)
+    assert code == 1
+    assert {name: row["state"] for name, row in rows.items() if name in ("notes", "books")} == {"notes": "unreadable", "books": "in sync"}
+    assert missing(rows["notes"]["advice"], "notes/meta.json", "Permission denied") == []
+
+
 def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(project)
     code, output = run(capsys)

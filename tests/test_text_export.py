@@ -150,6 +150,48 @@ def test_an_export_that_is_killed_again_and_again_goes_on(
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+def test_a_file_that_was_placed_and_then_deleted_is_written_again(
+    books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export is stopped at its last step, and somebody makes room."""
+    export_of(books, tmp_path / "whole").write()
+    folder, names = tmp_path / "out", export_of(books, tmp_path).names()
+    with monkeypatch.context() as patch:
+        patch.setattr(text_export, "sync", stopped)
+        with pytest.raises(Killed):
+            export_of(books, folder).write()
+    (folder / names[1]).unlink()
+    export_of(books, folder).write()
+    assert content(folder) == content(tmp_path / "whole")
+
+
+def stopped(folder: Path) -> None:
+    raise Killed
+
+
+def only_the_manifest(path: Path, missing_ok: bool = False) -> None:
+    if path.name == "books.json":
+        os.unlink(path)
+
+
+def test_after_a_stop_files_of_an_older_export_go_although_the_documents_have_changed(
+    books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the state of the stopped export says which they are."""
+    export_of(books, tmp_path, "parquet").write()
+    with monkeypatch.context() as patch:
+        patch.setattr(text_export, "sync", stopped)
+        patch.setattr(Path, "unlink", only_the_manifest)
+        with pytest.raises(Killed):
+            export_of(books, tmp_path).write(force=True)
+    (tmp_path / "books.json").unlink()
+    path = tmp_path / ".books.partial" / text_export._STATE
+    state = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**state, "identity": {}}))
+    export_of(books, tmp_path).write()
+    assert sorted(content(tmp_path)) == sorted(["books.json", *export_of(books, tmp_path).names()])
+
+
 def test_an_older_export_is_replaced_only_with_force(books: tuple[Registry, Path], tmp_path: Path) -> None:
     export_of(books, tmp_path, "parquet").write()
     (tmp_path / "other.txt").write_text("mine")

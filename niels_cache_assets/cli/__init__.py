@@ -16,6 +16,7 @@ reads a source or writes a cache.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -23,12 +24,13 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from niels_cache_assets.cli.console import Loudness, explain, print_error, speaking
+from niels_cache_assets.cli.console import Loudness, drop, explain, guarded, print_error, speaking
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -64,10 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter complains when it flushes at exit
+        drop(sys.stdout)
         return BROKEN_PIPE
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:  # of stdout, because files have names
+            drop(sys.stdout)
+            print_error(f"error: the output cannot be written: {error.strerror}; finished caches are unchanged")
+            return FAILED
+        with guarded(sys.stderr):
+            traceback.print_exc()
         print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,9 +32,24 @@ _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as 
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr. Line breaks in the message become spaces. If stderr is a pipe without a reader, the line is dropped."""
-    with suppress(BrokenPipeError):
+    """Print one line on stderr. Line breaks in the message become spaces. If stderr has no reader or is on a full disk, drop the line."""
+    with guarded(sys.stderr):
         print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def guarded(stream: IO[str]) -> Iterator[None]:
+    """If the stream has lost its reader in the block, or is on a full disk, send everything that follows to /dev/null."""
+    try:
+        yield
+    except OSError:
+        drop(stream)
+
+
+def drop(stream: IO[str]) -> None:
+    """Send everything that follows to /dev/null. Otherwise the interpreter complains when it flushes at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
 
 
 def print_json(value: Any) -> None:

@@ -13,11 +13,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, print_error
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.processes import Interrupted, stop_on_signals
@@ -63,7 +62,8 @@ class Lines:
     def say(self, event: str, **values: Any) -> None:
         """Print one line on stdout."""
         line = json.dumps({"event": event, "key": self.key, **values}, default=os.fspath)
-        self._guarded(sys.stdout, lambda: print(line, flush=True))
+        with guarded(sys.stdout):
+            print(line, flush=True)
 
     def log(self, message: str) -> None:
         self.say("log", message=message)
@@ -103,9 +103,9 @@ class Lines:
             content_sha256=meta["content_sha256"],
             meta_sha256=meta["meta_sha256"],
         )
-        ended, listener = Ended(self.key or "", outcome.state, outcome.seconds, outcome.warning), self.listener
-        if listener is not None:
-            self._guarded(sys.stderr, lambda: listener.finished(ended))
+        if self.listener is not None:
+            with guarded(sys.stderr):
+                self.listener.finished(Ended(self.key or "", outcome.state, outcome.seconds, outcome.warning))
 
     def failed(self, error: BaseException, code: int) -> int:
         """Print the error on stdout, and return the exit code."""
@@ -113,17 +113,9 @@ class Lines:
         return code
 
     def _tell(self, method: str, value: Any) -> None:
-        listener, key = self.listener, self.key or ""
-        if listener is not None:
-            self._guarded(sys.stderr, lambda: getattr(listener, method)(key, value))
-
-    def _guarded(self, stream: Any, write: Callable[[], None]) -> None:
-        """Write. If the stream has lost its reader, or is on a full disk, send everything that follows to /dev/null."""
-        try:
-            write()
-        except OSError:
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+        if self.listener is not None:
+            with guarded(sys.stderr):
+                getattr(self.listener, method)(self.key or "", value)
 
 
 def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True) -> int:

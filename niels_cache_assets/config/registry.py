@@ -297,6 +297,8 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
             if table["source"] not in SOURCES[family]:
                 refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
+    if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would have the key of the drop lists
+        raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")

@@ -81,23 +81,23 @@ class TextExport:
         """
         with self._staged() as stage:
             state = self._state(stage)
-            placed = bool(state.get("placing"))
-            done = [*state["files"]] if placed else [*takewhile(lambda entry: _is_whole(stage, entry), state.get("files", []))]
+            old: list[str] = state.get("placing", [])  # an export that was killed while it moved its files has some of them in the folder
+            places = (stage, self.folder) if old else (stage,)
+            done = [*takewhile(lambda entry: any(_is_whole(place, entry) for place in places), state.get("files", []))]
             if not done:
                 _empty(stage)
-            if not force and not placed and (existing := self.existing()):
+            if not force and not old and (existing := self.existing()):
                 raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
-            if not placed:
-                for entry in self._files(stage, done, progress):
-                    done.append(entry)
-                    self._record(stage, done)
+            for entry in self._files(stage, done, progress) if len(done) < len(self.names()) else ():
+                done.append(entry)
+                self._record(stage, done, placing=old)
             total = sum(entry["documents"] for entry in done)
             if total != self.prepared.kept:
                 raise NielsCacheError(
                     f"{self.prepared.directory}: has {total:,} documents, but its report says {self.prepared.kept:,}; prepare it again"
                 )
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
-            old = state["placing"] if placed else [self.manifest.name, *self._listed()]
+            old = old or [self.manifest.name, *self._listed()]
             self._record(stage, done, placing=old)
             self._place(stage, manifest, done, old)
         return manifest
@@ -164,10 +164,12 @@ class TextExport:
             state = json.loads((stage / _STATE).read_bytes())
         except (OSError, ValueError):
             return {}
-        return state if isinstance(state, dict) and state.get("identity") == self.identity else {}
+        if not isinstance(state, dict):
+            return {}
+        return state if state.get("identity") == self.identity else {"placing": state.get("placing", [])}
 
     def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
-        """Write the state. placing: the names that an older export may have, once all files are complete and move to their places."""
+        """Write the state. placing: the names that an older export may have, as soon as an export has begun to move its files."""
         _write_json(stage / _STATE, {"identity": self.identity, "files": done, "placing": placing})
 
     @contextmanager
@@ -315,6 +317,7 @@ def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == entry["bytes"]
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
+def _empty(stage: Path) -> None:
+    for path in stage.iterdir():
+        if path.name != _STATE:
+            path.unlink()

@@ -146,7 +146,9 @@ def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
 
 
 def free_bytes(target: Path) -> int:
-    existing = next(folder for folder in (target, *target.absolute().parents) if folder.exists())
+    """Return the free bytes on the disk of a path. It need not exist, and a link leads to the disk of its target."""
+    real = Path(os.path.realpath(target))
+    existing = next(folder for folder in (real, *real.parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
 

@@ -125,7 +125,7 @@ def writer_lock(
 def writer_of(target: Path) -> Writer | None:
     """Return the process that writes `target` now, or None if the lock is free.
 
-    Return UNKNOWN if the lock is held but its owner is not recorded.
+    Return UNKNOWN if the lock is held but its owner is not recorded. A file system without locks has no held locks, so return None there.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
@@ -135,6 +135,8 @@ def writer_of(target: Path) -> Writer | None:
     try:
         is_free = not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
         return None if is_free else _owner(descriptor) or UNKNOWN
+    except LockRefused:
+        return None
     finally:
         os.close(descriptor)
 
@@ -284,7 +286,7 @@ def _rename_aside(partial: Path, target: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file, a link or a folder with everything in it. Do nothing if there is no such path."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

@@ -21,7 +21,7 @@ from niels_cache_assets.parts.excluded import FOUND_NAME
 from niels_cache_assets.parts.layout import ENGINES_FOLDER, PLAN_NAME, PLAN_STAGED, engines_file, part_name, parts_dir
 from niels_cache_assets.parts.lease import leased
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
@@ -76,9 +76,14 @@ def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) ->
     for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
-        with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
-            removed += [Pruned(*each) for each in remove_target(lease)]
-            remove(engines_file(target))
+        try:
+            with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
+                removed += [Pruned(*each) for each in remove_target(lease)]
+                remove(engines_file(target))
+        except OSError as error:
+            raise NotWrittenError(
+                f"{error.filename or target}: cannot be removed: {error.strerror}; correct it, then prune again"
+            ) from error
     return removed
 
 
