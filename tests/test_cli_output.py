@@ -1,5 +1,6 @@
 """The common behaviour of all commands: completion, quiet and verbose, exit codes."""
 
+import errno
 import io
 import os
 import runpy
@@ -199,6 +200,16 @@ def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, caps
     errors = capsys.readouterr().err
     assert "ZeroDivisionError" in errors
     assert "bug in niels-cache" in errors.splitlines()[-1]
+
+
+def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(arguments: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "books/meta.json")
+
+    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", refuse)
+    assert main(["list"]) == exit_codes.FAILED
+    [line] = capsys.readouterr().err.splitlines()
+    assert missing(line, "books/meta.json", "Permission denied") == []
 
 
 def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

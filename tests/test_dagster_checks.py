@@ -16,6 +16,7 @@ from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.built_project import Built
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, rows
 from tests.messages import missing
+from tests.unreadable import forbid
 
 META = dg.AssetKey(["pretrain", "meta_json"])
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -147,6 +148,11 @@ def test_caches_in_sync_says_how_each_data_set_stands(project: Project) -> None:
     assert states(project) == {"notes": "in sync"}, "what is switched off is left out"
     (project.root / "pretrain/notes" / META_NAME).write_text("{")
     assert states(project)["notes"] == "unreadable"
+
+
+def test_a_folder_that_may_not_be_read_is_one_row(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid(monkeypatch, project.root / "pretrain/notes")
+    assert states(project) == {"notes": "unreadable", "books": "in sync"}
 
 
 def test_what_was_never_built_is_not_called_otherwise_configured(project: Project) -> None:

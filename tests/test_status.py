@@ -32,6 +32,7 @@ from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.corpora import articles
 from tests.hand_made import rewrite_meta
 from tests.messages import missing
+from tests.unreadable import forbid
 
 CONFIG = """
 profile = "quickstart"
@@ -158,14 +159,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_folder_that_may_not_be_read_hides_no_other(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, stat = str(project / "cache/pretrain/notes"), os.stat
-
-    def refusing(path: Any, **settings: Any) -> os.stat_result:
-        if isinstance(path, (str, Path)) and os.path.abspath(path).startswith(f"{closed}/"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return stat(path, **settings)
-
-    monkeypatch.setattr(os, "stat", refusing)
+    forbid(monkeypatch, project / "cache/pretrain/notes")
     code, rows = as_json(capsys)
     assert code == 1
     assert {name: row["state"] for name, row in rows.items() if name in ("notes", "books")} == {"notes": "unreadable", "books": "in sync"}

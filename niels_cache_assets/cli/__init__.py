@@ -30,7 +30,7 @@ from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -69,9 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:  # of stdout, because files have names
-            drop(sys.stdout)
-            print_error(f"error: the output cannot be written: {error.strerror}; finished caches are unchanged")
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            if error.filename is None:  # of stdout, because files have names
+                drop(sys.stdout)
+            print_error(f"error: {error.filename or 'the output'}: {error.strerror}; finished caches are unchanged")
             return FAILED
         with guarded(sys.stderr):
             traceback.print_exc()

@@ -6,6 +6,7 @@ meta.json. When you execute the check alone, by its button, it also verifies eve
 checks/cache.py alone.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -47,7 +48,8 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         missing = [state.name for state in states if state.condition == "missing"]
         changed = [name for name in behind if name not in set(missing)]
         alone = PARTITION_TAG not in context.run.tags
-        there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
+        # Path.exists raises an error for a folder that may not be read; os.path.exists returns False.
+        there = {name for name in names if os.path.exists(dataset_dir(cache_root.path, family, name) / META_NAME)}
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
             # a different tokenizer is already a state, and not damage
