@@ -322,6 +322,13 @@ def stop_on_signals() -> Iterator[None]:
         raise failure
 
 
+def attended(pipe: int, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of Python as a child which ends with this process. pipe: the read end of a pipe that the child
+    inherits, and whose write end only this process holds.
+    """
+    return [sys.executable, "-m", __name__, str(pipe), module, *arguments]
+
+
 def run_attended() -> None:
     """Run the module that the command line names, until the process that started this process is gone.
 

@@ -14,11 +14,11 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.running import HOST
+from niels_cache_assets.processes import attended
 from niels_cache_runtime.format.reading import available_threads
 
 _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
-_ATTENDED = f"{_PACKAGE}.processes"
 
 Apart = Part | CorpusPart | HashRange  # what one command builds
 
@@ -65,7 +65,7 @@ class PartCommand:
         """Return the words of the command. pipe: for an attended child, the read end of a pipe that this process holds open."""
         settings = self.registry.cluster
         if pipe is not None:
-            return [sys.executable, "-m", _ATTENDED, str(pipe), _CLI, *self._arguments()]
+            return attended(pipe, _CLI, *self._arguments())
         prefix = [word.replace(HOST, self.host or "") for word in settings.command]
         words = [*(settings.program or (sys.executable, "-m", _CLI)), *self._arguments()]
         if any(os.path.basename(word) == "ssh" for word in prefix):  # ssh joins its arguments, and a shell reads them on the other side

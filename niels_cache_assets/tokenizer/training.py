@@ -20,6 +20,7 @@ from typing import Any
 
 from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.processes import attended
 from niels_cache_assets.tokenizer.byte_level import BYTE_LEVEL, sample_lines, train_byte_level
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -75,14 +76,7 @@ def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:
 
 def _run_child(spec: dict[str, Any]) -> None:
     read_end, write_end = os.pipe()
-    command = [
-        sys.executable,
-        "-m",
-        "niels_cache_assets.processes",
-        str(read_end),
-        "niels_cache_assets.tokenizer.training",
-        json.dumps(spec),
-    ]
+    command = attended(read_end, "niels_cache_assets.tokenizer.training", json.dumps(spec))
     try:
         child = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=[read_end], start_new_session=True

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
 from niels_cache_assets.defs.home.instance import dagster_home
+from niels_cache_assets.processes import attended
 from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
@@ -93,9 +93,8 @@ class Services:
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
         read_end = self._pipe[0]
-        command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), module, *arguments]
         self._processes[name] = subprocess.Popen(
-            command,
+            attended(read_end, module, *arguments),
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
