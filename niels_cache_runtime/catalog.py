@@ -3,12 +3,12 @@
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
 
-The cost is a listing of two folders, and one meta.json for each data set that you open. A split maps its tokens at first use. torch is
-imported with the first sampler or loader. The tokenizer decodes text; `loader` has order and blends.
+Opening lists two folders, and reads a meta.json for each data set. A split maps its tokens, and a sampler imports torch, at first use.
 """
 
 import difflib
 import html
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -286,7 +286,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
             return []
         except OSError as error:
             raise NielsCacheError(f"{error.filename}: cannot be listed: {error.strerror or error}") from error
-        return sorted(name for name in found if (dataset_dir(self._root, self._family, name) / META_NAME).is_file())
+        return sorted(name for name in found if os.path.isfile(dataset_dir(self._root, self._family, name) / META_NAME))
 
     def __getitem__(self, name: str) -> CacheDataset:
         if name not in (names := self._names()):
@@ -377,8 +377,8 @@ def open_cache(root: str | Path = "cache", *, local_dir: str | None = None, limi
     if place.settings:
         opened, place = place.opened()
         return Cache(opened, remote=place)
-    folder = Path(root).expanduser()
-    if not folder.is_dir() or not any((folder / family).is_dir() for family in FAMILIES):
+    folder = Path(os.path.expanduser(root))
+    if not any(os.path.isdir(folder / family) for family in FAMILIES):
         found = describe(folder)
         advice = f"type open_cache({str(found.roots[0])!r})" if found.roots and found.kind != "root" else _HOW_TO_BUILD
         said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.said

@@ -1,7 +1,14 @@
 """Batches of the loader: what they hold, in which order, on which rank."""
 
+import gc
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +132,53 @@ def test_a_source_of_a_blend_starts_its_next_epoch_when_it_is_exhausted(notes: s
     assert len(rows) == 140
     assert sorted(rows[:70]) == sorted(rows[70:]) == [2000 + first * T for first in range(70)]
     assert rows[:70] != rows[70:]
+
+
+def test_a_state_keeps_the_end_that_was_asked_for(notes: str) -> None:
+    state = TokenLoader(notes, T=T, B=10, seed=0, epochs=2, on_exhausted="raise").state_dict()
+    longer, shorter = (TokenLoader.from_state(state, epochs=epochs) for epochs in (3, 1))
+    assert [loader.state_dict()["settings"]["on_exhausted"] for loader in (longer, shorter)] == ["raise", "raise"]
+    assert TokenLoader.from_state(state, epochs=None).state_dict()["settings"]["epochs"] is None
+    endless = TokenLoader.from_state(state, on_exhausted="restart")
+    assert endless.state_dict()["settings"]["epochs"] is None
+
+
+def test_a_loader_is_freed_with_its_last_reference(notes: str) -> None:
+    """Otherwise its maps and its files stay until the next collection of garbage."""
+    loader = TokenLoader(notes, T=T, B=10, seed=0, epochs=1)
+    next(iter(loader))
+    watched = weakref.ref(loader)
+    with collection_off():
+        del loader
+        assert watched() is None
+
+
+@contextmanager
+def collection_off() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("epochs", [10**18, 2**64 // 100 + 1, 10**30])
+def test_epochs_that_nobody_can_count_are_refused(notes: str, epochs: int) -> None:
+    with pytest.raises(NielsCacheError, match="epochs="):
+        next(iter(TokenLoader(notes, T=T, B=10, seed=0, epochs=epochs)))
+
+
+@pytest.mark.parametrize("whole", [np.int64, torch.tensor])
+def test_whole_numbers_of_numpy_and_torch_begin_a_segment(notes: str, web: str, whole: Callable[[int], Any]) -> None:
+    weights = [(0, {"notes": 1, "web": 1}), (whole(20), {"notes": 1, "web": 0})]
+    state = TokenLoader({"notes": notes, "web": web}, T=T, B=10, seed=0, weights=weights).state_dict()
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_a_folder_whose_name_is_not_utf_8(notes: str) -> None:
+    folder = os.path.join(os.path.dirname(os.path.dirname(notes)), os.fsdecode(b"caf\xe9"))
+    os.rename(os.path.dirname(notes), folder)
+    assert len(first_tokens(TokenLoader(os.path.join(folder, "train"), T=T, B=10, seed=0, epochs=1))) > 3
 
 
 def test_on_exhausted_stops_or_raises_where_a_source_ends(notes: str, web: str) -> None:

@@ -105,6 +105,26 @@ def test_a_stateful_data_loader_resumes_exactly(notes: str, count: int) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("taken", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_state_of_the_first_batches_of_a_later_pass_resumes_exactly(notes: str, count: int, taken: int) -> None:
+    """torchdata asks each worker for its state before the first batch of a pass, too."""
+
+    def batches() -> StatefulDataLoader:
+        persistent = {"persistent_workers": True, "multiprocessing_context": "fork"}
+        return StatefulDataLoader(loader(notes), batch_size=None, num_workers=count, **persistent)
+
+    straight = batches()
+    expected = [rows(straight) for _ in range(3)]
+    one = batches()
+    assert rows(one) == expected[0]
+    begun = rows(islice(iter(one), taken))
+    other = batches()
+    other.load_state_dict(one.state_dict())
+    assert begun + rows(other) == expected[1]
+    assert rows(other) == expected[2]
+
+
 def test_a_workers_state_is_refused_elsewhere(notes: str) -> None:
     one = StatefulDataLoader(loader(notes), batch_size=None, num_workers=1)
     next(iter(one))

@@ -13,6 +13,7 @@ from niels_cache_runtime import Batch, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.catalog import Cache
 from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
 from tests.messages import missing
+from tests.unreadable import forbid
 
 DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]
 EXAMPLES = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
@@ -97,6 +98,22 @@ def test_a_data_set_that_cannot_be_opened_hides_no_other(cache: Cache) -> None:
     assert "never built" in page
     with pytest.raises(NielsCacheError, match="never built"):
         cache.pretrain["off"]
+
+
+def test_a_data_set_that_may_not_be_read_hides_no_other(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid(monkeypatch, Path(cache.pretrain["notes"].folder).parent / "off")
+    assert list(cache.pretrain) == ["notes"]
+    assert cache.pretrain["notes"].train.tokens == 20
+
+
+@pytest.mark.parametrize("target", ["missing", "meta.json"])
+def test_a_meta_json_that_leads_nowhere_is_not_taken_for_a_missing_one(cache: Cache, target: str) -> None:
+    """Without it, tokens of 32 bits would be read as tokens of 16."""
+    folder = Path(cache.pretrain["notes"].folder)
+    (folder / "meta.json").unlink()
+    (folder / "meta.json").symlink_to(target)
+    with pytest.raises(NielsCacheError, match=r"meta\.json"):
+        TokenLoader(str(folder / "train"), T=4, B=1, seed=0)
 
 
 def test_rows_are_of_the_build_whose_sizes_were_shown(cache: Cache) -> None:

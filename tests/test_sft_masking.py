@@ -150,6 +150,17 @@ def test_the_assistant_id_comes_from_meta_beside_the_tokens(tmp_path: Path) -> N
         pickle.loads(stored)
 
 
+def test_a_copy_of_files_without_meta_refuses_other_examples(tmp_path: Path) -> None:
+    examples = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
+    dataset = SFTExampleDataset(*write_pair(tmp_path, "train", examples), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
+    stored = pickle.dumps(dataset)
+    assert len(pickle.loads(stored)._starts) == 2
+    for changed in (examples[::-1], examples[:1]):
+        write_pair(tmp_path, "train", changed)
+        with pytest.raises(NielsCacheError, match="rebuilt since"):
+            pickle.loads(stored)
+
+
 def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None:
     paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
     with pytest.raises(NielsCacheError, match="pass asst_id="):

@@ -4,6 +4,7 @@ This costs one small read, and the mapping of each shard (`mmap`). Only `verify=
 several files at the same time. `verify` checks whole caches and their inner rules.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,10 +166,14 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
-    if not path.exists():
+    try:
+        os.lstat(path)  # a link whose file is missing is an error, because the dtype of the tokens would not be known
+    except (FileNotFoundError, NotADirectoryError):
         if verify == "sha256":
-            raise NielsCacheError(f"{path}: no such file, so the sha256 of these files is unknown; open them without verify=")
+            raise NielsCacheError(f"{path}: no such file, so the sha256 of these files is unknown; open them without verify=") from None
         return None
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
     meta = check_form(read_meta(str(path)), path)
     try:
         token_dtype_of(meta)

@@ -170,14 +170,6 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             blocks=[source.blocks(settings.block_shards) for source in self._sources] if settings.order == "blocks" else None,
             lanes=settings.lanes,
         )
-        self._steps = Steps(
-            B=self.B,
-            rank=self.rank,
-            world_size=self.world_size,
-            machines=settings.machines,
-            drop_last=settings.drop_last,
-            end_of_pass=self._end_of_pass if settings.epochs else None,
-        )
         self._sizes = {"B": self.B, "world_size": self.world_size, "machines": settings.machines}
         self._start = Position.start(**self._sizes)
         self._taken = 0  # batches since `_start`
@@ -354,13 +346,17 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             raise NielsCacheError("this iterator is stale: the loader was iterated again or given another state; use the newest iterator")
 
     def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
+        """Begin the pass now and not at the first batch, because torchdata saves the state of a worker before that batch too."""
         is_new_pass = self._worker is not None and not self._resumed
-        check_in_worker(self.device, is_endless_again=is_new_pass and not self._settings.epochs)
         if is_new_pass:  # a persistent worker's next pass, even if its last pass was not read to the end
             self._start = self._steps.next_pass(self._start)
             self._worker = None
         done = self._worker[2] if self._worker else 0
         self._worker, self._resumed = (worker, workers, done), False
+        return self._share_of_worker(worker, workers, done, is_again=is_new_pass)
+
+    def _share_of_worker(self, worker: int, workers: int, done: int, *, is_again: bool) -> Iterator[Batch]:
+        check_in_worker(self.device, is_endless_again=is_again and not self._settings.epochs)
         for batch in self._batches(self._start, worker=worker, workers=workers, done=done):
             done += 1
             self._worker = (worker, workers, done)
@@ -373,8 +369,12 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
         return batches_of(plan, self._maker.make, named, self._settings, self._visits_of, end=end, first=position.samples, **share)
 
-    def _end_of_pass(self, start: int) -> int:
-        return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]
+    @property
+    def _steps(self) -> Steps:
+        """The steps of this rank, of the mixture that the loader has now."""
+        mixture, epochs = self._mixture, self._settings.epochs
+        end = (lambda start: mixture.end_of_pass(start, epochs=epochs)[0]) if epochs else None
+        return Steps(**self._sizes, rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end)
 
     def _end_pass(self) -> None:
         self._raise_if_exhausted()

@@ -24,7 +24,7 @@ from niels_cache_runtime.loader.blend import Blend, BlendInRounds
 from niels_cache_runtime.loader.blocks.order import BlockOrder
 from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
 from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
-from niels_cache_runtime.loader.order import Order
+from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import Blocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
@@ -167,7 +167,10 @@ class Mixture:
                 ends.append((position, name))
         if not ends:
             raise NielsCacheError("weights: all of the last segment are 0, so no source ends the pass; give one of them a positive weight")
-        return min(ends)
+        end, name = min(ends)
+        if end > MAX_SAMPLES:
+            raise NielsCacheError(f"epochs={epochs}: a pass would end at sample {end}, and no run counts so many; leave out epochs")
+        return end, name
 
 
 def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:

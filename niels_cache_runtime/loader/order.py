@@ -48,7 +48,7 @@ class Order:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(2**62, (4,), generator=generator).tolist()
         # torch's CPU generator keeps only the lower 32 bits of its seed, so the whole seed is included too.
-        self._secret = f"niels-cache order {ORDER_VERSION} {drawn} {seed} {hashlib.sha256(name.encode()).hexdigest()}"
+        self._secret = f"niels-cache order {ORDER_VERSION} {drawn} {seed} {hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}"
         self._sides = tuple(np.uint64(side) for side in _tight_rectangle(self._n))
         self._rounds = _ROUNDS_OF_FEW if self._n <= _FEW else _ROUNDS
         self._newest_keys = (0, self._derive_keys(0))

@@ -200,7 +200,7 @@ def _schedule(
         segments = [(first, dict(shares)) for first, shares in weights]
     except (TypeError, ValueError) as error:
         raise NielsCacheError(f"weights={weights!r}: must be {{name: weight}} or [(first sample, {{name: weight}}), ...]") from error
-    return [(first, check_shares(shares)) for first, shares in segments]
+    return [(first if (whole := as_int(first)) is None else whole, check_shares(shares)) for first, shares in segments]
 
 
 def check_shares(shares: Mapping[str, float]) -> dict[str, float]:

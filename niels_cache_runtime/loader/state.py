@@ -184,8 +184,10 @@ def arguments_of_state(
     elif sources:
         folders |= sources
     settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
-    if "epochs" in changes:
+    if "epochs" in changes and (changes["epochs"] is None or settings["on_exhausted"] == "restart"):
         del settings["on_exhausted"]  # its saved value depends on the saved epochs
+    if changes.get("on_exhausted") == "restart" and "epochs" not in changes:
+        settings["epochs"] = None
     settings |= changes
     if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
         settings["machines"] = sizes.machines

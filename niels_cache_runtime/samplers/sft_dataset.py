@@ -152,5 +152,7 @@ class SFTExampleDataset:
         self.__dict__.update(state)
         given = state.get("_given", (self.tokens_path, self.idx_path, None, None))  # earlier releases took paths only
         self.tokens_path, self.idx_path, self._copy = whole_pair(*given)
-        self._open()
+        starts = self._open().starts
         check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
+        if self._examples[-1] >= len(starts) or not np.array_equal(starts[self._examples], self._starts):  # without a meta.json of ours
+            raise NielsCacheError(f"{self.tokens_path}: was rebuilt since this data set was opened; open it again in every process")

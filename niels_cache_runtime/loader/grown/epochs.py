@@ -59,7 +59,10 @@ class Epochs:
     def start(self, epoch: int) -> int:
         """Return the first sample of an epoch."""
         phase = self.phase(epoch)
-        return int(self._firsts[phase] + (epoch - self._epochs[phase]) * self._samples[phase])
+        first, samples = self.phases[phase]
+        return (
+            first + (epoch - int(self._epochs[phase])) * samples
+        )  # Python's numbers: many epochs have more samples than an int64 can count
 
     def grown(self, taken: int, samples: int) -> "Epochs":
         """Return the epochs of a source that has `samples` samples now, and of which `taken` samples were read before it grew.
