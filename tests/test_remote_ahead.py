@@ -264,20 +264,26 @@ def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monke
     assert "" in found
 
 
-def test_a_run_survives_another_one_that_brings_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_survives_another_one_that_brings_a_smaller_limit(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read two data sets. If both wait for one file, both end."""
+    push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
+    smaller = {"T": T, "B": 6, "seed": 1, "epochs": 1, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
     monkeypatch.setattr(fetcher, "_HOPELESS_SECONDS", 0.5)
     settings = {"T": T, "B": 6, "lanes": 4, "epochs": 2}
     expected, batches = rows(published.local(**settings)), iter(published.remote(**settings, limit_bytes=room(5)))
     found, ends = rows(batches, 1), list[str]()  # has mapped 4 blocks
 
     def join_in() -> None:
-        ends.append(said(lambda: rows(published.remote(T=T, seed=1, epochs=1, limit_bytes=room(3)))))
+        ends.append(said(lambda: rows(TokenLoader(f"{OTHER}/train", **smaller))))
         gc.collect()  # as at the end of its process: its limit goes
 
     other = threading.Thread(target=join_in, daemon=True)
     other.start()
     wait_until(lambda: demands(published) > 0)
     join([threading.Thread(target=lambda: found.extend(rows(batches)), daemon=True), other])
+    assert len(found) == len(expected)
     assert found == expected
     assert not ends[0] or "limit_bytes" in ends[0]
 

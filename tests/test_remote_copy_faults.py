@@ -266,7 +266,7 @@ def test_a_file_that_was_removed_before_its_check_is_not_downloaded(tmp_path: Pa
     Ledger(tmp_path).make()
     fetched: list[str] = []
     monkeypatch.setattr(Fetcher, "_fetch", lambda self, path: fetched.append(path))
-    Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin")
+    Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin", is_reserved=False)
     assert fetched == []
 
 
