@@ -5,6 +5,7 @@ import io
 import os
 import runpy
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert ended.returncode == exit_codes.FAILED
     assert len(ended.stderr.splitlines()) == 1
     assert missing(ended.stderr, "output", "No space left") == []
+
+
+def test_a_log_on_a_full_disk_takes_nothing_from_the_output(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['list', '--verbose']))"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        command = [sys.executable, "-c", code]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=tmp_path, env=environment, check=False)
+    assert ended.returncode == exit_codes.DONE
+    assert "tokenizer" in ended.stdout
 
 
 def test_a_log_on_a_full_disk_ends_no_build() -> None:
@@ -210,6 +221,19 @@ def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, c
     assert main(["list"]) == exit_codes.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert missing(line, "books/meta.json", "Permission denied") == []
+    assert main(["list", "--verbose"]) == exit_codes.FAILED
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_of_the_network_without_a_file_is_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of an error of TLS means something else."""
+
+    def fail(arguments: object) -> int:
+        raise ssl.SSLError(errno.EPERM, "a certificate")
+
+    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", fail)
+    assert main(["list"]) == exit_codes.BUG
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

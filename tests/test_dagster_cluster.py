@@ -242,7 +242,7 @@ def test_a_waiting_run_sleeps_and_gets_the_place_that_was_given_back_as_it_began
         pool.add_pending_step(keys.PARTS_POOL, run.run_id, "waiting", should_assign=False)
         with PatientClaims(instance, run) as claims:
             assert not claims.claim(keys.PARTS_POOL, "waiting")
-            assert 0 < claims.interval_to_next_pending_claim_check() <= 1
+            assert 0 <= claims.interval_to_next_pending_claim_check() <= 1
             assert any(claims.claim(keys.PARTS_POOL, "waiting") for _ in sleeping(5))
 
 
@@ -273,8 +273,8 @@ def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: P
         late.start()
         assert home.run(0).success
         late.cancel()
-        assert 0 < pauses[0] <= 1
-        assert len(pauses) < 10
+        assert all(0 <= pause <= 1 for pause in pauses)
+        assert 0 < len(pauses) < 10
 
 
 def test_the_default_grows_with_the_cores() -> None:

@@ -177,7 +177,7 @@ def only_the_manifest(path: Path, missing_ok: bool = False) -> None:
 def test_after_a_stop_files_of_an_older_export_go_although_the_documents_have_changed(
     books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the state of the stopped export says which they are."""
+    """Only the state of the stopped export says which they are, and which files it has placed itself."""
     export_of(books, tmp_path, "parquet").write()
     with monkeypatch.context() as patch:
         patch.setattr(text_export, "sync", stopped)
@@ -185,11 +185,28 @@ def test_after_a_stop_files_of_an_older_export_go_although_the_documents_have_ch
         with pytest.raises(Killed):
             export_of(books, tmp_path).write(force=True)
     (tmp_path / "books.json").unlink()
+    assert {path.suffix for path in tmp_path.glob("books-*")} == {".zst", ".parquet"}
     path = tmp_path / ".books.partial" / text_export._STATE
     state = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**state, "identity": {}}))
+    stale = {**state["files"][-1], "name": "books-00099.jsonl.zst"}
+    path.write_text(json.dumps({**state, "identity": {}, "files": [*state["files"], stale]}))
+    (tmp_path / stale["name"]).write_bytes(b"of other documents")
     export_of(books, tmp_path).write()
     assert sorted(content(tmp_path)) == sorted(["books.json", *export_of(books, tmp_path).names()])
+
+
+def test_after_a_stop_a_file_of_the_user_still_needs_force(
+    books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(text_export, "sync", stopped)
+        with pytest.raises(Killed):
+            export_of(books, tmp_path, "parquet").write()
+    export = export_of(books, tmp_path)
+    (tmp_path / export.names()[0]).write_text("mine")
+    with pytest.raises(NielsCacheError, match="--force"):
+        export.write()
+    assert (tmp_path / export.names()[0]).read_text() == "mine"
 
 
 def test_an_older_export_is_replaced_only_with_force(books: tuple[Registry, Path], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ Edges come only from the method `inputs` of each artifact. The command line, the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -244,7 +245,7 @@ class Graph:
         registry, root = self.registry, self.root
         states = [self.state("tokenizer"), *(self.state(f"corpus/{name}") for name in registry.prepared())]
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
-        if registry.prepared("dedup") or (self.duplicates().directory / META_NAME).exists():
+        if registry.prepared("dedup") or os.path.exists(self.duplicates().directory / META_NAME):
             states.append(state_of(self.duplicates()))
         states += [self.dataset_state(name) for family in FAMILIES for name in registry.datasets(family)]
         states += [self.state(f"index/{name}") for name in registry.blend_keys()]

@@ -315,8 +315,8 @@ def _state(
         state, advice = "other data set", str(error)
     except NielsCacheError as error:
         state, advice = "unreadable", str(error)
-    except OSError as error:  # the folder of another user, or a loop of links
-        state, advice = "unreadable", f"{error.filename or directory}: {error.strerror or error}; make it readable, or choose another root"
+    except OSError as error:  # such as the folder of another user
+        state, advice = "unreadable", f"{error.filename or directory}: {error.strerror or error}"
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
     if found.condition not in ("complete", "stale"):
         return found

@@ -30,7 +30,8 @@ from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_THE_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -69,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-            if error.filename is None:  # of stdout, because files have names
-                drop(sys.stdout)
-            print_error(f"error: {error.filename or 'the output'}: {error.strerror}; finished caches are unchanged")
+        refusal = _refusal(error)
+        if loudness == "verbose" or refusal is None:
+            with guarded(sys.stderr):
+                traceback.print_exc()
+        if refusal is not None:
+            print_error(f"error: {refusal}; finished caches are unchanged")
             return FAILED
-        with guarded(sys.stderr):
-            traceback.print_exc()
         print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
 
@@ -89,6 +90,17 @@ def _run(arguments: argparse.Namespace) -> int:
 
         explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
     return code
+
+
+def _refusal(error: Exception) -> str | None:
+    """Return the message for an error of the disk, or None for another error. Send the rest of an output on a full disk to /dev/null."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
+        return None
+    if error.filename is None and error.errno not in _FULL:  # such as an error of TLS, whose number means something else
+        return None
+    if error.filename is None:  # builds name their files, so this is stdout
+        drop(sys.stdout)
+    return f"{error.filename or 'the output'}: {error.strerror}"
 
 
 def _open_closed_streams() -> None:

@@ -48,8 +48,18 @@ def guarded(stream: IO[str]) -> Iterator[None]:
 
 def drop(stream: IO[str]) -> None:
     """Send everything that follows to /dev/null. Otherwise the interpreter complains when it flushes at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def tell(console: Console, line: str, *, style: str | None = None) -> None:
+    """Print a line on stderr. A command goes on if its log is on a full disk, and ends if its log is a pipe without a reader."""
+    try:
+        console.print(line, soft_wrap=True, style=style)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        drop(console.file)
 
 
 def print_json(value: Any) -> None:
@@ -78,7 +88,7 @@ def is_quiet() -> bool:
 def explain(message: str) -> None:
     """Print a line on stderr if --verbose is set."""
     if _loudness.get() == "verbose":
-        diagnostics().print(message, style="dim", soft_wrap=True)
+        tell(diagnostics(), message, style="dim")
 
 
 def output() -> Console:

@@ -5,12 +5,13 @@ root (the folder of all caches). They also find the caches in this root.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell
 from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        return (self.directory / META_NAME).exists()
+        return os.path.exists(self.directory / META_NAME)  # False for a folder that may not be read
 
     def meta(self) -> Meta:
         return load_meta(str(self.directory / META_NAME))
@@ -73,7 +74,7 @@ def refuse_path(given: str) -> None:
 def tell_advice(registry: Registry) -> None:
     """Print advice about the configuration on stderr, one line each. Print nothing with --quiet."""
     for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
-        diagnostics().print(line, style="yellow", soft_wrap=True)
+        tell(diagnostics(), line, style="yellow")
 
 
 def is_listed(state: CacheState, registry: Registry) -> bool:

@@ -35,7 +35,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from niels_cache_assets.cli.console import diagnostics, drop, is_quiet, warnings
+from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
 from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
 from niels_cache_assets.show.wording import file_size
 
@@ -159,7 +159,7 @@ class QuietListener:
 
     def logged(self, name: str, message: str) -> None:
         if message.startswith(_WARNING):
-            _print_line(warnings(), f"{name}: {message}")
+            tell(warnings(), f"{name}: {message}")
 
     def finished(self, result: Ended) -> None: ...
 
@@ -191,17 +191,7 @@ class LineListener:
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:
-        _print_line(self._console, f"{name}: {message}")
-
-
-def _print_line(console: Console, line: str) -> None:
-    """Print a line. A build goes on if its log is on a full disk, and ends if its log is a pipe without a reader."""
-    try:
-        console.print(line, soft_wrap=True)
-    except BrokenPipeError:
-        raise
-    except OSError:
-        drop(console.file)
+        tell(self._console, f"{name}: {message}")
 
 
 @contextmanager
@@ -235,7 +225,7 @@ def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int,
 
         def print_line(step: str, done: int, total: int) -> None:
             if throttle.is_due(clock()):
-                console.print(f"{step}: {amount(done, total)}", soft_wrap=True)
+                tell(console, f"{step}: {amount(done, total)}")
 
         yield print_line
         return

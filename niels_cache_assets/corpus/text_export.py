@@ -30,6 +30,7 @@ from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.meta import sha256_file
 
 FileType = Literal["jsonl.zst", "parquet"]
 FILE_TYPES: tuple[FileType, ...] = ("jsonl.zst", "parquet")
@@ -80,14 +81,12 @@ class TextExport:
         another export writes to the same place, if the data set is rebuilt during the export, and for errors of the disk.
         """
         with self._staged() as stage:
-            state = self._state(stage)
-            old: list[str] = state.get("placing", [])  # an export that was killed while it moved its files has some of them in the folder
-            places = (stage, self.folder) if old else (stage,)
-            done = [*takewhile(lambda entry: any(_is_whole(place, entry) for place in places), state.get("files", []))]
+            files, old = self._state(stage)
+            done = [*takewhile(lambda entry: _is_whole(stage, entry) or (old and self._is_placed(entry)), files)]
+            if not force and (existing := [path for path in self.existing() if path.name not in old]):
+                raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
                 _empty(stage)
-            if not force and not old and (existing := self.existing()):
-                raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             for entry in self._files(stage, done, progress) if len(done) < len(self.names()) else ():
                 done.append(entry)
                 self._record(stage, done, placing=old)
@@ -97,7 +96,7 @@ class TextExport:
                     f"{self.prepared.directory}: has {total:,} documents, but its report says {self.prepared.kept:,}; prepare it again"
                 )
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
-            old = old or [self.manifest.name, *self._listed()]
+            old = [*dict.fromkeys((self.manifest.name, *self._listed(), *old))]
             self._record(stage, done, placing=old)
             self._place(stage, manifest, done, old)
         return manifest
@@ -138,7 +137,8 @@ class TextExport:
                 os.replace(stage / entry["name"], self.folder / entry["name"])
         for name in {*old} - {self.manifest.name} - {entry["name"] for entry in done}:
             (self.folder / name).unlink(missing_ok=True)
-        _write_json(self.manifest, manifest)
+        _write_json(stage / self.manifest.name, manifest)
+        os.replace(stage / self.manifest.name, self.manifest)
         sync(self.folder)
 
     def _kinds(self) -> Kinds:
@@ -159,14 +159,21 @@ class TextExport:
             return []
         return [name for name in names if name.startswith(f"{self.prepared.name}-") and "/" not in name]
 
-    def _state(self, stage: Path) -> dict[str, Any]:
+    def _state(self, stage: Path) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the files that a stopped export of the same documents has finished, and the names that it may have left in the folder.
+
+        There are such names only if it was stopped while it moved its files. Then they also count for an export of other documents.
+        """
         try:
             state = json.loads((stage / _STATE).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(state, dict):
-            return {}
-        return state if state.get("identity") == self.identity else {"placing": state.get("placing", [])}
+            files, placing = [*state["files"]], [*state["placing"]]
+            left = [*placing, *(entry["name"] for entry in files)] if placing else []
+            return files if state["identity"] == self.identity else [], [name for name in left if "/" not in name]
+        except (OSError, ValueError, LookupError, TypeError):
+            return [], []
+
+    def _is_placed(self, entry: dict[str, Any]) -> bool:
+        return _is_whole(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
 
     def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
         """Write the state. placing: the names that an older export may have, as soon as an export has begun to move its files."""
@@ -318,6 +325,7 @@ def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:
 
 
 def _empty(stage: Path) -> None:
+    """Remove everything but the state, which may name files in the folder."""
     for path in stage.iterdir():
         if path.name != _STATE:
             path.unlink()

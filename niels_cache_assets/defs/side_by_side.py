@@ -111,7 +111,7 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
         except NielsCacheError as error:
             end = error
         except Exception as error:
-            end = NielsCacheError(f"{part.key}: {type(error).__name__}: {error}")
+            end = _failure(part.key, error)
         events.put(Event(part.key, end=end))
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
@@ -121,14 +121,19 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
             left = {part.key for part in parts}
             while left:
                 event = events.get()
-                if isinstance(event, Exception):
-                    raise event
+                if isinstance(event, Exception):  # no part can be chosen any more
+                    yield from (Event(key, end=_failure(key, event)) for key in sorted(left))
+                    return
                 if event.end is not None:
                     left.remove(event.key)
                 yield event
         finally:
             stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _failure(key: str, error: Exception) -> NielsCacheError:
+    return NielsCacheError(f"{key}: {type(error).__name__}: {error}")
 
 
 def told_to(listener: Listens, events: Iterable[Event], started: dict[str, float]) -> Iterator[tuple[str, Outcome | NielsCacheError]]:

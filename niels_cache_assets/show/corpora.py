@@ -7,6 +7,7 @@ time. A sample needs 17 bytes of memory per document.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
     The cell shows the number of remaining documents and the number of all documents, or it says what is missing.
     """
     directory = corpus_dir(root, name)
-    if not (directory / META_NAME).exists():
+    if not os.path.exists(directory / META_NAME):  # False for a folder that may not be read
         return "not built"
     is_prepared = name in registry.prepared()
     judged = graph(registry, root).state(f"corpus/{name}") if is_prepared else unlisted_corpus_state(name, root=root)
@@ -69,7 +70,7 @@ def kept_after_duplicates(root: Path, name: str, meta: Meta) -> int | None:
 def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
     """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     duplicates = read_meta(str(path))
     if duplicates["inputs"].get(name) != meta["content_sha256"]:

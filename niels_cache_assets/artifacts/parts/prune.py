@@ -56,18 +56,21 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
         kept.setdefault(PLAN_STAGED, None)
         names = map(part_name, range(dataset.source.corpus_parts))
         kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
-    removed = [*_pruned(graph, folder, kept, log), *_pruned(graph, of_corpus, kept_of_corpus, log)]
-    if not graph.registry.prepared("dedup"):
-        removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root, log=log)]
-    if not kept:
-        remove(folder / PLAN_NAME)
-    for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
-        if not stays:
-            remove(each / FOUND_NAME)
-            remove(each / ENGINES_FOLDER)
-            with suppress(OSError):  # something else lies there
-                each.rmdir()
-    return removed
+    try:
+        removed = [*_pruned(graph, folder, kept, log), *_pruned(graph, of_corpus, kept_of_corpus, log)]
+        if not graph.registry.prepared("dedup"):
+            removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root, log=log)]
+        if not kept:
+            remove(folder / PLAN_NAME)
+        for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
+            if not stays:
+                remove(each / FOUND_NAME)
+                remove(each / ENGINES_FOLDER)
+                with suppress(OSError):  # something else lies there
+                    each.rmdir()
+        return removed
+    except OSError as error:
+        raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; mend it, then prune again") from error
 
 
 def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) -> list[Pruned]:
@@ -76,14 +79,9 @@ def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) ->
     for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
-        try:
-            with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
-                removed += [Pruned(*each) for each in remove_target(lease)]
-                remove(engines_file(target))
-        except OSError as error:
-            raise NotWrittenError(
-                f"{error.filename or target}: cannot be removed: {error.strerror}; correct it, then prune again"
-            ) from error
+        with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
+            removed += [Pruned(*each) for each in remove_target(lease)]
+            remove(engines_file(target))
     return removed
 
 

@@ -9,6 +9,7 @@ the same weights differs by single samples.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
     for name in names:
         folder = dataset_dir(root, "pretrain", name)
         try:
-            if not (folder / META_NAME).exists():
+            if not os.path.exists(folder / META_NAME):
                 left_out[name] = "is not built yet"
                 continue
             meta = read_meta(str(folder / META_NAME))
