@@ -309,6 +309,16 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
     assert list(results) == [math.factorial(number) for number in range(10, 1000)]
 
 
+def is_blocked(number: int) -> bool:
+    return number in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_never_get_an_interrupt_from_the_terminal() -> None:
+    """They also get none while they begin, before they can ignore it. This process still gets it."""
+    assert list(map_in_processes(is_blocked, [signal.SIGINT, signal.SIGTERM], processes=2, doing="looking")) == [True, False]
+    assert not is_blocked(signal.SIGINT)
+
+
 def test_there_are_no_more_workers_than_items() -> None:
     before = {worker.pid for worker in multiprocessing.active_children()}
     results = map_in_processes(math.factorial, [3, 4], processes=8, doing="multiplying")

@@ -177,6 +177,15 @@ def test_a_file_of_train_that_is_also_of_val_is_named() -> None:
     assert [*input_problems(load_registry(), offline=True)] == []
 
 
+def test_a_list_of_ids_that_is_missing_is_found_before_a_tokenizer_is_trained() -> None:
+    Path("a.jsonl").write_text('{"text": "words"}\n')
+    Path("niels_cache.toml").write_text('[pretrain.books]\nsource = "jsonl"\nfiles = ["a.jsonl"]\nexclude = "ids.txt"\n')
+    (problem,) = input_problems(load_registry(), offline=True)
+    assert missing(problem, "ids.txt", "exclude") == []
+    Path("ids.txt").write_text("1\n")
+    assert [*input_problems(load_registry(), offline=True)] == []
+
+
 def test_a_path_like_no_other_gets_no_guess() -> None:
     Path("text").mkdir()
     with pytest.raises(NielsCacheError, match=r"check the path \(relative"):

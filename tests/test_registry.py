@@ -59,6 +59,8 @@ def test_relative_paths_are_relative_to_the_file_and_those_typed_to_the_folder(t
     registry = load_registry(config=str(config), overrides={"pretrain": {"b": {"source": "jsonl", "files": ["z.jsonl"]}}})
     assert list(registry.pretrain["a"].files) == [str(tmp_path / "conf/x.jsonl"), "s3://bucket/y.jsonl"]  # type: ignore[attr-defined]
     assert list(registry.pretrain["b"].files) == [str(tmp_path / "z.jsonl")]  # type: ignore[attr-defined]
+    typed = load_registry(config=str(config), overrides={"pretrain": {"a": {"exclude": "ids.txt"}}})
+    assert typed.pretrain["a"].exclude == str(tmp_path / "ids.txt")
 
 
 def test_the_file_is_found_here_or_by_its_variable_and_quickstart_reads_it_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

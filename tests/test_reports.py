@@ -670,6 +670,18 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_a_file_that_is_no_page_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("{}")
+    with pytest.raises(NielsCacheError, match="--out"):
+        write_page(path, "new")
+    assert path.read_text() == "{}"
+    for before in ("", "\n<!DOCTYPE html>\nold"):
+        path.write_text(before)
+        write_page(path, "new")
+        assert path.read_text() == "new"
+
+
 PAPER = 718  # CSS pixels of A4 between margins of 10 mm
 
 

@@ -321,6 +321,11 @@ def test_the_settings_are_those_of_the_configured_model_only(tmp_path: Path, mon
     arguments = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
     assert main(["tokenizer", "prove", str(ranks), *arguments]) == 0
     assert main(["tokenizer", "prove", str(other), *arguments]) != 0
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)  # as by default, the root is a folder with the name that stands for its model
+    assert main(["tokenizer", "prove", "cache", *arguments]) == 2
+    build_tokenizer(registry, root=tmp_path / "cache")
+    assert main(["tokenizer", "prove", "cache", *arguments]) == 0
     named = project(tmp_path, KINDS["other name"])  # the kind is a setting too
     assert open_model_at(named.tokenizer, tmp_path / "x.bin").kind == "tokenizer.json"
     assert main(["tokenizer", "prove", str(tmp_path / "x.bin"), *arguments]) == 0

@@ -105,9 +105,9 @@ def _refusal(error: Exception) -> str | None:
 
 def _open_closed_streams() -> None:
     """Replace a stream that the parent process has closed. Python has None for it, and everything that prints would fail."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
 
 
 def _require_posix() -> None:

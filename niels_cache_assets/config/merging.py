@@ -103,7 +103,7 @@ def absolute_paths(tables: Tables) -> Tables:
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {inner: resolve(inner, item) for inner, item in value.items()}
-        if key in PATH_KEYS | {"model", "cache_dir"}:
+        if key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja")):
             paths = value if isinstance(value, list) else [value]
             resolved = [
                 os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths

@@ -69,9 +69,10 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             except NielsCacheError as error:
                 yield InputProblem(table, str(error))
                 continue
-        if offline and is_remote(source):
-            continue
         try:
+            source.identity()  # reads the file of `exclude`, which is on this machine
+            if offline and is_remote(source):
+                continue
             with briefly(seconds=ONE_TRY):
                 if isinstance(source, HubData) and source.val_files:
                     _refuse_files_of_both_splits(source)

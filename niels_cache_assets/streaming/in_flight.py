@@ -143,7 +143,12 @@ def map_in_processes(
         if len(workers) < processes:  # a few items need only a few workers
             here, there = context.Pipe()
             worker = context.Process(target=_work, args=(function, there, watched))
-            worker.start()
+            # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                worker.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             workers.append(worker)
             there.close()  # so that the connection ends with the worker
             free.put(here)

@@ -113,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.exchange.formats import plan_export
     from niels_cache_assets.exchange.writing import write_export
 
+    arguments.out = os.path.expanduser(arguments.out)  # the shell leaves `~` as it is after --out=
     if arguments.format == TEXT:
         return _export_text(arguments)
     settings = _settings(arguments)

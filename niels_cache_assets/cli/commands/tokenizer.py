@@ -137,7 +137,7 @@ def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextToken
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 
-    if given == CACHE_MODEL and not Path(given).exists():
+    if given == CACHE_MODEL and not any(path.is_file() for path in (Path(given), Path(given, "tokenizer.json"))):
         return tokenizer_dir(root), open_built_model(tokenizer_dir(root))
     return Path(given), open_model_at(registry.tokenizer, given)
 

@@ -81,12 +81,15 @@ def _is_open(report: CacheReport, item: Item) -> bool:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write the page in one step, so that readers always see a complete page. Raise NielsCacheError if it cannot be written.
+    """Write the page in one step, so that readers always see a complete page. Raise NielsCacheError if it cannot be written, or would
+    replace a file that is no page.
 
     Bytes of file names that are not UTF-8 are escaped.
     """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:
+        if path.is_file() and not _is_page(path):
+            raise NielsCacheError(f"{path}: is there already, and is no page; name another file with --out")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             spare.write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -95,6 +98,13 @@ def write_page(path: Path, page: str) -> None:
             spare.unlink(missing_ok=True)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be written: {error.strerror or error}; name another file with --out") from error
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether a file is empty, or begins as a page does."""
+    with open(path, "rb") as file:
+        begin = file.read(256).lstrip().lower()
+    return not begin or begin.startswith(b"<!doctype html")
 
 
 def _text(name: str) -> str:
