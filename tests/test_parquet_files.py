@@ -162,7 +162,7 @@ def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -
     assert done.returncode == 0, done.stderr
     read, built = json.loads(done.stdout)
     assert ({count for count, _ in read.values()}, len(read)) == ({rows}, 6)
-    assert max(mebibytes for _, mebibytes in read.values()) < 80, "about 35; 220 and more where batches are of rows"
+    assert max(mebibytes for _, mebibytes in read.values()) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
     assert ({count for count, _ in built.values()}, len(built)) == ({tokens}, 2)
     assert max(mebibytes for _, mebibytes in built.values()) < 130, "about 65; 230 and more where nothing bounds what is in flight"
 

@@ -24,6 +24,7 @@ from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.disk.staging import work_on
+from niels_cache_runtime.format.commit import UNKNOWN, Writer
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
 from tests.dagster_tools import Project
@@ -160,9 +161,15 @@ def end_of(workshop: Workshop, process: programs.Program, told: str) -> None:
 
 def writer_of(workshop: Workshop, process: programs.Program) -> int:
     """Return the step worker, as soon as it writes the data set."""
-    wait_until(lambda: process.poll() is not None or work_on(workshop.target).writer is not None, seconds=120, what="nothing is built")
-    writer = work_on(workshop.target).writer
-    assert writer is not None
+    found: list[Writer] = []
+
+    def writes() -> bool:
+        writer = work_on(workshop.target).writer
+        found.extend([writer] if writer not in (None, UNKNOWN) else [])  # unknown between its lock and its name
+        return bool(found) or process.poll() is not None
+
+    wait_until(writes, seconds=120, what="nothing is built")
+    [writer] = found
     assert workers_of(process.pid) == [writer.pid]
     return writer.pid
 
