@@ -59,7 +59,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _write(path: Path, content: Mapping[str, Any], **how: str) -> None:
+def _write(path: Path, content: Mapping[str, Any], *, spare: str = "new") -> None:
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content).encode(), **how)
+        write_whole(path, json.dumps(content).encode(), spare=spare)

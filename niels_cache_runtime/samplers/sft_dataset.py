@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, send
-from niels_cache_runtime.cache.opening import Verify, check_same_build
+from niels_cache_runtime.cache.opening import Verify, check_same_build, rebuilt
 from niels_cache_runtime.cache.sft import (
     OpenedExamples,
     assistant_target_mask,
@@ -155,4 +155,4 @@ class SFTExampleDataset:
         starts = self._open().starts
         check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
         if self._examples[-1] >= len(starts) or not np.array_equal(starts[self._examples], self._starts):  # without a meta.json of ours
-            raise NielsCacheError(f"{self.tokens_path}: was rebuilt since this data set was opened; open it again in every process")
+            raise rebuilt(self.tokens_path)

@@ -60,9 +60,8 @@ class Epochs:
         """Return the first sample of an epoch."""
         phase = self.phase(epoch)
         first, samples = self.phases[phase]
-        return (
-            first + (epoch - int(self._epochs[phase])) * samples
-        )  # Python's numbers: many epochs have more samples than an int64 can count
+        # Numbers of Python, because many epochs have more samples than an int64 can count.
+        return first + (epoch - int(self._epochs[phase])) * samples
 
     def grown(self, taken: int, samples: int) -> "Epochs":
         """Return the epochs of a source that has `samples` samples now, and of which `taken` samples were read before it grew.
