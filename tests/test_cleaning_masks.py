@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning.chain import Cleaner
@@ -107,15 +107,36 @@ def test_every_kind_is_in_the_table() -> None:
     assert set(TABLE) == set(MASKS)
 
 
-@given(st.lists(st.one_of(st.sampled_from([row[0] for rows in TABLE.values() for row in rows] + STAYS), st.text(max_size=20))))
-def test_masking_a_masked_text_changes_nothing(pieces: list[str]) -> None:
-    """Here, two characters are between two places."""
-    made, _ = mask(" \n".join(pieces), MASKS)
+ANY_PIECE = st.one_of(st.sampled_from([row[n] for rows in TABLE.values() for row in rows for n in (0, 1)] + STAYS), st.text(max_size=20))
+
+
+@given(st.lists(st.tuples(ANY_PIECE, st.sampled_from(["", " ", "-", ".", "@", ",", ":", "'", "password='"])), max_size=6))
+@example([("8.8.8.8", "-"), ("8.8.4.4", "-"), ("9.9.9.9", "")])
+@example([("jo@web.org", ""), (f"-----BEGIN {secret('PRIVATE', ' KEY')}-----{'MIIEow' * 20}-----END {secret('PRIVATE', ' KEY')}-----", "")])
+@example([("call +49 (0)30 1234-5678 now", "password='"), ("jo@web.org", ""), ("8.8.8.8", "'")])
+def test_masking_a_masked_text_changes_nothing(pieces: list[tuple[str, str]]) -> None:
+    text = "".join(piece + separator for piece, separator in pieces)
+    made, places = mask(text, MASKS)
     assert mask(made, MASKS) == (made, [])
+    rebuilt, end = "", 0
+    for place in places:
+        assert place.start >= end
+        rebuilt += text[end : place.start] + f"[{place.kind}]"
+        end = place.end
+    assert rebuilt + text[end:] == made
 
 
-def test_of_two_places_beside_each_other_one_may_stay() -> None:
-    assert mask("8.8.8.8-8.8.4.4", MASKS)[0] == "[ip]-8.8.4.4"
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("8.8.8.8-8.8.4.4", "[ip]-[ip]"),
+        ("8.8.8.8-8.8.4.4-9.9.9.9 and 10.0.0.1-8.8.8.8", "[ip]-[ip]-[ip] and 10.0.0.1-[ip]"),
+        (f"{secret('h', 'f_')}{LETTERS[:34]}-8.8.8.8", "[key]-[ip]"),
+        (f"a@b.org-----BEGIN {secret('PRIVATE', ' KEY')}-----{'MIIEow' * 20}-----END {secret('PRIVATE', ' KEY')}-----", "[email][key]"),
+    ],
+)
+def test_each_of_two_places_beside_each_other_is_masked(text: str, masked: str) -> None:
+    assert mask(text, MASKS)[0] == masked
 
 
 PIECES = [
@@ -132,6 +153,9 @@ PIECES = [
     "password='",
     "tel 1 ",
     "@a.b",
+    "8.8.8.8-",
+    "8.8.8.8-hf_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-",
+    "a@b.cd-----BEGIN PRIVATE KEY-----",
 ]
 
 

@@ -12,6 +12,7 @@ North American Numbering Plan (phone), and the documentation of the services tha
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import NamedTuple
@@ -25,7 +26,9 @@ _EMAIL = re.compile(
 )
 _NO_DOMAIN_ENDS = frozenset(("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "ts", "py"))  # icon@2x.png
 
-_IPV4 = re.compile(r"(?<![\w.])(?<![\w.]-)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?!\w|\.\d)")
+_FOUR = r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}"
+_IPV4 = re.compile(rf"(?<![\w.])(?<![\w.]-){_FOUR}(?:-{_FOUR})*(?!\w|\.\d)")  # ranges too: 93.184.216.34-93.184.216.99
+_ONE_IPV4 = re.compile(_FOUR)
 _IPV6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:])")  # 2000::/3 is all that is assigned
 _VERSION = re.compile(r"(?i)\b(?:version|release|firmware|build|section|chapter)\s?$")
 _NOBODYS = [
@@ -90,22 +93,56 @@ class Masked(NamedTuple):
 def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
     """Return the text with `[kind]` at each place that a kind finds, and these places in order. kinds: names of config.tables.MASKS.
 
-    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. Of two places with at most
-    one character between them, one may stay, whole or in part. Without such places, masking a masked text changes nothing.
+    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. A mask can reveal another
+    place beside it, because `[kind]` separates words. So the text is searched until nothing more is found, and masking a masked text
+    changes nothing.
     """
+    masked, places = text, list[Masked]()
+    while found := _find(masked, kinds):
+        places = _merge(places, found)
+        masked = _replace(text, places)
+    return masked, places
+
+
+def _find(text: str, kinds: Sequence[str]) -> list[Masked]:
+    """Return the places that the kinds find in one search, in order and without overlaps."""
     every = (Masked(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
-    found = sorted(every, key=lambda each: (each.start, -each.end, each.kind))
     places: list[Masked] = []
-    for each in found:
+    for each in sorted(every, key=lambda each: (each.start, -each.end, each.kind)):
         if not places or each.start >= places[-1].end:
             places.append(each)
-    if not places:
-        return text, places
+    return places
+
+
+def _replace(text: str, places: Sequence[Masked]) -> str:
     pieces, end = [], 0
     for each in places:
         pieces += [text[end : each.start], f"[{each.kind}]"]
         end = each.end
-    return "".join([*pieces, text[end:]]), places
+    return "".join([*pieces, text[end:]])
+
+
+def _merge(places: Sequence[Masked], found: Sequence[Masked]) -> list[Masked]:
+    """Return the places, and those found in the masked text, all as places of the original text. A found place takes in those it covers."""
+    merged: list[Masked] = []
+    waiting = deque(places)
+    shift = 0  # what to add to a position in the masked text, before the first waiting place
+    for kind, start, end in found:
+        while waiting and waiting[0].end - shift + _growth(waiting[0]) <= start:
+            shift -= _growth(waiting[0])
+            merged.append(waiting.popleft())
+        first, last = start + shift, end + shift
+        while waiting and waiting[0].start < last:
+            covered = waiting.popleft()
+            shift -= _growth(covered)
+            first, last = min(first, covered.start), max(end + shift, covered.end)
+        merged.append(Masked(kind, first, last))
+    return [*merged, *waiting]
+
+
+def _growth(place: Masked) -> int:
+    """Return the number of characters that a mask adds to the text."""
+    return len(place.kind) + 2 - (place.end - place.start)
 
 
 def examples(text: str, places: Sequence[Masked]) -> list[dict[str, str]]:
@@ -133,11 +170,12 @@ def _emails(text: str) -> Iterator[Span]:
 
 def _addresses(text: str) -> Iterator[Span]:
     for found in _IPV4.finditer(text):
-        numbers = [int(each) for each in found.group().split(".")]
-        if max(numbers) < 256 and not _VERSION.search(text, max(0, found.start() - 12), found.start()):
-            address = IPv4Address(bytes(numbers))
-            if not any(address in network for network in _NOBODYS):
-                yield found.span()
+        if _VERSION.search(text, max(0, found.start() - 12), found.start()):
+            continue
+        for one in _ONE_IPV4.finditer(text, *found.span()):
+            numbers = [int(each) for each in one.group().split(".")]
+            if max(numbers) < 256 and not any(IPv4Address(bytes(numbers)) in network for network in _NOBODYS):
+                yield one.span()
     if "::" in text or text.count(":") >= 7:
         for found in _IPV6.finditer(text):
             written = found.group().rstrip(":") if not found.group().endswith("::") else found.group()
