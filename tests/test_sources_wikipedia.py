@@ -33,7 +33,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
-from niels_cache_assets.sources.mediawiki.markup import plain_text
+from niels_cache_assets.sources.mediawiki.markup import Form, plain_text, text_or_list
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
@@ -455,6 +455,28 @@ def test_no_mark_of_a_link_or_template_is_left_however_they_are_mixed(pieces: li
         assert not re.search(r"\[\[|\{\{|\}\}|'''", made) or "{{{" in wikitext or "'''" in wikitext
     counted = Counter(re.findall("oak|elm", made))
     assert counted <= Counter(re.findall("oak|elm", wikitext)), "nothing is made up or said twice"
+
+
+TABLE_PIECES = st.sampled_from(
+    ["{|", "\n|}", "\n|-", "\n|", "\n!", "||", "<table>", "</table>", "<tr>", "<td>", "<br>", "<ref>", "</ref>", "{{{"]
+)
+
+
+@cases(200)
+@given(st.lists(st.one_of(PIECES.map("".join), TABLE_PIECES), max_size=12).map("".join))
+@example("{|\n| {{ oak\n| elm\n|}")
+@example("{|\n|+ {| oak\n! {{elm\n|}")
+def test_no_character_of_the_scan_is_left_in_the_text(wikitext: str) -> None:
+    for form in (Form(), Form(tables=True), Form(tables=True, headings=True)):
+        made = text_or_list(wikitext, form)[0]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f]", made), repr(made)
+
+
+def test_a_tag_ends_at_its_own_closing_tag_only() -> None:
+    assert plain_text("Oaks<ref>a book</references> or</ref> grow.") == "Oaks grow."
+    assert plain_text("In <ce>H2O</center> + x</ce> oaks grow.") == "In $H2O</center> + x$ oaks grow."
+    assert plain_text("Oaks<REF>a book</Ref > grow.") == "Oaks grow."
+    assert plain_text("Oaks<ref>a book</ref") == "Oaks"
 
 
 MARKED_LINKS = [" ", "|", "\x05d\x06", "\x05 e \x06", "\x05f#g|h\x06", "\x05i|\x06", "\x05j", "\x05", "\x06", "\x02", "\x03"]

@@ -37,8 +37,8 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
-    code_version: ClassVar[str] = "3"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "5"
+    code_version: ClassVar[str] = "4"  # also raised for a change in `mediawiki`
+    files_code_version: ClassVar[str] = "6"
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"

@@ -54,7 +54,12 @@ _ROWS = "\x04"  # a table or template that never closes began here; the followin
 _LINK, _LINK_END = "\x05", "\x06"
 _LITERALS = (("[", "\x07"), ("{", "\x08"))  # hidden from the parser, which would read [ and { as marks
 _LESS = "\x0e"
-_BACK = (*((hidden, mark) for mark, hidden in _LITERALS), (_LESS, "<"), (EQUALS, "="), (_GONE, ""), (_LINK, ""), (_LINK_END, ""))
+_BACK = (
+    *((hidden, mark) for mark, hidden in _LITERALS),
+    (_LESS, "<"),
+    (EQUALS, "="),
+    *((mark, "") for mark in (_GONE, _ROWS, _LINK, _LINK_END)),
+)
 _PRIVATE = re.compile(f"[\x00\x02-\x08\x0e{EQUALS}\x10\x11\x1e]")
 
 _LANGUAGE_LINKS = re.compile("(?:\x05\\s?([a-z-]{2,12})\\s?:[^\x05\x06|]{1,300}\x06\\s{0,9})+")
@@ -113,7 +118,7 @@ def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noq
         heading = _HEADING.fullmatch(line) if line.startswith("=") else None
         if heading:
             in_rows = False
-            page.start_section(len(heading[1]), heading[2].replace(_ROWS, ""))
+            page.start_section(len(heading[1]), heading[2])
             continue
         if page.end_matter:
             continue
@@ -196,17 +201,14 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if name and opening[2].endswith("/"):
             parts.append(_GONE if hidden else "")
             continue
-        closing = f"</{name}" if name else "-->"
-        end = -1 if closing in missing else lowered.find(closing, position)
-        if end < 0:
+        closing = rf"</{name}(?!\w)" if name else "-->"  # `</references>` does not close `<ref>`
+        end = None if closing in missing else re.compile(closing).search(lowered, position)
+        if end is None:
             missing.add(closing)  # the text that this tag would have hidden stays
             continue
-        content = text[position:end]
-        if name:
-            after = text.find(">", end, end + 100)
-            position = after + 1 if after >= 0 else end + len(closing)
-        else:
-            position = end + len(closing)
+        content = text[position : end.start()]
+        after = text.find(">", end.end(), end.end() + 100) if name else -1
+        position = after + 1 if after >= 0 else end.end()
         if hidden:
             parts.append(_GONE)
         elif name:
