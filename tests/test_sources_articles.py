@@ -169,6 +169,20 @@ def test_json_that_is_no_roam_export_is_an_error_where_it_is_named(tmp_path: Pat
         read(Roam(path=str(tmp_path / "graph.json")))
 
 
+def test_a_roam_page_without_a_title_leaves_the_others(tmp_path: Path) -> None:
+    pages = [
+        {"title": "A", "children": [{"string": "a"}]},
+        {"children": [{"string": "b"}]},
+        5,
+        {"title": "D", "children": [{"string": "d"}]},
+    ]
+    (tmp_path / "graph.json").write_text(json.dumps(pages))
+    for path in (tmp_path / "graph.json", tmp_path):
+        documents, context = read(Roam(path=str(path)))
+        assert [(document.text, document.row) for document in documents] == [("A\n\n- a", 0), ("D\n\n- d", 3)]
+        assert context.report.dropped == {"page_without_title": 2}
+
+
 def test_other_json_among_the_notes_is_counted(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"theme": "dark"}')
     (tmp_path / "note.md").write_text("a note")
@@ -231,6 +245,21 @@ FRAMES = {
 def test_the_frame_of_a_book_is_cut(style: str) -> None:
     start, end = FRAMES[style]
     assert strip_project_gutenberg(HEADER + start + BODY + end) == ("Oak Trees", BODY)
+
+
+@pytest.mark.parametrize("style", FRAMES)
+def test_all_e_texts_of_a_file_are_read(style: str) -> None:
+    start, end = FRAMES["the"]
+    more = HEADER.replace("Oak", "Elm") + start + "Elms grow." + end
+    first = FRAMES[style][0] + BODY + FRAMES[style][1]
+    if style == "small print":  # it has no end marker, so the header of the next one stays
+        long = "words and words\n" * 2000
+        body = strip_project_gutenberg(HEADER + FRAMES[style][0] + long + FRAMES[style][1] + more.replace("Elms", long + "Elms"))[1]
+        assert body.startswith(long) and body.endswith("Elms grow.")
+    else:
+        assert strip_project_gutenberg(HEADER + first + more) == ("Oak Trees; Elm Trees", f"{BODY}\n\nElms grow.")
+        assert strip_project_gutenberg(HEADER + first + more + more)[1].count("Elms") == 2
+        assert strip_project_gutenberg(HEADER + first + start + end)[1] == BODY
 
 
 def test_the_end_phrase_counts_only_near_the_end_of_the_book() -> None:

@@ -215,7 +215,7 @@ def _is_roam_export(path: str) -> bool:
     blocks.
     """
     pages = _whole_json(path)
-    return is_export(pages) and any(isinstance(page.get("children"), list) for page in pages)
+    return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,9 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or all *.txt below `path`."""
+
+    code_version: ClassVar[str] = "2"
+    files_code_version: ClassVar[str] = "3"
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
@@ -94,17 +97,33 @@ def _book(whole: Document, context: StreamContext) -> Iterator[Document]:
 def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
     """Return (title, body) of a book.
 
-    The text before the start marker and after the end marker is removed. Without markers, nothing is removed.
+    The text before the start marker and after the end marker is removed. Without markers, nothing is removed. If more e-texts follow, their
+    bodies are joined by a blank line, and their titles by a semicolon.
     """
     text = text.removeprefix("\ufeff")
-    start = _START.search(text) or _SMALL_PRINT.search(text, 0, _HEADER_CHARACTERS)
-    begin = start.end() if start else 0
-    title = _TITLE.search(text, 0, begin or _HEADER_CHARACTERS)
-    end = _END.search(text, begin)
+    start = _START.search(text)
+    if start is None or start.start() > _HEADER_CHARACTERS:  # a later one may belong to another e-text
+        start = _SMALL_PRINT.search(text, 0, _HEADER_CHARACTERS) or start
+    titles, bodies = list[str](), list[str]()
+    position = 0  # where the header of an e-text begins
+    while True:
+        begin = start.end() if start else 0
+        if title := _TITLE.search(text, position, begin or _HEADER_CHARACTERS):
+            titles.append(title[1].rstrip(" \t"))
+        end = _END.search(text, begin)
+        bodies.append(text[begin : _end_of_body(text, begin, end)].strip("\r\n"))
+        start = _START.search(text, end.end()) if end else None
+        if end is None or start is None:
+            return "; ".join(titles) or None, "\n\n".join(filter(None, bodies))
+        position = end.end()
+
+
+def _end_of_body(text: str, begin: int, end: re.Match[str] | None) -> int:
+    """Return where the body that starts at `begin` ends: at its end marker, or at a phrase near it or near the end of the text."""
     stop = end.start() if end else len(text)
     distance = _PHRASE_DISTANCE if end else _FOOTER_CHARACTERS
     for phrase in reversed([*_END_PHRASE.finditer(text, max(begin, stop - _FOOTER_CHARACTERS), stop)]):
         if stop - phrase.end() >= distance:
             break
         stop, distance = phrase.start(), _PHRASE_DISTANCE  # old books have the phrase twice
-    return title[1].rstrip(" \t") if title else None, text[begin:stop].strip("\r\n")
+    return stop

@@ -27,7 +27,7 @@ from niels_cache_runtime.format.meta import unique_keys
 class Roam(Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
-    code_version: ClassVar[str] = "3"
+    code_version: ClassVar[str] = "4"
 
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
@@ -45,7 +45,8 @@ class Roam(Notes):
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
         """Yield the pages of an export.
 
-        A JSON file in the folder that is not an export is skipped and counted. It is an error if `path` names such a file itself.
+        A JSON file in the folder that is not an export is skipped and counted. It is an error if `path` names such a file itself. A page
+        without a title is dropped and counted.
         """
         if not file.name.lower().endswith(".json"):
             yield from super().file_documents(file, files, context, decoding)
@@ -66,6 +67,9 @@ class Roam(Notes):
         marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
         for row, page in enumerate(pages[position.row :], position.row):
             position.row = row + 1
+            if not _has_title(page):
+                dropped["page_without_title"] += 1
+                continue
             title, outline = page["title"], _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
             replaced = 0
             if mark is not None:
@@ -77,7 +81,7 @@ class Roam(Notes):
                 yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 
 
-def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
+def _pages(file: SourceFile, text: str) -> list[Any] | None:
     """Return the pages of an export, or None for JSON that is not an export. Raises NielsCacheError for invalid JSON."""
     try:
         pages = json.loads(text, object_pairs_hook=unique_keys)
@@ -89,8 +93,12 @@ def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
 
 
 def is_export(value: Any) -> bool:
-    """Return whether a JSON value is a list of pages with titles, as Roam exports them."""
-    return isinstance(value, list) and all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in value)
+    """Return whether a JSON value is a list of pages, as Roam exports them: most of its items are objects with a title."""
+    return isinstance(value, list) and 2 * sum(map(_has_title, value)) >= len(value)
+
+
+def _has_title(page: Any) -> bool:
+    return isinstance(page, dict) and isinstance(page.get("title"), str)
 
 
 def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
