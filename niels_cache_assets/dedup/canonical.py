@@ -1,7 +1,8 @@
-"""The canonical text of a document, which defines "the same text". It keeps what distinguishes numbers, formulas and code, and it drops what
-differs between two copies of the same prose.
+"""The canonical text of a document, which defines "the same text". It keeps what distinguishes numbers, formulas and code, and drops what
+differs between copies of the same prose.
 
-Exact and near duplicates, `decontaminate`, `decontaminate_against` and the check of splits use this form, and no other. The rules, in order:
+Exact and near duplicates, `decontaminate`, `decontaminate_against` and the check of the splits of a cache use this form, and no other. The
+rules, in order:
 
 1. The text is read as a browser shows it (`as_seen`): HTML entities become characters, an accent that follows its letter becomes one
    character with it, and ligatures become letters. `&lt;b&gt;` is `<b>`.
@@ -9,26 +10,26 @@ Exact and near duplicates, `decontaminate`, `decontaminate_against` and the chec
    one code point. Superscripts and subscripts stay: `10²` is not `102`.
 3. Removed: control characters except white space (NULs), format characters (Cf: soft hyphen, zero width blank, marks of direction),
    variation selectors, lone surrogates, and `¡ ¿`. A mark that forms no character with its letter stays: `x̄` is not `x`.
-4. Quotes (`' " \``, the acute, primes, Pi, Pf, low quotes, letters used as apostrophes) are removed. Directly between two digits, they
-   become one `'`: `5'10"` is not `510`.
+4. Quotes (`"`, `'`, the backtick, the acute, primes, Pi, Pf, low quotes, letters used as apostrophes) are removed. Directly between two
+   digits, they become one `'`: `5'10"` is not `510`.
 5. White space (Zs, Zl, Zp and white space among the control characters) becomes a blank. A run of blanks is one blank, and there is none at
    the beginning and at the end.
-6. Dashes (Pd, U+2212) become `-`. Two or more in a row become one between words, with a blank on both sides or on none: `a--b`, `a — b` and
-   `a - b` are the same. In `ls --all` and `i--`, both dashes stay.
+6. Dashes (Pd, U+2212) become `-`. Two or more in a row become one between words, with a blank on both sides or on none: `a--b`, `a — b`
+   and `a - b` are the same. In `ls --all` and `i--`, both dashes stay.
 7. Sentence marks (`. , ; : ! ?`; those of other scripts become one of these; `…` is `...`): one mark, or several equal ones in a row, is a
    blank after a letter, a digit or a closing bracket, if white space or the end of the text follows. It is always a blank beside a
    character of a script without blanks. Anywhere else, it is a sign: `1.5`, `.5`, `a.b`, `12:30`, `x[1:]`, `!!!`.
 8. Signs (all other P*, Sm, Sc, Sk except `_`) stay. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are `x =y +z`.
    So a shingle covers as much text as one of prose.
-9. A character of a script without blanks (scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a shingle of
-   such a text is a run of characters.
+9. A character of a script without blanks (scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a shingle
+   of such a text is a run of characters.
 10. All other code points are letters of words: `_`, digits, combining marks, other symbols, emoji.
 
-So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not, and
-in a longer text they are near: `re-open` and `reopen`, `**bold**` and `bold`, `(see x)` and `see x`, `etc.,` and `etc.`. A text of which
+So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not,
+but are near in a longer text: `re-open` and `reopen`, `**bold**` and `bold`, `(see x)` and `see x`, `etc.,` and `etc.`. A text of which
 nothing is left (only quotes, say) equals only an identical text (signatures.py).
 
-Rules 2 to 9 depend on a code point, the visible one before it and the visible one after it. All facts about code points are in one table
+Rules 4 to 9 depend on a code point, the visible ones before it and those after it. All facts about code points are in one table
 (`code_points`), which the pure Python code and the compiled kernel share. Categories, case and forms are those of Unicode 3.2
 (`unicodedata.ucd_3_2_0`), which every Python has. The format characters are those of Unicode 16. So digests and signatures do not depend on
 the Python version. Other code points that Unicode added after 3.2 stay unchanged.
@@ -216,11 +217,12 @@ def _spelled_out() -> dict[int, str]:
 _AROUND = {SIGN: "\x01", CLOSING: "\x02", ALONE: "\x05"}
 _DASH, _QUOTE = "\x03", "\x04"
 _MARK = dict(zip(".,;:!?", "\x0e\x0f\x10\x11\x12\x13", strict=True)) | {chr(ELLIPSIS): "\x0e\x0e\x0e"}
-_QUOTE_OF_NUMBERS = re.compile("(?<=[0-9])\x04+(?=[0-9])")
-_DASHES = re.compile("(?<=[^\x00-\x04\x06-\x20])(?:\x03{2,}| \x03{2,} )(?=[^\x00-\x04\x06-\x20])")
-_MARKS_OF_SENTENCES = re.compile("(?<=[^\x00\x01\x03-\x20])([\x0e-\x13])\\1*(?= |\\Z)|(?<=\x05)([\x0e-\x13])\\2*|([\x0e-\x13])\\3*(?=\x05)")
-_AS_SIGNS = {ord(kind): f"\x01{mark}\x01" for mark, kind in {**_MARK, "-": _DASH}.items() if len(kind) == 1} | {ord("\x02"): "\x01"}
-_SIGNS = re.compile("[ \x05]*((?:\x01[^\x01]\x01[ \x05]*)+)")
+# Each expression begins with a character, and looks behind after it, because this is faster.
+_QUOTE_OF_NUMBERS = re.compile("\x04(?<=[0-9]\x04)\x04*(?=[0-9])")
+_DASHES = re.compile("(?:\x03(?<=[^\x00-\x04\x06-\x20]\x03)\x03+| (?<=[^\x00-\x04\x06-\x20] )\x03{2,} )(?=[^\x00-\x04\x06-\x20])")
+_MARKS_OF_SENTENCES = re.compile("([\x0e-\x13])(?<!\\1\\1)(?:(?<=[^\x00\x01\x03-\x20].)\\1*(?= |\\Z)|(?<=\x05.)\\1*|\\1*(?=\x05))")
+_AS_SIGNS = {kind: f"\x01{mark}\x01" for mark, kind in {**_MARK, "-": _DASH}.items() if len(kind) == 1} | {"\x02": "\x01"}
+_SIGNS = re.compile("(?:\x01[^\x01]\x01[ \x05]*)+")
 _NOT_OF_SIGNS = re.compile("[ \x01\x05]")
 
 
@@ -246,6 +248,9 @@ def canonical_text(text: str) -> str:
     """Return the canonical form of a text, which is words with one blank between them, or "" if nothing remains."""
     text = as_seen(text).translate(_translation)
     text = " ".join(_QUOTE_OF_NUMBERS.sub("'", text).replace(_QUOTE, "").split())
-    text = _MARKS_OF_SENTENCES.sub(" ", _DASHES.sub(_DASH, text))
-    text = _SIGNS.sub(lambda signs: " " + _NOT_OF_SIGNS.sub("", signs[1]), text.translate(_AS_SIGNS))
+    text = _DASHES.sub(_DASH, text) if _DASH + _DASH in text else text
+    text = _MARKS_OF_SENTENCES.sub(" ", text)
+    for kind, sign in _AS_SIGNS.items():
+        text = text.replace(kind, sign)
+    text = _SIGNS.sub(lambda signs: " " + _NOT_OF_SIGNS.sub("", signs[0]), text)
     return " ".join(text.replace(_AROUND[ALONE], " ").split())

@@ -270,7 +270,7 @@ def _split(canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[by
 
 
 def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], texts: Sequence[str], out: NDArray[np.uint8]) -> None:
-    """Write the SHA-1 of each canonical text. If it is empty, write that of a NUL, which no canonical text contains, and the text itself."""
+    """Write the SHA-1 of each canonical text. If it is empty, write that of a NUL and the text itself; no canonical text has a NUL."""
     view, start, digests = memoryview(canonical), 0, bytearray()  # type: ignore[arg-type]
     for end, text in zip(ends.tolist(), texts, strict=True):
         digested = view[start:end] if end > start else b"\0" + text.encode("utf-8", "surrogatepass")

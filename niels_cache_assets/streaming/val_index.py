@@ -241,8 +241,8 @@ def _counts(shingles: Shingles) -> list[int]:
 def most_words(text: str) -> int:
     """Return an upper bound of the number of words that the canonical form of a text adds to the text before it.
 
-    It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity may
-    be such a character.
+    It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity
+    may be such a character.
     """
     inside_words, weights = _weights_of_bytes()
     encoded = text.encode("utf-8", "surrogatepass")
