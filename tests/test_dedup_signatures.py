@@ -320,6 +320,7 @@ def test_without_numba_everything_goes_on_in_plain_python(monkeypatch: pytest.Mo
     expected = COMPILED.sign(GOLDEN_TEXTS)
     monkeypatch.setattr(signatures, "numba_is_there", lambda: False)
     monkeypatch.setitem(sys.modules, "niels_cache_assets.dedup.kernels", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "niels_cache_assets.dedup.canonical_kernels", None)
     assert_equal(COMPILED.sign(GOLDEN_TEXTS), expected)
 
 

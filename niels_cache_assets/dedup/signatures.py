@@ -223,8 +223,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the result of `kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
-    from niels_cache_assets.dedup import kernels
+    """Return the result of `canonical_kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
+    from niels_cache_assets.dedup import canonical_kernels
 
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
@@ -232,16 +232,16 @@ def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.
     room = 2 * len(source) + len(texts) + PADDING
     canonical, canonical_ends = np.empty(room, dtype=np.uint8), np.empty(len(texts), dtype=np.int64)
     to_compose = np.zeros(len(texts), dtype=np.bool_)
-    kernels.canonicalize(source, ends, *_kernel_tables(), canonical, canonical_ends, to_compose)
+    canonical_kernels.canonicalize(source, ends, *_kernel_tables(), canonical, canonical_ends, to_compose)
     return canonical, canonical_ends, to_compose
 
 
 @lru_cache(maxsize=1)
 def _kernel_tables() -> tuple[NDArray[Any], ...]:
-    """Return the tables that `kernels.canonicalize` takes."""
-    from niels_cache_assets.dedup import kernels
+    """Return the tables that `canonical_kernels.canonicalize` takes."""
+    from niels_cache_assets.dedup import canonical_kernels
 
-    return marked_code_points(), *kernels.tables_of(marked_code_points())
+    return marked_code_points(), *canonical_kernels.tables_of(marked_code_points())
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
