@@ -237,7 +237,7 @@ def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.
 
 
 @lru_cache(maxsize=1)
-def _kernel_tables() -> tuple[NDArray[Any], ...]:
+def _kernel_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
     """Return the tables that `canonical_kernels.canonicalize` takes."""
     from niels_cache_assets.dedup import canonical_kernels
 
