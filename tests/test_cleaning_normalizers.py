@@ -271,3 +271,40 @@ def test_marks_are_found_as_a_pattern_finds_them(text: str) -> None:
     of_files = (text, normalizers._brackets_of_files(text)), (text, occurrences(text, "[[", "]]"))
     some, every = ([*paired(*marks, normalizers.LONGEST_FILE_LINK, normalizers._FILE_LINK)] for marks in of_files)
     assert some == every, "brackets between two links to files decide nothing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a <b and c> d",
+        "if a <b> d then",
+        "vector<int> and vector<b>, Option<i>, Map<input, output>, List<a>",
+        "if (a<b || c>d) for (i=0; i<n; i++) a[i]>b",
+        "template<class T> f<s>(x)",
+        r"\frac{a}{b} \left\{ x_{i} \right\} $a_{ij}<b$ $\{|x|\}$ $$\sum_{i=1}^{n} x_i^{2}$$",
+        "\\begin{tabular}{|l|}\n a & b \\\\ \\hline\n\\end{tabular}",
+        "| a | b |\n|---|:-:|\n| 1 | <2 |",
+        "f = lambda {|x| x}\nfoo {|y|\n y}",
+        "10\u00b2 and 102, x\u0304 and x, 1.5 and 15, #include <stdio.h>",
+    ],
+)
+def test_signs_of_formulas_code_and_tables_are_no_markup(text: str) -> None:
+    assert normalize(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("&lt;b&gt;bold&lt;/b&gt;", "<b>bold</b>"),
+        ("x<sup>2</sup>", "x2"),
+        ("H<sub>2</sub>O", "H2O"),
+        (r"\frac{{a}}{{b}}", r"\frac{{c}}{{d}}"),
+        ("Box<p> x", "Box\n x"),
+        ("w <b c=d> e", "w e"),
+    ],
+)
+def test_what_looks_like_markup_is_lost_as_the_page_says(text: str, other: str) -> None:
+    """docs/cleaning.md, "What is lost, and how do I keep it?"; `skip` keeps it."""
+    assert normalize(text) == normalize(other) != text
+    kept = [normalize(one, ["entities", "tags", "templates"]) for one in (text, other)]
+    assert kept == [text, other]

@@ -185,7 +185,7 @@ def test_what_is_dropped_draws_nobody_after_it(tmp_path: Path) -> None:
 
 
 def test_documents_without_words_are_only_exact_duplicates(tmp_path: Path) -> None:
-    signatures = Signer().sign(["...", "one word", "", "!", "One word!"])
+    signatures = Signer().sign(["''", "one word", "''", "''", "One word!"])
     assert (band_hashes(signatures.slots, 8, 16)[[0, 2, 3]] == NO_BUCKET).all()
     dropped = keep_first([signatures], bands=8, rows=16, scratch=tmp_path)
     assert triples(dropped) == [(2, 0, True), (3, 0, True), (4, 1, True)]

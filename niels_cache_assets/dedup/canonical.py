@@ -1,31 +1,45 @@
-"""The canonical text of a document, which defines "the same text". It is in lower case, without punctuation, and with single blanks between
-words.
+"""The canonical text of a document, which defines "the same text". It keeps what distinguishes numbers, formulas and code, and drops what
+differs between copies of the same prose.
 
-First the text is read as a browser shows it (`as_seen`): HTML entities become characters, an accent that follows its letter becomes one
-character with it, and ligatures become letters. Then each code point has one rule. All rules are in one table (`code_points`), which the
-pure Python code and the compiled kernel share:
+Exact and near duplicates, `decontaminate`, `decontaminate_against` and the check of the splits of a cache use this form, and no other. The
+rules, in order:
 
-* removed: Unicode's punctuation (P*), the ASCII symbols of `string.punctuation` ($+<=>^`|~) and characters that stand for an apostrophe or
-  a minus, control characters except white space (NULs), format characters (Cf: soft hyphen, zero width blank, marks of direction),
-  variation selectors, accents that have no character together with their letter, lone surrogates. Nothing replaces them: `don't` becomes
-  `dont`.
-* blank: white space, the separators Zs, Zl, Zp and the white space among the control characters. A run of them becomes one blank. At the
-  beginning and the end of a text they are removed.
-* All other code points stay: other symbols, digits, combining marks, emoji. A code point becomes its compatible form (NFKC: full-width
-  digits and letters, letters of formulas, superscripts) and its lower case, if that is also one code point.
-* A character of a script without blanks (scripts.py) becomes a word of its own: blanks are put around it. So a shingle of such a text is a
-  run of characters.
+1. The text is read as a browser shows it (`as_seen`): HTML entities become characters, an accent that follows its letter becomes one
+   character with it, and ligatures become letters. `&lt;b&gt;` is `<b>`.
+2. A code point becomes its compatible form (NFKC: full-width digits and letters, letters of formulas) and its lower case, if that is also
+   one code point. Superscripts and subscripts stay: `10²` is not `102`.
+3. Removed: control characters except white space (NULs), format characters (Cf: soft hyphen, zero width blank, marks of direction),
+   variation selectors, lone surrogates, and `¡ ¿`. A mark that forms no character with its letter stays: `x̄` is not `x`.
+4. Quotes (`"`, `'`, the backtick, the acute, primes, Pi, Pf, low quotes, letters used as apostrophes) are removed. Directly between two
+   digits, they become one `'`: `5'10"` is not `510`.
+5. White space (Zs, Zl, Zp and white space among the control characters) becomes a blank. A run of blanks is one blank, and there is none at
+   the beginning and at the end.
+6. Dashes (Pd, U+2212) become `-`. Two or more in a row become one between words, with a blank on both sides or on none: `a--b`, `a — b`
+   and `a - b` are the same. In `ls --all` and `i--`, both dashes stay.
+7. Sentence marks (`. , ; : ! ?`; those of other scripts become one of these; `…` is `...`): one mark, or several equal ones in a row, is a
+   blank after a letter, a digit or a closing bracket, if white space or the end of the text follows. It is always a blank beside a
+   character of a script without blanks. Anywhere else, it is a sign: `1.5`, `.5`, `a.b`, `12:30`, `x[1:]`, `!!!`.
+8. Signs (all other P*, Sm, Sc, Sk except `_`) stay. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are `x =y +z`.
+   So a shingle covers as much text as one of prose.
+9. A character of a script without blanks (scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a shingle
+   of such a text is a run of characters.
+10. All other code points are letters of words: `_`, digits, combining marks, other symbols, emoji.
 
-Categories, case and forms are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which every Python has. The format characters are those of
-Unicode 16. So digests and signatures do not depend on the Python version. Other code points that Unicode added after 3.2 stay unchanged.
+So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not,
+but are near in a longer text: `re-open` and `reopen`, `**bold**` and `bold`, `(see x)` and `see x`, `etc.,` and `etc.`. A text of which
+nothing is left (only quotes, say) equals only an identical text (signatures.py).
 
-The table takes about 0.2 s, once in each process. In pure Python, ASCII text takes 6 us/KB, and other text takes 60 us/KB. For many
-documents use `signatures.Signer`, whose kernel computes the same text. This module computes no hashes.
+Rules 4 to 9 depend on a code point, the visible ones before it and those after it. All facts about code points are in one table
+(`code_points`), which the pure Python code and the compiled kernel share. Categories, case and forms are those of Unicode 3.2
+(`unicodedata.ucd_3_2_0`), which every Python has. The format characters are those of Unicode 16. So digests and signatures do not depend on
+the Python version. Other code points that Unicode added after 3.2 stay unchanged.
+
+The table takes about 0.2 s, once in each process. In pure Python, a text takes about 100 us/KB. For many documents use `signatures.Signer`,
+whose kernel computes the same text. This module computes no hashes.
 """
 
 import html
 import re
-import string
 from functools import lru_cache
 from html.entities import html5
 
@@ -36,9 +50,16 @@ from niels_cache_assets.scripts import UNSPACED
 
 REMOVED = 0
 BLANK = ord(" ")
-ALONE = 1 << 24  # added to an entry of the table: the character is a word of its own
-COMPOSE = 1 << 25  # added to an entry of the marked table: the text has to be composed first
+# Kinds of code points, added to an entry of the table. Without a kind, a code point is a letter of a word, BLANK or REMOVED.
+ALONE = 1 << 24  # a character that is a word of its own
+SIGN = 2 << 24
+CLOSING = 3 << 24  # a closing bracket, which is a sign
+DASH = 4 << 24
+MARK = 5 << 24  # a sentence mark
+QUOTE = 6 << 24
+COMPOSE = 1 << 28  # added to an entry of the marked table: the text has to be composed first
 CODE_POINTS = 0x110000
+ELLIPSIS = 0x2026
 # Most code points are here: ideographs, Hangul, private use, unassigned. All of them stay. A test checks this.
 _UNCHANGED = (
     (0x3400, 0xD800),
@@ -49,7 +70,26 @@ _UNCHANGED = (
     (0xE0200, CODE_POINTS),
 )
 _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
-_LIKE_PUNCTUATION = frozenset(string.punctuation + "\u00b4\u02b9\u02bb\u02bc\u2212")  # acute, letters used as apostrophes, minus
+# Quotes that are neither Pi nor Pf: ASCII, acute, letters used as apostrophes, Armenian and Hebrew marks, low quotes, primes.
+_QUOTES = frozenset(
+    "'\"`\u00b4\u02b9\u02ba\u02bb\u02bc\u02ee\u055a\u05f3\u05f4\u201a\u201e\u2032\u2033\u2034\u2035\u2036\u2037\u2057\u301d\u301e\u301f"
+)
+# Sentence marks: ASCII, Armenian, Arabic, Devanagari, Tibetan, Burmese, Ethiopic, Khmer, Chinese and Japanese.
+_MARKS = {mark: mark for mark in ".,;:!?"} | {
+    mark: ascii_mark
+    for ascii_mark, marks in {
+        ".": "\u0589\u06d4\u0964\u0965\u0f0d\u0f0e\u104b\u1362\u17d4\u17d5\u3002",
+        ",": "\u055d\u060c\u104a\u1363\u3001",
+        ";": "\u061b\u1364",
+        ":": "\u1365\u1366",
+        "!": "\u055c",
+        "?": "\u055e\u061f\u1367",
+        chr(ELLIPSIS): chr(ELLIPSIS),
+    }.items()
+    for mark in marks
+}
+_OPENING_MARKS = "\u00a1\u00bf"
+_SYLLABLE_MARKS = "\u0f0b\u0f0c"  # Tibetan
 # Ranges (first, end) of characters that are not seen. Format characters (Cf) of Unicode 16:
 _FORMAT = (
     (0x00AD, 0x00AE),
@@ -73,31 +113,38 @@ _FORMAT = (
     (0xE0000, 0xE0080),
 )
 _SELECTORS = ((0x180B, 0x180E), (0x180F, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # variation selectors
-# Accents. Those that have a character together with their letter are gone after `as_seen`.
-_ACCENTS = ((0x0300, 0x0370), (0x0653, 0x0656), (0x3099, 0x309B), (0xFF9E, 0xFFA0))
-_VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, *_ACCENTS) for code_point in range(*limits))
+_JOINER = (0x034F, 0x0350)  # the combining grapheme joiner
+_VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, _JOINER) for code_point in range(*limits))
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Characters that `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
-TO_COMPOSE = ((0x0300, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
+TO_COMPOSE = ((0x0300, 0x034F), (0x0350, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
 _HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in TO_COMPOSE) + "]")
 
 
 def canonical_code_point(code_point: int) -> int:
-    """Return the replacement of a code point, which is REMOVED, BLANK, or the code point in compatible form and lower case."""
+    """Return what becomes of a code point: REMOVED, BLANK, or its compatible form in lower case, plus its kind (but not ALONE)."""
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)
-    if code_point in _VANISHING:
-        return REMOVED
     category = ucd_3_2_0.category(character)
-    if category in {"Zs", "Zl", "Zp"} or character in _CONTROL_BLANKS:
-        return BLANK
-    if category[0] == "P" or category in {"Cc", "Cf", "Cs"} or character in _LIKE_PUNCTUATION:
+    if code_point in _VANISHING or character in _OPENING_MARKS:
         return REMOVED
+    if category in {"Zs", "Zl", "Zp"} or character in _CONTROL_BLANKS or character in _SYLLABLE_MARKS:
+        return BLANK
+    if category in {"Cc", "Cf", "Cs"}:
+        return REMOVED
+    if character in _QUOTES or category in {"Pi", "Pf"}:
+        return QUOTE + ord("'")
+    if character in _MARKS:
+        return MARK + ord(_MARKS[character])
     compatible = ucd_3_2_0.normalize("NFKC", character)
-    if len(compatible) == 1 and compatible != character:
+    if len(compatible) == 1 and compatible != character and not ucd_3_2_0.decomposition(character).startswith(("<super>", "<sub>")):
         return canonical_code_point(ord(compatible))
+    if category == "Pd" or character == "\u2212":
+        return DASH + ord("-")
+    if character != "_" and (category[0] == "P" or category in {"Sm", "Sc", "Sk"}):
+        return (CLOSING if category == "Pe" else SIGN) + code_point
     lower = character.lower()
     if category == "Cn" or len(lower) != 1 or ucd_3_2_0.category(lower) == "Cn":
         return code_point
@@ -108,7 +155,7 @@ def canonical_code_point(code_point: int) -> int:
 def code_points() -> NDArray[np.uint32]:
     """Return a table with `canonical_code_point` of every code point: (0x110000,) uint32, read-only. It is computed once a process.
 
-    ALONE is added to the entries that are characters of a script without blanks.
+    ALONE is added to the entries that are characters of a script without blanks, except signs and marks.
     """
     table = np.arange(CODE_POINTS, dtype=np.uint32)
     start = 0
@@ -116,7 +163,7 @@ def code_points() -> NDArray[np.uint32]:
         table[start:first] = [canonical_code_point(code_point) for code_point in range(start, first)]
         start = end
     bounds = np.array([bound for limits in UNSPACED for bound in limits], dtype=np.uint32)
-    table[np.searchsorted(bounds, table, side="right") % 2 == 1] += np.uint32(ALONE)
+    table[np.searchsorted(bounds, table, side="right") % 2 == 1] += np.uint32(ALONE)  # entries with a kind are above all bounds
     table.flags.writeable = False
     return table
 
@@ -166,23 +213,32 @@ def _spelled_out() -> dict[int, str]:
     return {code_point: ucd_3_2_0.normalize("NFKC", chr(code_point)) for code_point in (*range(0xFB00, 0xFB07), *range(0xFF66, 0xFFA0))}
 
 
+# In the pure Python code, characters stand for kinds while a text is made. No text has these control characters any more.
+_AROUND = {SIGN: "\x01", CLOSING: "\x02", ALONE: "\x05"}
+_DASH, _QUOTE = "\x03", "\x04"
+_MARK = dict(zip(".,;:!?", "\x0e\x0f\x10\x11\x12\x13", strict=True)) | {chr(ELLIPSIS): "\x0e\x0e\x0e"}
+# Each expression begins with a character, and looks behind after it, because this is faster.
+_QUOTE_OF_NUMBERS = re.compile("\x04(?<=[0-9]\x04)\x04*(?=[0-9])")
+_DASHES = re.compile("(?:\x03(?<=[^\x00-\x04\x06-\x20]\x03)\x03+| (?<=[^\x00-\x04\x06-\x20] )\x03{2,} )(?=[^\x00-\x04\x06-\x20])")
+_MARKS_OF_SENTENCES = re.compile("([\x0e-\x13])(?<!\\1\\1)(?:(?<=[^\x00\x01\x03-\x20].)\\1*(?= |\\Z)|(?<=\x05.)\\1*|\\1*(?=\x05))")
+_AS_SIGNS = {kind: f"\x01{mark}\x01" for mark, kind in {**_MARK, "-": _DASH}.items() if len(kind) == 1} | {"\x02": "\x01"}
+_SIGNS = re.compile("(?:\x01[^\x01]\x01[ \x05]*)+")
+_NOT_OF_SIGNS = re.compile("[ \x01\x05]")
+
+
 class _Translation(dict[int, str | None]):
     """The table in the form that `str.translate` takes. It contains only the code points that have occurred so far."""
 
     def __missing__(self, code_point: int) -> str | None:
-        canonical = int(code_points()[code_point])
-        if canonical >= ALONE:
-            self[code_point] = f" {chr(canonical - ALONE)} "
+        entry = int(code_points()[code_point])
+        kind, character = entry & ~0xFFFFFF, chr(entry & 0xFFFFFF)
+        if kind in _AROUND:
+            self[code_point] = _AROUND[kind] + character + _AROUND[kind]
+        elif kind:
+            self[code_point] = {DASH: _DASH, QUOTE: _QUOTE}.get(kind) or _MARK[character]
         else:
-            self[code_point] = None if canonical == REMOVED else chr(canonical)
+            self[code_point] = None if entry == REMOVED else character
         return self[code_point]
-
-
-@lru_cache(maxsize=1)
-def _ascii_translation() -> tuple[bytes, bytes]:
-    """Return the table for bytes.translate, and the bytes to remove."""
-    table = code_points()[:256].astype(np.uint8)  # bytes from 128 on do not occur in ASCII
-    return table.tobytes(), bytes(code_point for code_point in range(128) if table[code_point] == REMOVED)
 
 
 _translation = _Translation()
@@ -190,8 +246,11 @@ _translation = _Translation()
 
 def canonical_text(text: str) -> str:
     """Return the canonical form of a text, which is words with one blank between them, or "" if nothing remains."""
-    text = as_seen(text)
-    if text.isascii():
-        table, removed = _ascii_translation()
-        return b" ".join(text.encode("ascii").translate(table, removed).split()).decode("ascii")
-    return " ".join(word for word in text.translate(_translation).split(" ") if word)
+    text = as_seen(text).translate(_translation)
+    text = " ".join(_QUOTE_OF_NUMBERS.sub("'", text).replace(_QUOTE, "").split())
+    text = _DASHES.sub(_DASH, text) if _DASH + _DASH in text else text
+    text = _MARKS_OF_SENTENCES.sub(" ", text)
+    for kind, sign in _AS_SIGNS.items():
+        text = text.replace(kind, sign)
+    text = _SIGNS.sub(lambda signs: " " + _NOT_OF_SIGNS.sub("", signs[0]), text)
+    return " ".join(text.replace(_AROUND[ALONE], " ").split())

@@ -1,9 +1,9 @@
-"""The loops of `signatures` over bytes, which numba compiles. They compute canonical text, shingle hashes and slots. Import this module
-only with numba installed.
+"""The loops of `signatures` over canonical text, which numba compiles. They compute shingle hashes and slots. Import this module only with
+numba installed.
 
-Documents are given as one array of UTF-8 bytes, and the end of each document in this array. A blank follows each canonical text, so the
-next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `canonical` and
-`hashing` define the values, in plain Python. If you change a value here, change it there too, and raise SIGNATURE_VERSION.
+Documents are given as one array of UTF-8 bytes (canonical_kernels.py), and the end of each document in this array. A blank follows each
+text, so the next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `hashing`
+defines the values, in plain Python. If you change a value here, change it there too, and raise SIGNATURE_VERSION.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
 release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.
@@ -14,14 +14,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import ALONE, COMPOSE
-from niels_cache_assets.dedup.hashing import PADDING
 
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
 _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing.LAST_SLOT_VALUE)
 _ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
-_ALONE, _COMPOSE = np.uint32(ALONE), np.uint32(COMPOSE)
 _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
@@ -32,104 +29,6 @@ def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ (value >> _S30)) * _MIX_1
     value = (value ^ (value >> _S27)) * _MIX_2
     return value ^ (value >> _S31)
-
-
-@njit(cache=True, nogil=True)
-def _continued(source, position):  # type: ignore[no-untyped-def]
-    """Return the six value bits of a UTF-8 continuation byte."""
-    return np.uint32(source[position] & np.uint8(0x3F))
-
-
-@njit(cache=True, nogil=True)
-def canonicalize(
-    source: NDArray[np.uint8],
-    ends: NDArray[np.int64],
-    table: NDArray[np.uint32],
-    canonical: NDArray[np.uint8],
-    canonical_ends: NDArray[np.int64],
-    to_compose: NDArray[np.bool_],
-) -> None:
-    """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
-
-    `canonical` has room for `source`, two blanks for each character of three bytes or more, a blank for each document, and PADDING. That is
-    enough, because no code point grows (a test checks this), and only such characters are words of their own. `table`:
-    `canonical.marked_code_points`. `to_compose` (documents,) becomes True for documents with characters that `canonical.composed` changes.
-    """
-    position = _ZERO
-    write = _ZERO
-    for document in range(len(ends)):
-        end = np.uint64(ends[document])
-        begin = write
-        after_blank = True  # so a blank at the beginning of a text is removed, too
-        while position < end:
-            byte = source[position]
-            if byte < 0x80:
-                position += _ONE
-                mapped = table[byte]
-                # There is no branch here, because no processor can predict which bytes are punctuation or blanks.
-                canonical[write] = np.uint8(mapped)
-                is_blank = mapped == 32
-                write += np.uint64((mapped != 0) & (is_blank <= (not after_blank)))
-                after_blank = is_blank | (after_blank & (mapped == 0))
-                continue
-            if byte < 0xE0:
-                code_point = np.uint32(byte & 0x1F) << 6 | _continued(source, position + _ONE)
-                position += np.uint64(2)
-            elif byte < 0xF0:
-                code_point = np.uint32(byte & 0x0F) << 12 | _continued(source, position + _ONE) << 6
-                code_point |= _continued(source, position + np.uint64(2))
-                position += np.uint64(3)
-            else:
-                code_point = np.uint32(byte & 0x07) << 18 | _continued(source, position + _ONE) << 12
-                code_point |= _continued(source, position + np.uint64(2)) << 6 | _continued(source, position + np.uint64(3))
-                position += np.uint64(4)
-            mapped = table[np.uint64(code_point)]
-            if mapped >= _COMPOSE:
-                mapped = np.uint32(mapped ^ _COMPOSE)
-                to_compose[document] = True
-            if mapped == 0:
-                continue
-            if mapped == 32:
-                canonical[write] = 32
-                write += np.uint64(not after_blank)
-                after_blank = True
-                continue
-            alone = mapped >= _ALONE
-            if alone:
-                mapped = np.uint32(mapped ^ _ALONE)
-                canonical[write] = 32
-                write += np.uint64(not after_blank)
-            after_blank = False
-            if mapped < 0x80:
-                canonical[write] = mapped
-                write += _ONE
-            elif mapped < 0x800:
-                canonical[write] = 0xC0 | mapped >> 6
-                canonical[write + _ONE] = 0x80 | mapped & 0x3F
-                write += np.uint64(2)
-            elif mapped < 0x10000:
-                canonical[write] = 0xE0 | mapped >> 12
-                canonical[write + _ONE] = 0x80 | mapped >> 6 & 0x3F
-                canonical[write + np.uint64(2)] = 0x80 | mapped & 0x3F
-                write += np.uint64(3)
-            else:
-                canonical[write] = 0xF0 | mapped >> 18
-                canonical[write + _ONE] = 0x80 | mapped >> 12 & 0x3F
-                canonical[write + np.uint64(2)] = 0x80 | mapped >> 6 & 0x3F
-                canonical[write + np.uint64(3)] = 0x80 | mapped & 0x3F
-                write += np.uint64(4)
-            if alone:
-                canonical[write] = 32
-                write += _ONE
-                after_blank = True
-        if after_blank and write > begin:
-            write -= _ONE
-        canonical_ends[document] = write
-        canonical[write] = 32
-        write += _ONE
-    for _ in range(PADDING):
-        canonical[write] = 32
-        write += _ONE
 
 
 @njit(cache=True, nogil=True)

@@ -4,9 +4,9 @@
     signer.sign(texts)  ->  Signatures(digests, slots)
 
 Shingle hashes, for the exact similarity, are computed too. `canonical` and `hashing` define all these numbers. They do not depend on the
-process, the machine, the version of Python, the hash seed, or whether numba is installed (`kernels`). A text without words has no shingle.
-So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Only its digest can equal the digest of another
-text.
+process, the machine, the version of Python, the hash seed, or whether numba is installed (`kernels`). A text whose canonical text is empty
+has no shingle. So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Its digest is that of the text
+itself, so only an identical text is its duplicate.
 
 Signing takes about 6 us/KB of text (benchmarks/dedup.py), and the kernels release the GIL. The memory is two copies of a group of texts,
 one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.
@@ -34,7 +34,7 @@ _CHARACTERS_AT_ONCE = 1 << 20
 class Signatures:
     """Signatures of n documents.
 
-    digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8.
+    digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8, or of a NUL and the text if its canonical text is empty.
     slots: (n, num_perm) uint32, MinHash.
     """
 
@@ -85,7 +85,7 @@ class Signer:
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
             canonical, ends = self._canonical(texts[start:end])
-            _digest(canonical, ends, digests[start:end])
+            _digest(canonical, ends, texts[start:end], digests[start:end])
             self._slots(canonical, ends, slots[start:end])
         return Signatures(digests=digests, slots=slots)
 
@@ -97,7 +97,7 @@ class Signer:
         total = 0
         for start, end in _groups(texts):
             canonical, canonical_ends = self._canonical(texts[start:end])
-            _digest(canonical, canonical_ends, digests[start:end])
+            _digest(canonical, canonical_ends, texts[start:end], digests[start:end])
             group, group_ends = self._shingles(canonical, canonical_ends)
             hashes.append(group)
             ends[start:end] = group_ends + total
@@ -223,18 +223,25 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the result of `kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
-    from niels_cache_assets.dedup import kernels
+    """Return the result of `canonical_kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
+    from niels_cache_assets.dedup import canonical_kernels
 
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
     source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
-    # A character of three bytes or more may need two blanks. It has two bytes more than characters.
-    room = 2 * len(source) - sum(map(len, texts)) + len(texts) + PADDING
+    room = 2 * len(source) + len(texts) + PADDING
     canonical, canonical_ends = np.empty(room, dtype=np.uint8), np.empty(len(texts), dtype=np.int64)
     to_compose = np.zeros(len(texts), dtype=np.bool_)
-    kernels.canonicalize(source, ends, marked_code_points(), canonical, canonical_ends, to_compose)
+    canonical_kernels.canonicalize(source, ends, *_kernel_tables(), canonical, canonical_ends, to_compose)
     return canonical, canonical_ends, to_compose
+
+
+@lru_cache(maxsize=1)
+def _kernel_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the tables that `canonical_kernels.canonicalize` takes."""
+    from niels_cache_assets.dedup import canonical_kernels
+
+    return marked_code_points(), *canonical_kernels.tables_of(marked_code_points())
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -262,9 +269,11 @@ def _split(canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[by
         start = end + 1
 
 
-def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], texts: Sequence[str], out: NDArray[np.uint8]) -> None:
+    """Write the SHA-1 of each canonical text. If it is empty, write that of a NUL and the text itself; no canonical text has a NUL."""
     view, start, digests = memoryview(canonical), 0, bytearray()  # type: ignore[arg-type]
-    for end in ends.tolist():
-        digests += hashlib.sha1(view[start:end], usedforsecurity=False).digest()
+    for end, text in zip(ends.tolist(), texts, strict=True):
+        digested = view[start:end] if end > start else b"\0" + text.encode("utf-8", "surrogatepass")
+        digests += hashlib.sha1(digested, usedforsecurity=False).digest()
         start = end + 1
     out[:] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.canonical import ALONE, BLANK, code_points
+from niels_cache_assets.dedup.canonical import BLANK, code_points
 from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -167,17 +167,17 @@ class ValIndex:
         shingles = self._signer.shingle(shown)
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
-            # Blanks separate words, so `most` is at least the number of different shingles of the whole text.
-            most = count + (_blanks_after(texts[index], len(head)) + 1 if self._near else 0)
-            # A start with fewer words than a shingle gives a shingle that the whole text does not have.
-            if count < 2 or missing <= self._may_miss(most):
+            most = count + (most_words(texts[index][len(head) :]) if self._near else 0)
+            # The last word of the start may go on in the text, as in `- b`, so the whole text may not have the last shingle of the start. A
+            # start with fewer words than a shingle has only this one.
+            if count < 2 or missing <= self._may_miss(most) + 1:
                 suspects.append(index)
         return sorted(suspects)
 
     def _head(self, text: str) -> str | None:
         """Return the start of the text, up to a blank, or None if it is not worth checking the start alone.
 
-        The words of the start are the first words of the text.
+        The words of the start, except the last one, are the first words of the text.
         """
         length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
         end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
@@ -238,33 +238,34 @@ def _counts(shingles: Shingles) -> list[int]:
     return np.diff(shingles.ends, prepend=0).tolist()
 
 
-def _blanks_after(text: str, start: int) -> int:
-    """Return an upper bound of the number of blanks that text[start:] has in canonical form.
+def most_words(text: str) -> int:
+    """Return an upper bound of the number of words that the canonical form of a text adds to the text before it.
 
-    It counts each ASCII byte up to the last ASCII blank, and each byte with which another blank begins in UTF-8. A character that is a word
-    of its own counts twice, because a blank is put on both sides. An HTML entity may be such a character.
+    It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity
+    may be such a character.
     """
-    last_of_ascii, others, alone = _first_bytes_of_blanks()
-    encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
-    count = np.count_nonzero(encoded <= last_of_ascii) + 2 * np.count_nonzero(encoded == ord("&"))
+    inside_words, weights = _weights_of_bytes()
+    encoded = text.encode("utf-8", "surrogatepass")
+    count = len(encoded.translate(None, inside_words)) + encoded.count(b"&") + 1
     if text.isascii():
-        return int(count)
-    return int(count + sum(np.count_nonzero(encoded == other) for other in others) + 2 * np.count_nonzero(np.isin(encoded, alone)))
+        return count
+    others = np.frombuffer(encoded.translate(None, bytes(range(128))), np.uint8).astype(np.uint16)
+    return count + int(weights[others[:-1] << 8 | others[1:]].sum())
 
 
 @lru_cache(maxsize=1)
-def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8], NDArray[np.uint8]]:
-    """Return the first UTF-8 bytes of the characters that become blanks in canonical text, or words of their own.
-
-    The result is (the largest first byte of a blank in ASCII, the list of first bytes of blanks above ASCII, the first bytes of characters
-    that are words of their own).
+def _weights_of_bytes() -> tuple[bytes, NDArray[np.uint8]]:
+    """Return the bytes of ASCII that neither begin nor end a word, with all bytes above ASCII, and the weight of each pair of bytes above
+    ASCII, (65536,) uint8: that of the heaviest character that begins with this pair, and 0 if there is none.
     """
     table = code_points()
-    first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(table == BLANK).tolist()}
-    # Characters with the same upper bits have the same first byte.
-    alone = {chr(max(block << 6, 1)).encode()[0] for block in np.unique(np.flatnonzero(table >= ALONE) >> 6).tolist()}
-    return (
-        np.uint8(max(byte for byte in first if byte < 128)),
-        [np.uint8(byte) for byte in sorted(first) if byte >= 128],
-        np.array(sorted(alone), np.uint8),
-    )
+    of_kind = np.array([0, 2, 1, 1, 1, 1, 0], dtype=np.uint8)  # letters, ALONE, SIGN, CLOSING, DASH, MARK, QUOTE
+    weights = np.where(table == BLANK, np.uint8(1), of_kind[table >> 24])
+    inside_words = bytes(byte for byte in range(256) if byte >= 128 or not weights[byte])
+    heavy = 128 + np.flatnonzero(weights[128:])
+    long, longer = heavy >= 0x800, heavy >= 0x10000  # in UTF-8 three bytes at least, four bytes
+    shift = 6 * (1 + long + longer)
+    first = np.where(longer, 0xF0, np.where(long, 0xE0, 0xC0)) | heavy >> shift
+    pairs = np.zeros(1 << 16, dtype=np.uint8)
+    np.maximum.at(pairs, first << 8 | 0x80 | heavy >> shift - 6 & 0x3F, weights[heavy])
+    return inside_words, pairs
