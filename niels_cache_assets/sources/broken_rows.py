@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, SHARED_ROLES
+from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, REPEATED_KEY, SHARED_ROLES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -22,6 +22,7 @@ _MISTAKES = {  # by reason for dropping
     NO_ASSISTANT: "the assistant never speaks",
     BROKEN_CALL: "a call of a tool is not valid JSON",
     BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
+    REPEATED_KEY: "an object in the JSON text of a call or of tools has a key twice",
 }
 
 

@@ -17,7 +17,7 @@ from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, broken_
 from niels_cache_assets.sources.chat_forms import advice
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches, with_system
-from niels_cache_assets.sources.messages import BROKEN_TOOLS, MALFORMED_MESSAGES, media_of, plain_messages, template_messages, tools_of
+from niels_cache_assets.sources.messages import MALFORMED_MESSAGES, media_of, plain_messages, template_messages, tools_of
 from niels_cache_assets.sources.pairs import MALFORMED, NO_PROMPT, prompt_length, sides_of
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
@@ -60,7 +60,7 @@ class ChatJsonl(DecodesText, SftSource):
     roles observation and function_call. An empty system message is left out.
     """
 
-    code_version: ClassVar[str] = "2"
+    code_version: ClassVar[str] = "3"
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
@@ -309,7 +309,7 @@ def _is_right(key: str, value: Any) -> bool:
     if key == "history_field":
         return _are_turns(value)
     if key == "tools_field":
-        return tools_of(value) != BROKEN_TOOLS
+        return not isinstance(tools_of(value), str)
     if key in _OF_PAIRS:
         return isinstance(value, str | dict) or plain_messages(value) is not None
     return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
