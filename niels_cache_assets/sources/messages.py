@@ -92,6 +92,21 @@ def media_of(row: Mapping[str, Any]) -> str | None:
     return next((f"{kind}_content" for kind in _MEDIA for name in (kind, f"{kind}s") if row.get(name)), None)
 
 
+def holds_messages(value: Any) -> bool:
+    """Return whether a value is a message, or a list with messages: objects with a speaker."""
+    messages = [value] if isinstance(value, dict) else value
+    return isinstance(messages, list) and any(isinstance(each, dict) and isinstance(_role_of(each), str) for each in messages)
+
+
+def joined(instruction: Any, extra: Any, between: str) -> Any:
+    """Join an instruction and further input to the user's message. A value that is not a string is returned unchanged."""
+    if extra is None or not isinstance(instruction, str):
+        return instruction
+    if not isinstance(extra, str):
+        return extra
+    return f"{instruction}{between}{extra}" if extra.strip() else instruction
+
+
 def calls_or_thinks(message: Mapping[str, Any]) -> bool:
     """Return whether a message says something without content: calls of tools, or reasoning."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))

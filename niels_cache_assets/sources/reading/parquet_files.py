@@ -289,9 +289,9 @@ def is_text_type(arrow_type: Any) -> bool:
 def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
     """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
 
-    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out; a key that
-    was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and the texts of `arrow.json`
-    (the type Json of `datasets`) are decoded.
+    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out. A key
+    that was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the type
+    `arrow.json` (Json of `datasets`) are decoded.
     """
     import pyarrow.types as types
 
