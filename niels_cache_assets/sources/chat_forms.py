@@ -97,11 +97,10 @@ def note_of_lost_messages(row: Mapping[str, Any], names: Iterable[str]) -> str |
     return f"the messages in {', '.join(lost)} are not read (the table reads {', '.join(read)})" if lost else None
 
 
-def _lost(row: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _lost(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Return the fields of a row with messages that are in none of the named fields."""
-    taken = [*names]
-    read = [message for name in taken for message in _messages(row.get(name))]
-    return [name for name, value in row.items() if name not in taken and any(message not in read for message in _messages(value))]
+    read = [message for name in names for message in _messages(row.get(name))]
+    return [name for name, value in row.items() if name not in names and any(message not in read for message in _messages(value))]
 
 
 def _messages(value: Any) -> list[Any]:
@@ -134,14 +133,9 @@ class _Columns:
     def refuse(self, key: str, names: Iterable[str]) -> None:
         raise UnclearColumnsError(f"several fields may be the one for {key}: {shown(self.rows, names)}; set the keys of the table yourself")
 
-    def lost_without(self, names: Iterable[str]) -> list[str]:
+    def lost_without(self, names: Sequence[str]) -> list[str]:
         """Return the other columns with messages that are in none of these columns."""
-        taken = [*names]
-        return [
-            name
-            for name in self.of_messages
-            if name not in taken and any(message not in _messages(row, taken) for row in self.rows for message in _messages(row, [name]))
-        ]
+        return [*dict.fromkeys(name for row in self.rows for name in _lost(row, names))]
 
     def _says(self, name: str) -> bool:
         return name in self.of_messages or any(isinstance(row.get(name), str) for row in self.rows)
@@ -177,7 +171,7 @@ def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
     if not {*asked, *answered} & {*columns.of_messages}:
         return None
     keys = _of_instructions(columns, fits)
-    if keys is not None and (lost := columns.lost_without(keys.values())):
+    if keys is not None and (lost := columns.lost_without([*keys.values()])):
         columns.refuse("messages_field", [*keys.values(), *lost])
     return keys
 
