@@ -120,7 +120,7 @@ def read(path: Path, **keys: Any) -> list[Conversation]:
 
 
 def both_forms(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Conversation], list[Conversation]]:
-    """What is read of these rows in JSON Lines, and in Parquet as `datasets` writes them, with all keys in every struct."""
+    """Read these rows from JSON Lines, and from Parquet as `datasets` writes them, with all keys in every struct."""
     (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
     made = [[each._replace(source_id="", file="") for each in read(folder / name, **keys)] for name in ("x.jsonl", "x.parquet")]
