@@ -302,6 +302,18 @@ def test_a_side_that_is_only_like_the_prompt_is_refused_and_counted(tmp_path: Pa
         table(write(path, [{"prompt": prompt, "chosen": side, "rejected": side}] * 3), kind="preference").check_input({})
 
 
+def test_a_column_prompt_that_is_no_prompt_can_be_left_out(tmp_path: Path) -> None:
+    row = {"prompt": "topic 7", "chosen": [user("q"), bot("a")], "rejected": [user("q"), bot("b")]}
+    path = write(tmp_path / "x.jsonl", [row] * 3)
+    with pytest.raises(NielsCacheError) as raised:
+        recognize([str(path)])
+    assert missing(str(raised.value), "x.jsonl", 'prompt ("topic 7")', "prompt_field = ''") == []
+    with pytest.raises(NielsCacheError, match="prompt_field = ''"):
+        table(path, kind="preference").check_input({})
+    found, _ = read(path, kind="preference", prompt_field="")
+    assert [(each.messages, each.rejected) for each in found] == [(row["chosen"], row["rejected"])] * 3
+
+
 def test_sides_whose_prompts_differ_in_white_space_get_one_prompt() -> None:
     long = [system("s"), user("q\n"), bot("x"), user("p ")]
     made = sides_of(None, [*long, bot("a")], [system("s "), user("q"), bot("x"), user(" p"), bot("b")], template_messages)

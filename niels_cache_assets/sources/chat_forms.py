@@ -162,6 +162,11 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
         found = prompts or [name for name in columns.names if name.lower() in _INPUTS and fits(keys | {"prompt_field": name})]
         if len(found) == 1:
             return keys | {"prompt_field": found[0]} | system
+        if fits(keys | {"prompt_field": ""}):
+            prompts = shown(columns.rows, columns.called(_PROMPTS))
+            raise UnclearColumnsError(
+                f"the sides begin with prompts that differ from {prompts}; to read only the sides, set prompt_field = ''"
+            )
     return None
 
 

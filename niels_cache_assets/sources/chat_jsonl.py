@@ -17,8 +17,7 @@ from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, always_
 from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem, instruction_messages, valid_batches, with_system
-from niels_cache_assets.sources.labels import FIELDS as LABELS
-from niels_cache_assets.sources.labels import Kto, has_label, label_problem, without_labels
+from niels_cache_assets.sources.labels import LABELS, Kto, has_label, label_problem, without_labels
 from niels_cache_assets.sources.messages import (
     MALFORMED_MESSAGES,
     holds_messages,
@@ -62,7 +61,7 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
     MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
     NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
-    DIFFERS_FROM_PROMPT: "an answer or a side begins like the prompt of its row, but is not the same there",
+    DIFFERS_FROM_PROMPT: "an answer or a side begins like the prompt of its row, but is not the same (prompt_field = '' reads only the sides)",
     NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
 }
 _EITHER = "text or messages"
@@ -116,7 +115,7 @@ class ChatJsonl(DecodesText, SftSource):
         "chat", description="'preference' reads pairs: the chosen and the rejected answer to a prompt, for DPO and similar training"
     )
     prompt_field: str | None = Field(
-        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if the rows have it"
+        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if it exists, '' only the sides"
     )
     chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
@@ -174,10 +173,9 @@ class ChatJsonl(DecodesText, SftSource):
         """
         files = self.readable_files()
         stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
-        unseen, fields = self._configured(), ""
+        unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
-        has_labels = False
         stops, broken = self._on_broken == "stop", None
         for name, row, values in rows_of_proof(stream):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
@@ -320,7 +318,7 @@ class ChatJsonl(DecodesText, SftSource):
             return media
         system = values.get(self.system_field) if self.system_field else None
         if self.is_preference:
-            sides = (values.get(self.prompt_field or _PROMPT), values.get(self.chosen_field), values.get(self.rejected_field))
+            sides = (self._prompt_of(values), values.get(self.chosen_field), values.get(self.rejected_field))
             made = sides_of(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
             return made if isinstance(made, str) else (with_system(system, made[0]), with_system(system, made[1]))
         if (problem := label_problem(values, self.kto)) is not None:
@@ -337,11 +335,15 @@ class ChatJsonl(DecodesText, SftSource):
         messages = plain_messages(value)
         return MALFORMED_MESSAGES if messages is None else messages
 
+    def _prompt_of(self, values: dict[str, Any]) -> Any:
+        """Return the prompt of a pair if it has a field of its own."""
+        return values.get(_PROMPT if self.prompt_field is None else self.prompt_field)
+
     def _tools(self, values: dict[str, Any]) -> list[Any] | str | None:
         """Return the tools of a row for the chat template, or the reason why they cannot be used."""
         if self.template == SENTINELS:
             return None
-        prompt = values.get(self.prompt_field or _PROMPT) if self.is_preference else None
+        prompt = self._prompt_of(values) if self.is_preference else None
         beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # as OpenAI's pairs have them
         return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
