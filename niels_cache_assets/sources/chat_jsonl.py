@@ -61,7 +61,7 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
     MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
     NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
-    DIFFERS_FROM_PROMPT: "an answer or a side begins like the prompt of its row, but is not the same (prompt_field = '' reads only the sides)",
+    DIFFERS_FROM_PROMPT: "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
     NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
 }
 _EITHER = "text or messages"
