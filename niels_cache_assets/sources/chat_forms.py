@@ -163,9 +163,9 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
         if len(found) == 1:
             return keys | {"prompt_field": found[0]} | system
         if fits(keys | {"prompt_field": ""}):
-            prompts = shown(columns.rows, columns.called(_PROMPTS))
+            given = shown(columns.rows, columns.called(_PROMPTS))
             raise UnclearColumnsError(
-                f"the sides begin with prompts that differ from {prompts}; to read only the sides, set prompt_field = ''"
+                f"the sides begin with prompts that differ from {given}; to read only the sides, set prompt_field = ''"
             )
     return None
 
